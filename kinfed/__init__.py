@@ -1,0 +1,1 @@
+"""kinfed: personalized federated learning, one good model per client."""

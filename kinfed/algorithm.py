@@ -1,0 +1,103 @@
+"""The contract of a method: what is kept, what travels, and what happens at each end.
+
+An algorithm is a frozen dataclass; its fields are its hyper-parameters. State and messages are trees of tensors
+declared at the head of the method's file. One round, for every method and every pool:
+
+    server = prepare(server, active)                       plan the round (who gets which models, sums over the active)
+    down   = download(server, ids)                         rows for any subset of the active clients
+    client, up = client_update(task, client, down, data)   at the clients; `client` stays there
+    server = aggregate(server, ids, up)                    of those who replied, in ascending order of ids
+
+Evaluation uses `prepare`, `download`, `personalize` on copies and changes nothing.
+`download` must act row by row: download(server, ids)[r] equals download(server, ids[r]), so that a pool may ask
+for it in chunks and never hold all clients' messages at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.data.batches import Work
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.task import Task
+from kinfed.tree import Nothing, Tree
+
+Server = TypeVar("Server", bound=Tree)
+Client = TypeVar("Client", bound=Tree)
+Down = TypeVar("Down", bound=Tree)
+Up = TypeVar("Up", bound=Tree)
+
+
+@dataclass(frozen=True)
+class Algorithm(Generic[Server, Client, Down, Up]):
+    work: Work = field(default_factory=Work)
+
+    needs_validation: ClassVar[bool] = False  # clients need validation examples
+    min_clients: ClassVar[int] = 1
+    keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
+    private: ClassVar[bool] = True  # all that leaves a client comes from gradients of its training data
+    # What else leaves a client, computed from its data outside any gradient (named in privacy reports).
+    leaks: ClassVar[tuple[str, ...]] = ()
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        raise NotImplementedError
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Nothing()  # type: ignore[return-value]
+
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        """Called once with all active ids before their downloads; may not change `server` in place."""
+        return server
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        raise NotImplementedError
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        raise NotImplementedError
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        raise NotImplementedError
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        """[n, P]: the model each client would deploy now. May use training and validation data, never test."""
+        raise NotImplementedError
+
+    def global_model(self, server: Server) -> Tensor | None:
+        """[P], where the method has one model for all."""
+        return None
+
+    def global_models(self, server: Server, ids: Tensor) -> Tensor | None:
+        """[n, P]: the server's model for each client (a context or cluster model); evaluated as "global"."""
+        w = self.global_model(server)
+        return None if w is None else w.expand(len(ids), -1)
+
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        """The method's own numbers for the journal: floats, or tensors (written at evaluated rounds only)."""
+        return {}
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        """Per-client diagnostics [n], collected with the evaluation."""
+        return {}
+
+    def check(self, task: Task, clients: Population) -> None:
+        """Refuse settings that cannot work, before anything runs."""
+        if clients.num_clients < self.min_clients:
+            raise ConfigError(
+                f"{type(self).__name__} needs at least {self.min_clients} clients; got {clients.num_clients}"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Hyper-parameters as plain values (the journal and reports show them)."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "work"}
+
+
+def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
+    """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
+    p = (weight / weight.sum()).to(torch.float64)
+    return (rows.to(torch.float64).T @ p.to(rows.device)).to(rows.dtype)

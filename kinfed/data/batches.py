@@ -1,0 +1,313 @@
+"""Mini-batches as a pure function of (seed, round, client).
+
+Every client reads its examples as an endless stream: epoch after epoch, each a fresh random order keyed by
+(seed, round, client, epoch). A batch is a window of that stream, so all methods of a seed see the same batches,
+in any chunk, on any pool, after any resume.
+
+  * `steps=L`: L batches of exactly min(batch, n) examples; a batch may reach into the next epoch.
+  * `epochs=E`: every example exactly E times; the last batch of an epoch may be smaller.
+
+The stream starts anew each round. A cursor that carries on over rounds would make a method's batches depend on
+how many steps it took before, and two methods could no longer be compared on equal batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.data.features import Features
+from kinfed.errors import ConfigError
+
+GATHER_BYTES = 2 << 20  # examples fetched at once: few enough to stay in cache until they are used
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local training of one round. `steps` or `epochs`, not both."""
+
+    lr: float = 0.05
+    batch: int = 20
+    steps: int | None = 20
+    epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0  # factor per round
+    lr_floor: float = 0.0
+    poisson: bool = (
+        False  # every example joins a batch on its own with probability batch/n (needed for privacy)
+    )
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError(
+                f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}"
+            )
+        for name, low in (("batch", 1), ("steps", 1), ("epochs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}; got {value}")
+        if not self.lr > 0:
+            raise ConfigError(f"lr must be positive; got {self.lr}")
+        if not 0 < self.lr_decay <= 1:
+            raise ConfigError(f"lr_decay is a factor per round in (0, 1]; got {self.lr_decay}")
+        if self.momentum < 0 or self.momentum >= 1:
+            raise ConfigError(f"momentum must lie in [0, 1); got {self.momentum}")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay must not be negative; got {self.weight_decay}")
+
+    def rate(self, round: int) -> float:
+        """Learning rate of a round (rounds count from 1)."""
+        return max(self.lr * self.lr_decay ** max(round - 1, 0), self.lr_floor)
+
+    def num_steps(self, count: Tensor) -> Tensor:
+        """Steps of clients with `count` examples, int64 [n]."""
+        if self.epochs is None:
+            return torch.full_like(count, self.steps or 0)
+        return self.epochs * ((count + self.batch - 1) // self.batch)
+
+    def with_steps(self, steps: int) -> Work:
+        return replace(self, steps=steps, epochs=None)
+
+
+@dataclass
+class Batch:
+    """One batch for each of n clients. Rows of clients with fewer examples are padded with weight 0."""
+
+    x: Tensor  # [n, B, ...]
+    y: Tensor  # [n, B] int64
+    weight: Tensor  # [n, B] float32; a row sums to one: the loss of a row is sum(weight * loss)
+    ids: Tensor  # [n] clients
+    round: int = 0
+    step: int = 0
+    full: bool = True  # no padding: every weight is 1/B
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        return replace(self, x=self.x[index], y=self.y[index], weight=self.weight[index], ids=self.ids[index])
+
+
+@dataclass
+class Part:
+    """One split (train, val or test) of some clients."""
+
+    features: Features
+    labels: Tensor  # [N] all labels of the data set
+    ids: Tensor  # [n] clients
+    start: Tensor  # [n] where each client's list begins in `rows`
+    count: Tensor  # [n] examples of each client
+    rows: Tensor  # all index lists of the split, one after the other
+    seed: int
+    round: int
+    effort: Tensor | None = None  # [n] share of the local work that stragglers finish, 1 for the others
+
+    def take(self, index: Tensor | slice) -> Part:
+        effort = None if self.effort is None else self.effort[index]
+        return replace(
+            self, ids=self.ids[index], start=self.start[index], count=self.count[index], effort=effort
+        )
+
+    def batches(self, work: Work, steps: Tensor | None = None, stream: str = "batches") -> Batches:
+        """The batches of this round; `steps` [n] overrides the number of steps per client.
+
+        `stream` names an independent sequence of batches, for methods that need several per step."""
+        count = work.num_steps(self.count) if steps is None else steps.to(torch.int64)
+        if self.effort is not None:
+            count = torch.ceil(self.effort * count).to(torch.int64).clamp_min(1)
+        return Batches(self, work, count, stream)
+
+    def everything(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
+        """All examples in order, `width` at a time; weights are 1 for examples and 0 for padding."""
+        longest = int(self.count.max()) if len(self.count) else 0
+        for begin in range(0, longest, width):
+            rows: Tensor | slice = slice(None)
+            active = self.count > begin
+            part = self
+            if not bool(active.all()):
+                rows = active.nonzero().squeeze(1)
+                part = self.take(rows)
+            size = (part.count - begin).clamp_max(width)
+            column = torch.arange(int(size.max()))
+            valid = column < size[:, None]
+            position = part.start[:, None] + begin + torch.where(valid, column, 0)
+            index = self.rows[position]
+            yield (
+                rows,
+                Batch(
+                    self.features.gather(index),
+                    self.features.to_device(self.labels[index]),
+                    self.features.to_device(valid.to(torch.float32)),
+                    part.ids,
+                    self.round,
+                    full=False,
+                ),
+            )
+
+
+@dataclass
+class Batches:
+    """Iterate to get (rows, batch): `rows` says which clients still train and indexes the cohort's rows.
+
+    Clients with unequal step counts leave as they finish, so no step is computed and thrown away."""
+
+    part: Part
+    work: Work
+    steps: Tensor  # [n]
+    stream: str = "batches"
+    lr: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lr = self.work.rate(self.part.round)
+
+    def __len__(self) -> int:
+        return int(self.steps.max()) if len(self.steps) else 0
+
+    def take(self, index: Tensor | slice) -> Batches:
+        return Batches(self.part.take(index), self.work, self.steps[index], self.stream)
+
+    def with_steps(self, steps: Tensor) -> Batches:
+        return Batches(self.part, self.work, steps, self.stream)
+
+    def __iter__(self) -> Iterator[tuple[Tensor | slice, Batch]]:
+        if self.work.poisson:
+            yield from self._poisson()
+            return
+        part, steps = self.part, self.steps
+        descending = bool((steps[:-1] >= steps[1:]).all())
+        window = _Windows(part, self.work, steps, self.stream)
+        total = len(self)
+        example = max(part.features.example_bytes, 1)
+        step = 0
+        while step < total:
+            active: Tensor | slice
+            left = steps > step
+            alive = int(left.sum())
+            if alive == len(steps):
+                active = slice(None)
+            elif descending:
+                active = slice(0, alive)
+            else:
+                active = left.nonzero().squeeze(1)
+            width = int(window.size[active].max())
+            # Fetch as many steps at once as fit the cache, but stop where the set of active clients changes.
+            changes = int(steps[active].min())
+            together = max(1, min(changes - step, GATHER_BYTES // (alive * width * example)))
+            index, weight, full = window.cut(active, step, together, width)
+            x = part.features.gather(index)
+            y = part.features.to_device(part.labels[index])
+            w = part.features.to_device(weight)
+            ids = part.ids[active]
+            for s in range(together):
+                yield active, Batch(x[s], y[s], w[s], ids, part.round, step + s, full)
+            step += together
+
+    def _poisson(self) -> Iterator[tuple[Tensor | slice, Batch]]:
+        """Each example of a client joins with probability q = min(1, batch/n); the expected size divides the sum."""
+        part = self.part
+        key = rng.fold(rng.root(part.seed, "poisson-" + self.stream), part.round, part.ids)
+        for step in range(len(self)):
+            rows: Tensor | slice = slice(None)
+            left = self.steps > step
+            now = part
+            step_key = rng.fold(key, step)
+            if not bool(left.all()):
+                rows = left.nonzero().squeeze(1)
+                now, step_key = part.take(rows), step_key[rows]
+            owner = torch.repeat_interleave(torch.arange(len(now.count)), now.count)
+            offset = torch.arange(len(owner)) - torch.repeat_interleave(
+                torch.cumsum(now.count, 0) - now.count, now.count
+            )
+            q = (self.work.batch / now.count.to(torch.float64)).clamp_max(1.0)
+            joins = rng.to_unit(rng.at(step_key[owner], offset)) < q[owner]
+            owner, offset = owner[joins], offset[joins]
+            size = torch.bincount(owner, minlength=len(now.count))
+            width = max(int(size.max()), 1)
+            column = torch.arange(len(owner)) - (torch.cumsum(size, 0) - size)[owner]
+            index = now.rows[now.start][:, None].expand(-1, width).clone()
+            index[owner, column] = now.rows[now.start[owner] + offset]
+            weight = torch.zeros(len(now.count), width)
+            expected = now.count.clamp_max(self.work.batch).to(torch.float32)
+            weight[owner, column] = 1.0 / expected[owner]
+            yield (
+                rows,
+                Batch(
+                    part.features.gather(index),
+                    part.features.to_device(part.labels[index]),
+                    part.features.to_device(weight),
+                    now.ids,
+                    part.round,
+                    step,
+                    full=False,
+                ),
+            )
+
+
+class _Windows:
+    """Which examples form the batch of each (client, step)."""
+
+    def __init__(self, part: Part, work: Work, steps: Tensor, stream: str) -> None:
+        self.part = part
+        count = part.count.numpy()
+        self.count = count
+        self.size = torch.from_numpy(np.minimum(work.batch, count))
+        self.by_epoch = work.epochs is not None
+        self.batch = work.batch
+        self.per_epoch = -(-count // work.batch)
+        many = steps.numpy()
+        epochs = -(-many // np.maximum(self.per_epoch, 1)) if self.by_epoch else None
+        if epochs is None:
+            epochs = -(-(many * self.size.numpy()) // np.maximum(count, 1))
+        key = rng.fold(rng.root(part.seed, stream), part.round, part.ids)
+        self.order, self.offset = _epoch_orders(key, count, epochs)
+
+    def cut(
+        self, active: Tensor | slice, step: int, together: int, width: int
+    ) -> tuple[Tensor, Tensor, bool]:
+        """(row index [S, n, B], weight [S, n, B], no padding) of `together` steps from `step`."""
+        pick = active if isinstance(active, slice) else active.numpy()
+        count = self.count[pick][None, :, None]
+        number = step + np.arange(together)[:, None, None]
+        column = np.arange(width)[None, None, :]
+        if self.by_epoch:
+            per_epoch = self.per_epoch[pick][None, :, None]
+            inside = (number % per_epoch) * self.batch
+            size = np.minimum(self.batch, count - inside)
+            position = (number // per_epoch) * count + inside
+        else:
+            size = np.broadcast_to(self.size.numpy()[pick][None, :, None], (together, count.shape[1], 1))
+            position = number * size
+        valid = column < size
+        full = bool(valid.all())
+        position = position + np.where(valid, column, 0)
+        local = self.order[self.offset[pick][None, :, None] + position]
+        start = self.part.start.numpy()[pick][None, :, None]
+        index = self.part.rows[torch.from_numpy(start + local)]
+        weight = np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0))
+        return index, torch.from_numpy(weight), full
+
+
+def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Random orders of every (client, epoch), concatenated client by client; and where each client begins.
+
+    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it."""
+    lengths = np.repeat(count, epochs)
+    total = int(lengths.sum())
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    begin = np.cumsum(lengths) - lengths
+    place = np.arange(total) - begin[segment]
+    client = np.repeat(np.arange(len(count)), epochs)
+    epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    keys = rng.fold(key[torch.from_numpy(client)], torch.from_numpy(epoch))
+    draw = rng.at(keys[torch.from_numpy(segment)], torch.from_numpy(place)).numpy()
+    high = max(int(len(lengths)).bit_length(), 1)
+    packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
+    order = place[np.argsort(packed)]
+    offset = np.cumsum(count * epochs) - count * epochs
+    return order, offset

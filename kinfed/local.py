@@ -1,0 +1,69 @@
+"""The local loop: SGD on every row, for clients with equal or unequal numbers of steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfed.data.batches import Batches
+from kinfed.task import Pull, Task
+
+
+def sgd(
+    task: Task,
+    theta: Tensor,
+    batches: Batches,
+    *,
+    lr: float | None = None,
+    pull: Pull | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """theta [n, P] after local training; the argument is left as it was.
+
+        for every batch:  theta <- theta - lr * (gradient + lam * (theta - center) + weight_decay * theta)
+
+    `lr` replaces the work's rate, `pull` is (lam, center [n, P]) with lam a number or one per client, `mask`
+    [P] confines training to some parameters. Momentum and weight decay are those of the work."""
+    work = batches.work
+    rate = batches.lr if lr is None else lr
+    order = _longest_first(batches.steps)
+    if order is not None:
+        back = torch.argsort(order)
+        pull = None if pull is None else (_rows(pull[0], order), pull[1][order])
+        trained = sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)
+        return trained[back]
+    x = theta.clone(memory_format=torch.contiguous_format)
+    plain = work.momentum == 0 and work.weight_decay == 0 and mask is None
+    velocity = torch.zeros_like(x) if work.momentum else None
+    for rows, batch in batches:
+        now = x[rows]
+        toward = None if pull is None else (_rows(pull[0], rows), pull[1][rows])
+        if plain:
+            task.descend_(now, batch, rate, toward)
+            continue
+        g = task.grad(now, batch)
+        if toward is not None:
+            lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
+            g += lam * (now - toward[1])
+        if work.weight_decay:
+            g.add_(now, alpha=work.weight_decay)
+        if mask is not None:
+            g *= mask
+        if velocity is not None:
+            v = velocity[rows]
+            v.mul_(work.momentum).add_(g)
+            g = v
+        now.add_(g, alpha=-rate)
+    return x
+
+
+def _rows(value: float | Tensor, rows: Tensor | slice) -> float | Tensor:
+    return value[rows] if isinstance(value, Tensor) else value
+
+
+def _longest_first(steps: Tensor) -> Tensor | None:
+    """An order in which step counts fall, so that active rows are always a prefix (a view, not a copy);
+    None where they already do."""
+    if bool((steps[:-1] >= steps[1:]).all()):
+        return None
+    return torch.argsort(steps, descending=True, stable=True)

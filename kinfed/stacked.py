@@ -1,0 +1,193 @@
+"""Dense networks for many clients at once: forward and backward by hand on [n, ...] tensors.
+
+A network is a chain of Flatten, Linear, ReLU and Tanh. Weights are views into theta [n, P], so a step can write
+`W - lr * gradient` straight into the parameters (one `baddbmm`), without a gradient ever being stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Dense:
+    inputs: int
+    outputs: int
+    weight: int  # start of the weight [outputs, inputs] in the flat row
+    bias: int | None  # start of the bias [outputs]
+
+    def weight_of(self, theta: Tensor) -> Tensor:
+        """[n, outputs, inputs], a view."""
+        stop = self.weight + self.inputs * self.outputs
+        return theta[:, self.weight : stop].unflatten(1, (self.outputs, self.inputs))
+
+    def bias_of(self, theta: Tensor) -> Tensor | None:
+        return None if self.bias is None else theta[:, self.bias : self.bias + self.outputs]
+
+
+@dataclass(frozen=True)
+class StackedNet:
+    """`steps`: each a Dense layer followed by an activation ("", "relu" or "tanh")."""
+
+    steps: tuple[tuple[Dense, str], ...]
+    flattens: bool  # the first layer is Flatten; without it examples must be vectors
+
+    @classmethod
+    def compile(cls, module: nn.Module) -> StackedNet | None:
+        """The network as a chain of dense layers, or None where it is anything else."""
+        chain = _chain(module)
+        if chain is None:
+            return None
+        steps: list[tuple[Dense, str]] = []
+        position = 0
+        for index, layer in enumerate(chain):
+            if isinstance(layer, nn.Linear):
+                weight, position = position, position + layer.weight.numel()
+                bias = None
+                if layer.bias is not None:
+                    bias, position = position, position + layer.bias.numel()
+                steps.append((Dense(layer.in_features, layer.out_features, weight, bias), ""))
+            elif isinstance(layer, nn.ReLU | nn.Tanh):
+                if not steps or steps[-1][1]:
+                    return None
+                steps[-1] = (steps[-1][0], "relu" if isinstance(layer, nn.ReLU) else "tanh")
+            elif isinstance(layer, nn.Flatten):
+                if index != 0 or layer.start_dim != 1 or layer.end_dim != -1:
+                    return None
+            elif not isinstance(layer, nn.Identity):
+                return None
+        shared = len({id(layer) for layer in chain if isinstance(layer, nn.Linear)}) != len(steps)
+        if not steps or steps[-1][1] or shared:
+            return None
+        return cls(tuple(steps), isinstance(chain[0], nn.Flatten))
+
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._forward(theta, x)[-1]
+
+    def _forward(self, theta: Tensor, x: Tensor) -> list[Tensor]:
+        """The input and the output of every step; the last one is the logits."""
+        if not self.flattens and x.dim() != 3:
+            raise ModelError(
+                f"the model begins with Linear, so examples must be vectors; got shape {list(x.shape[2:])}; "
+                "put nn.Flatten() first"
+            )
+        values = [x.flatten(2)]
+        for dense, activation in self.steps:
+            weight, bias = dense.weight_of(theta).transpose(1, 2), dense.bias_of(theta)
+            h = (
+                torch.bmm(values[-1], weight)
+                if bias is None
+                else torch.baddbmm(bias[:, None, :], values[-1], weight)
+            )
+            if activation == "relu":
+                h = h.relu_()
+            elif activation == "tanh":
+                h = h.tanh_()
+            values.append(h)
+        return values
+
+    def _backward(
+        self, theta: Tensor, values: list[Tensor], delta: Tensor
+    ) -> Iterator[tuple[Dense, Tensor, Tensor]]:
+        """Yield (dense, its input, delta at its output) from the last layer to the first.
+
+        The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
+        propagated."""
+        for number in range(len(self.steps) - 1, -1, -1):
+            dense, _ = self.steps[number]
+            below = None
+            if number > 0:
+                below = torch.bmm(delta, dense.weight_of(theta))
+                activation, output = self.steps[number - 1][1], values[number]
+                if activation == "relu":
+                    below = torch.ops.aten.threshold_backward(below, output, 0)
+                elif activation == "tanh":
+                    below = below.mul_(1 - output * output)
+            yield dense, values[number], delta
+            if below is not None:
+                delta = below
+
+    @staticmethod
+    def _output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy."""
+        delta = torch.softmax(logits, -1)
+        delta.scatter_add_(-1, y[..., None], delta.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+        return delta.mul_(weight[..., None])
+
+    @torch.no_grad()
+    def grad(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        values = self._forward(theta, x)
+        out = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        for dense, below, delta in self._backward(theta, values, self._output_delta(values[-1], y, weight)):
+            torch.bmm(delta.transpose(1, 2), below, out=dense.weight_of(out))
+            bias = dense.bias_of(out)
+            if bias is not None:
+                torch.sum(delta, 1, out=bias)
+        return out
+
+    @torch.no_grad()
+    def descend_(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, Tensor] | None = None,
+    ) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient.
+
+        The backward pass is linear in the output delta, so the learning rate (also one per client) enters there."""
+        values = self._forward(theta, x)
+        rate = lr[:, None] if isinstance(lr, Tensor) else lr
+        delta = self._output_delta(values[-1], y, weight * (-rate))
+        for dense, below, d in self._backward(theta, values, delta):
+            w, bias = dense.weight_of(theta), dense.bias_of(theta)
+            if pull is not None:
+                center = pull[1]
+                amount = pull[0] * lr
+                if isinstance(amount, Tensor):
+                    w.lerp_(dense.weight_of(center), amount[:, None, None])
+                else:
+                    w.lerp_(dense.weight_of(center), amount)
+            w.baddbmm_(d.transpose(1, 2), below)
+            if bias is not None:
+                if pull is not None:
+                    center_bias = dense.bias_of(pull[1])
+                    assert center_bias is not None
+                    bias.lerp_(center_bias, amount[:, None] if isinstance(amount, Tensor) else amount)
+                bias += d.sum(1)
+
+    @torch.no_grad()
+    def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """[n, B, P]: outer products of each example's delta and input."""
+        values = self._forward(theta, x)
+        out = theta.new_empty(*y.shape, theta.shape[1])
+        ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
+        for dense, below, delta in self._backward(theta, values, self._output_delta(values[-1], y, ones)):
+            stop = dense.weight + dense.inputs * dense.outputs
+            out[..., dense.weight : stop] = (delta[..., :, None] * below[..., None, :]).flatten(2)
+            if dense.bias is not None:
+                out[..., dense.bias : dense.bias + dense.outputs] = delta
+        return out
+
+
+def _chain(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of nested nn.Sequential in order, or None for anything that is not such a chain."""
+    if isinstance(module, nn.Sequential):
+        out: list[nn.Module] = []
+        for child in module:
+            inner = _chain(child)
+            if inner is None:
+                return None
+            out += inner
+        return out
+    if isinstance(module, nn.Linear | nn.ReLU | nn.Tanh | nn.Flatten | nn.Identity):
+        return [module]
+    return None

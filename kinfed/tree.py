@@ -1,0 +1,107 @@
+"""Dataclasses of tensors: what servers and clients keep, and what travels between them.
+
+A subclass is an ordinary dataclass whose fields are tensors, `None`, or other trees. In client states and
+messages every tensor has one row per client, so a cohort's state is the same class with more rows:
+
+    @dataclass
+    class Client(Tree):
+        v: Tensor  # [n, P]  personal model
+
+    Client.stack([a, b])      one row block after the other
+    state.take(index)         the rows of some clients
+    state.put(index, rows)    write rows back (in place)
+    state.named()             {"v": tensor}, nested names joined by dots: what a checkpoint stores
+    state.nbytes              size of all tensors; an expand() counts as the rows it stands for
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class Tree:
+    def _fields(self) -> Iterator[tuple[str, Any]]:
+        for field in dataclasses.fields(self):
+            yield field.name, getattr(self, field.name)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same tree with the function applied to every tensor."""
+        changed = {
+            name: value.map(function)
+            if isinstance(value, Tree)
+            else None
+            if value is None
+            else function(value)
+            for name, value in self._fields()
+        }
+        return type(self)(**changed)
+
+    def named(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, value in self._fields():
+            if isinstance(value, Tree):
+                found |= {f"{name}.{inner}": tensor for inner, tensor in value.named().items()}
+            elif value is not None:
+                found[name] = value
+        return found
+
+    def like(self, tensors: Mapping[str, Tensor]) -> Self:
+        """A tree of this structure with the tensors of `named()`; the inverse of it."""
+        changed: dict[str, Any] = {}
+        for name, value in self._fields():
+            if isinstance(value, Tree):
+                prefix = name + "."
+                inner = {key[len(prefix) :]: t for key, t in tensors.items() if key.startswith(prefix)}
+                changed[name] = value.like(inner)
+            else:
+                changed[name] = None if value is None else tensors[name]
+        return type(self)(**changed)
+
+    def take(self, index: Tensor | slice) -> Self:
+        return self.map(lambda tensor: tensor[index])
+
+    def put(self, index: Tensor | slice, rows: Self) -> None:
+        ours, theirs = self.named(), rows.named()
+        if ours.keys() != theirs.keys():
+            raise ValueError(f"cannot put rows with fields {sorted(theirs)} into {sorted(ours)}")
+        for name, tensor in ours.items():
+            tensor[index] = theirs[name]
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        """Rows of all parts, one block after the other."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        names = [part.named() for part in parts]
+        return first.like({name: torch.cat([n[name] for n in names]) for name in names[0]})
+
+    def to(self, device: torch.device | str) -> Self:
+        return self.map(lambda tensor: tensor.to(device))
+
+    def clone(self) -> Self:
+        return self.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.named().values())
+
+    def finite_rows(self, rows: int) -> Tensor:
+        """bool [rows]: which clients' rows hold no NaN and no infinity."""
+        good = torch.ones(rows, dtype=torch.bool)
+        for tensor in self.named().values():
+            if tensor.is_floating_point() and tensor.numel():
+                # A row's sum is finite unless a member is not, or it overflows, which is as useless to average.
+                good &= torch.isfinite(tensor.reshape(rows, -1).sum(1)).cpu()
+        return good
+
+
+@dataclasses.dataclass
+class Nothing(Tree):
+    """State or message of methods that need none."""
