@@ -25,7 +25,7 @@ class Dense:
     def weight_of(self, theta: Tensor) -> Tensor:
         """[n, outputs, inputs], a view."""
         stop = self.weight + self.inputs * self.outputs
-        return theta[:, self.weight : stop].unflatten(1, (self.outputs, self.inputs))
+        return theta[:, self.weight : stop].view(-1, self.outputs, self.inputs)
 
     def bias_of(self, theta: Tensor) -> Tensor | None:
         return None if self.bias is None else theta[:, self.bias : self.bias + self.outputs]
@@ -80,11 +80,7 @@ class StackedNet:
         values = [x.flatten(2)]
         for dense, activation in self.steps:
             weight, bias = dense.weight_of(theta).transpose(1, 2), dense.bias_of(theta)
-            h = (
-                torch.bmm(values[-1], weight)
-                if bias is None
-                else torch.baddbmm(bias[:, None, :], values[-1], weight)
-            )
+            h = torch.bmm(values[-1], weight) if bias is None else torch.baddbmm(bias[:, None, :], values[-1], weight)
             if activation == "relu":
                 h = h.relu_()
             elif activation == "tanh":
@@ -92,9 +88,7 @@ class StackedNet:
             values.append(h)
         return values
 
-    def _backward(
-        self, theta: Tensor, values: list[Tensor], delta: Tensor
-    ) -> Iterator[tuple[Dense, Tensor, Tensor]]:
+    def _backward(self, theta: Tensor, values: list[Tensor], delta: Tensor) -> Iterator[tuple[Dense, Tensor, Tensor]]:
         """Yield (dense, its input, delta at its output) from the last layer to the first.
 
         The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already

@@ -161,7 +161,7 @@ class ModuleTask(Task):
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """Named views of one row (or of rows [n, P], with a leading n)."""
-        return {x.name: row[..., x.start : x.stop].unflatten(-1, x.shape or (1,)) for x in self.layers}
+        return {x.name: row[..., x.start : x.stop].reshape(*row.shape[:-1], *x.shape) for x in self.layers}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """What `module.load_state_dict` takes, buffers included."""
@@ -276,9 +276,7 @@ _CONVOLVES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 _TASKS: dict[str, type[ModuleTask]] = {"stacked": StackedTask, "rows": RowsTask, "vmap": VmapTask}
 
 
-def make_task(
-    build: Callable[[], nn.Module], *, path: str = "auto", device: torch.device | str = "cpu"
-) -> ModuleTask:
+def make_task(build: Callable[[], nn.Module], *, path: str = "auto", device: torch.device | str = "cpu") -> ModuleTask:
     """The task for the module that `build()` makes; `path` forces one of stacked, rows, vmap."""
     if path != "auto":
         if path not in _TASKS:
@@ -314,8 +312,6 @@ def check_module(module: nn.Module) -> None:
         raise ModelError("the model has no parameters to train")
     for name, parameter in parameters:
         if not parameter.requires_grad:
-            raise ModelError(
-                f"parameter {name!r} is frozen (requires_grad=False); register it as a buffer instead"
-            )
+            raise ModelError(f"parameter {name!r} is frozen (requires_grad=False); register it as a buffer instead")
         if parameter.dtype != torch.float32:
             raise ModelError(f"parameter {name!r} is {parameter.dtype}; kinfed trains float32 models")

@@ -33,11 +33,7 @@ class Tree:
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same tree with the function applied to every tensor."""
         changed = {
-            name: value.map(function)
-            if isinstance(value, Tree)
-            else None
-            if value is None
-            else function(value)
+            name: value.map(function) if isinstance(value, Tree) else None if value is None else function(value)
             for name, value in self._fields()
         }
         return type(self)(**changed)

@@ -1,1 +1,70 @@
+"""All methods by name. Adding one: its file, and one line here; the contract tests then cover it."""
+
 from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms.ditto import Ditto
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.fedavgm import FedAvgM
+from kinfed.algorithms.fedprox import FedProx
+from kinfed.algorithms.local import Local
+from kinfed.data.batches import Work
+from kinfed.errors import ConfigError, unknown_name
+
+
+@dataclass(frozen=True)
+class Entry:
+    method: type[Algorithm[Any, Any, Any, Any]]
+    summary: str
+    preset: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # options that make the variant
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "local": Entry(Local, "every client alone"),
+    "fedavg": Entry(FedAvg, "one model, averaged by examples; personal = fine-tuned"),
+    "fedavg_smooth": Entry(FedAvg, "FedAvg with Self-FL's smoothing average only", {"smoothing": "participation"}),
+    "fedprox": Entry(FedProx, "FedAvg held near the received model"),
+    "fedavgm": Entry(FedAvgM, "FedAvg with server momentum"),
+    "ditto": Entry(Ditto, "personal models held near a FedAvg model"),
+}
+
+
+def make_algorithm(name: str, work: Work, options: Mapping[str, Any] | None = None) -> Algorithm[Any, Any, Any, Any]:
+    """The method `name` with its options; options named like a field of Work change this method's local work."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    entry = ALGORITHMS[name]
+    given = {**entry.preset, **(options or {})}
+    fields = {f.name for f in dataclasses.fields(entry.method)} - {"work"}
+    work_fields = {f.name for f in dataclasses.fields(Work)}
+    for option in given:
+        if option not in fields | work_fields:
+            raise unknown_name(f"option of {name}", option, fields | work_fields)
+    own_work = {k: v for k, v in given.items() if k in work_fields and k not in fields}
+    if "epochs" in own_work and "steps" not in own_work:
+        own_work["steps"] = None
+    if own_work.get("steps") is not None and "epochs" not in own_work:
+        own_work["epochs"] = None
+    work = dataclasses.replace(work, **_validated(Work, own_work, name))
+    own = {k: v for k, v in given.items() if k in fields}
+    return entry.method(work=work, **_validated(entry.method, own, name))
+
+
+def _validated(cls: type[Any], values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    out = {}
+    for option, value in values.items():
+        try:
+            out[option] = TypeAdapter(hints[option]).validate_python(value)
+        except ValidationError as error:
+            wanted = getattr(hints[option], "__name__", str(hints[option]))
+            raise ConfigError(f"{name}.{option} must be {wanted}; got {value!r}") from error
+    return out

@@ -39,15 +39,11 @@ class Work:
     weight_decay: float = 0.0
     lr_decay: float = 1.0  # factor per round
     lr_floor: float = 0.0
-    poisson: bool = (
-        False  # every example joins a batch on its own with probability batch/n (needed for privacy)
-    )
+    poisson: bool = False  # every example joins a batch on its own with probability batch/n (needed for privacy)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(
-                f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}"
-            )
+            raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
         for name, low in (("batch", 1), ("steps", 1), ("epochs", 1)):
             value = getattr(self, name)
             if value is not None and value < low:
@@ -110,9 +106,7 @@ class Part:
 
     def take(self, index: Tensor | slice) -> Part:
         effort = None if self.effort is None else self.effort[index]
-        return replace(
-            self, ids=self.ids[index], start=self.start[index], count=self.count[index], effort=effort
-        )
+        return replace(self, ids=self.ids[index], start=self.start[index], count=self.count[index], effort=effort)
 
     def batches(self, work: Work, steps: Tensor | None = None, stream: str = "batches") -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.
@@ -267,9 +261,7 @@ class _Windows:
         key = rng.fold(rng.root(part.seed, stream), part.round, part.ids)
         self.order, self.offset = _epoch_orders(key, count, epochs)
 
-    def cut(
-        self, active: Tensor | slice, step: int, together: int, width: int
-    ) -> tuple[Tensor, Tensor, bool]:
+    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, bool]:
         """(row index [S, n, B], weight [S, n, B], no padding) of `together` steps from `step`."""
         pick = active if isinstance(active, slice) else active.numpy()
         count = self.count[pick][None, :, None]

@@ -1,0 +1,47 @@
+"""Local: every client trains alone. The yardstick of personalization: below it, federating hurts.
+
+    min f_m(θ_m)   separately for every client
+
+All clients start from the same vector as every other method of the seed. Only active clients train in a round
+(as in FedFomo's comparison), so a method's gain over Local is not a gain in gradient steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.data.federation import Cohort, Population
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Nothing, Tree
+
+
+@dataclass
+class Client(Tree):
+    theta: Tensor  # [n, P]
+
+
+@dataclass(frozen=True)
+class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
+    keeps_stragglers = True  # nobody waits for it
+
+    def init_server(self, task: Task, clients: Population) -> Nothing:
+        return Nothing()
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Client(task.init(data.seed).expand(len(data), -1))
+
+    def download(self, server: Nothing, ids: Tensor) -> Nothing:
+        return Nothing()
+
+    def client_update(self, task: Task, client: Client, down: Nothing, data: Cohort) -> tuple[Client, Nothing]:
+        return Client(sgd(task, client.theta, data.train.batches(self.work))), Nothing()
+
+    def aggregate(self, server: Nothing, ids: Tensor, up: Nothing) -> Nothing:
+        return server
+
+    def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:
+        return client.theta

@@ -1,0 +1,157 @@
+"""The server loop: one method, one seed, any pool. Everything that crosses it is a counted message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithm import Algorithm
+from kinfed.data.federation import Population
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.pool.local import Evaluation, LocalPool
+from kinfed.task import Task
+from kinfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
+
+    participation: float = 1.0
+    dropout: float = 0.0  # chance that an active client never replies
+    stragglers: float = 0.0  # chance that an active client finishes only part of its work
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
+
+    def active(self, seed: int, round: int, num_clients: int) -> Tensor:
+        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
+        size = max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
+        if size == num_clients:
+            return torch.arange(num_clients)
+        return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
+
+    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """bool [n]: drop-outs of this round."""
+        return rng.uniform(rng.fold(rng.root(seed, "dropout"), round, ids), 1).squeeze(1) < self.dropout
+
+    def effort(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """[n] share of the local work done: 1, or uniform on (0, 1) for stragglers."""
+        u = rng.uniform(rng.fold(rng.root(seed, "stragglers"), round, ids), 2)
+        return torch.where(u[:, 0] < self.stragglers, u[:, 1], 1.0)
+
+
+@dataclass
+class RoundReport:
+    round: int
+    seconds: float
+    active: int
+    dropped: int  # active clients whose update did not count: lost, too slow, or rejected
+    bytes_down: int
+    bytes_up: int
+    rejected: list[int] = field(default_factory=list)  # clients with non-finite updates
+
+
+class Loop:
+    """Call `round()` again and again; `evaluate()` whenever you like."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any, Any],
+        task: Task,
+        pool: LocalPool,
+        clients: Population,
+        schedule: Schedule | None = None,
+        *,
+        first_round: int = 1,
+    ) -> None:
+        self.algorithm = algorithm
+        self.task = task
+        self.pool = pool
+        self.clients = clients
+        self.schedule = schedule or Schedule()
+        self.completed = first_round - 1
+        algorithm.check(task, clients)
+        self.server: Tree = algorithm.init_server(task, clients)
+
+    def round(self) -> RoundReport:
+        began = time.perf_counter()
+        number, seed = self.completed + 1, self.clients.seed
+        active = self.schedule.active(seed, number, self.clients.num_clients)
+        ids, effort = active, None
+        if self.schedule.dropout:
+            ids = ids[~self.schedule.lost(seed, number, ids)]
+        if self.schedule.stragglers:
+            effort = self.schedule.effort(seed, number, ids)
+            if not self.algorithm.keeps_stragglers:
+                ids, effort = ids[effort >= 1], None
+        server = self.algorithm.prepare(self.server, active)
+        sent: list[int] = []  # bytes of every message; appending is safe from the pool's threads
+
+        def download(who: Tensor) -> Tree:
+            message: Tree = self.algorithm.download(server, who)
+            sent.append(message.nbytes)
+            return message
+
+        for one in active[~torch.isin(active, ids)].split(1):
+            download(one)  # a client that will not reply was sent its message all the same
+        rejected: list[int] = []
+        bytes_up = replied = 0
+        if len(ids):
+            reply = self.pool.train(ids, download, number, effort)
+            rejected, replied = reply.rejected, len(reply.ids)
+            if replied:
+                bytes_up = reply.up.nbytes // replied * (replied + len(rejected))
+                server = self.algorithm.aggregate(server, reply.ids, reply.up)
+        self.server = server
+        self.completed = number
+        return RoundReport(
+            number, time.perf_counter() - began, len(active), len(active) - replied, sum(sent), bytes_up, rejected
+        )
+
+    def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
+        """All clients' personal models and the server's models, on one split. Training state is untouched."""
+        ids = torch.arange(self.clients.num_clients)
+        server = self.algorithm.prepare(self.server, ids)
+
+        def shared(who: Tensor) -> Tensor | None:
+            return self.algorithm.global_models(self.server, who)
+
+        has_shared = shared(ids[:1]) is not None
+        return self.pool.evaluate(
+            ids,
+            lambda who: self.algorithm.download(server, who),
+            self.completed,
+            split=split,
+            shared=shared if has_shared else None,
+            keep_models=keep_models,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint must hold."""
+        server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
+        return server | {f"clients.{name}": tensor for name, tensor in self.pool.clients.named().items()}
+
+    def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
+        server = _below(tensors, "server.")
+        if server.keys() != self.server.named().keys():
+            raise CheckpointError(
+                f"server state has fields {sorted(server)}; the method keeps {sorted(self.server.named())}"
+            )
+        self.server = self.server.like(server).to(self.task.device)
+        self.pool.clients.load(_below(tensors, "clients."))
+        self.completed = completed
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

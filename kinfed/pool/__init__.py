@@ -1,0 +1,1 @@
+"""Pools: where clients live, keep their state, and train."""

@@ -1,0 +1,192 @@
+"""The local pool: all clients in this process, in chunks that fit the cache, dealt to worker threads.
+
+A chunk's size depends on the model alone, never on the number of workers, and every chunk runs on one torch
+thread, so any number of workers gives the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.data.batches import Part
+from kinfed.data.federation import Cohort, Federation
+from kinfed.pool.store import ClientStore
+from kinfed.task import Score, Task
+from kinfed.tree import Tree
+
+Download = Callable[[Tensor], Any]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+CHUNK_BYTES = 4 << 20  # parameters of one chunk: twice a core's L2 was the best of 1-16 MB on dense models
+MIN_CHUNKS = 4  # so that a small cohort still spreads over threads
+
+
+@dataclass
+class Reply:
+    """What came back from a cohort: rows of `up` belong to `ids`, in ascending order."""
+
+    ids: Tensor
+    up: Any
+    rejected: list[int] = field(default_factory=list)  # clients whose update was not finite
+
+
+@dataclass
+class Evaluation:
+    """Per-client results of one split, for all ids asked for."""
+
+    ids: Tensor
+    personal: Score | None
+    shared: Score | None  # the server's model for the client
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    models: Tensor | None = None  # [n, P] personal models, where asked for
+
+
+class LocalPool:
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any, Any],
+        task: Task,
+        federation: Federation,
+        seed: int,
+        *,
+        workers: int | None = None,
+        chunk: int | None = None,
+        state_folder: Path | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.task = task
+        self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
+        self.seed = seed
+        self.workers = workers or available_cores()
+        self._chunk = chunk
+        self._threads: ThreadPoolExecutor | None = None
+
+        def fresh(ids: Tensor) -> Tree:
+            state: Tree = algorithm.init_client(task, self._cohort(ids, 0))
+            return state
+
+        self.clients: ClientStore[Tree] = ClientStore(federation.num_clients, fresh, state_folder)
+
+    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+        """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
+        counts = self.federation.train.count[ids]
+        order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
+        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
+
+        def work(piece: Tensor) -> tuple[Tensor, Tree, Tree, Tensor]:
+            who = ids[piece]
+            cohort = self._cohort(who, round, None if effort is None else effort[piece])
+            down = download(who).to(self.task.device)
+            client, up = self.algorithm.client_update(self.task, self.clients.take(who), down, cohort)
+            good = up.finite_rows(len(who)) & client.finite_rows(len(who))
+            return who, client, up, good
+
+        who_parts, up_parts, rejected = [], [], []
+        for who, client, up, good in self._map(work, pieces):
+            if not bool(good.all()):
+                keep = good.nonzero().squeeze(1)
+                rejected += who[~good].tolist()
+                who, client, up = who[keep], client.take(keep), up.take(keep)
+            if len(who):
+                self.clients.put(who, client)
+                who_parts.append(who)
+                up_parts.append(up)
+        if not who_parts:
+            return Reply(ids[:0], None, sorted(rejected))
+        replied = torch.cat(who_parts)
+        ascending = torch.argsort(replied)
+        up = type(up_parts[0]).stack(up_parts)
+        if bool((ascending[1:] < ascending[:-1]).any()):
+            up = up.take(ascending)
+        return Reply(replied[ascending], up, sorted(rejected))
+
+    def evaluate(
+        self,
+        ids: Tensor,
+        download: Download,
+        round: int,
+        *,
+        split: str = "test",
+        shared: Callable[[Tensor], Tensor | None] | None = None,
+        keep_models: bool = False,
+    ) -> Evaluation:
+        """Personal models (and the server's, through `shared(ids) -> [n, P]`) on one split. Changes nothing."""
+        counts = self.federation.split(split).count[ids]
+        order = torch.argsort(counts, descending=True, stable=True)
+        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
+
+        def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None]:
+            who = ids[piece]
+            cohort = self._cohort(who, round)
+            state = self.clients.take(who)
+            down = download(who).to(self.task.device)
+            theta = self.algorithm.personalize(self.task, state, down, cohort)
+            part: Part = getattr(cohort, split)
+            other = None if shared is None else shared(who)
+            return (
+                self.task.score(theta, part),
+                None if other is None else self.task.score(other, part),
+                self.algorithm.client_figures(state),
+                theta.clone() if keep_models else None,
+            )
+
+        results = list(self._map(work, pieces))
+        back = torch.argsort(torch.cat(pieces))
+        figures = {
+            name: torch.cat([_cpu(r[2][name]) for r in results])[back] for name in (results[0][2] if results else {})
+        }
+        models = torch.cat([r[3] for r in results if r[3] is not None])[back] if keep_models else None
+        others = [r[1] for r in results if r[1] is not None]
+        return Evaluation(
+            ids, _join([r[0] for r in results], back), _join(others, back) if others else None, figures, models
+        )
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def _cohort(self, ids: Tensor, round: int, effort: Tensor | None = None) -> Cohort:
+        return self.federation.cohort(ids, self.seed, round, effort)
+
+    def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
+        size = self._chunk
+        if size is None:
+            if self.task.one_row_at_a_time:
+                size = 1
+            else:
+                size = max(1, min(CHUNK_BYTES // (4 * self.task.num_params), -(-n // MIN_CHUNKS)))
+        for begin in range(0, n, size):
+            yield begin, min(begin + size, n)
+
+    def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        jobs = list(jobs)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.workers, "kinfed", initializer=torch.set_num_threads, initargs=(1,))
+        return self._threads.map(function, jobs)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu")
+
+
+def _join(scores: list[Score], back: Tensor) -> Score:
+    return Score(
+        torch.cat([s.correct for s in scores])[back],
+        torch.cat([s.loss for s in scores])[back],
+        torch.cat([s.count for s in scores])[back],
+    )
