@@ -35,7 +35,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _tensor(value: Key) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.int64)
+    # Ids of a narrower type would otherwise wrap at their own width and give other keys than the same ids in int64.
+    return value.to(torch.int64) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.int64)
 
 
 def root(seed: int, purpose: str) -> Tensor:
@@ -73,12 +74,14 @@ def uniform(key: Tensor, count: int) -> Tensor:
 
 
 def normal(key: Tensor, count: int) -> Tensor:
-    """Standard normal draws in float64 (Box-Muller; both halves of a pair are used)."""
+    """Standard normal draws in float64 (Box-Muller; both halves of a pair are used).
+
+    As with `bits`, asking for more draws leaves the first ones as they were."""
     pairs = (count + 1) // 2
-    u = uniform(key, 2 * pairs)
-    radius = torch.sqrt(-2.0 * torch.log1p(-u[..., :pairs]))
-    angle = 2.0 * math.pi * u[..., pairs:]
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :count]
+    u = uniform(key, 2 * pairs).reshape(*key.shape, pairs, 2)
+    radius = torch.sqrt(-2.0 * torch.log1p(-u[..., 0]))
+    angle = 2.0 * math.pi * u[..., 1]
+    return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).flatten(-2)[..., :count]
 
 
 def permutation(key: Tensor, count: int) -> Tensor:
@@ -88,6 +91,8 @@ def permutation(key: Tensor, count: int) -> Tensor:
 
 def choose(key: Tensor, population: int, count: int) -> Tensor:
     """`count` distinct members of range(population), in ascending order."""
+    if not 0 <= count <= population:
+        raise ValueError(f"cannot choose {count} distinct members of {population}")
     return permutation(key, population)[:count].sort().values
 
 

@@ -42,7 +42,7 @@ class StackedNet:
     def compile(cls, module: nn.Module) -> StackedNet | None:
         """The network as a chain of dense layers, or None where it is anything else."""
         chain = _chain(module)
-        if chain is None:
+        if chain is None or not _owns_its_parameters(module, chain):
             return None
         steps: list[tuple[Dense, str]] = []
         position = 0
@@ -62,8 +62,7 @@ class StackedNet:
                     return None
             elif not isinstance(layer, nn.Identity):
                 return None
-        shared = len({id(layer) for layer in chain if isinstance(layer, nn.Linear)}) != len(steps)
-        if not steps or steps[-1][1] or shared:
+        if not steps or steps[-1][1]:
             return None
         return cls(tuple(steps), isinstance(chain[0], nn.Flatten))
 
@@ -78,6 +77,12 @@ class StackedNet:
                 "put nn.Flatten() first"
             )
         values = [x.flatten(2)]
+        wanted, got = self.steps[0][0].inputs, values[0].shape[2]
+        if got != wanted or not x.is_floating_point():
+            kind = "numbers" if x.is_floating_point() else "tokens"
+            raise ModelError(
+                f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
+            )
         for dense, activation in self.steps:
             weight, bias = dense.weight_of(theta).transpose(1, 2), dense.bias_of(theta)
             h = torch.bmm(values[-1], weight) if bias is None else torch.baddbmm(bias[:, None, :], values[-1], weight)
@@ -141,15 +146,13 @@ class StackedNet:
         values = self._forward(theta, x)
         rate = lr[:, None] if isinstance(lr, Tensor) else lr
         delta = self._output_delta(values[-1], y, weight * (-rate))
+        amount = 0.0 if pull is None else pull[0] * lr
+        if isinstance(amount, Tensor):
+            amount = amount.to(theta.dtype)  # lerp does not mix types, and methods decide in float64
         for dense, below, d in self._backward(theta, values, delta):
             w, bias = dense.weight_of(theta), dense.bias_of(theta)
             if pull is not None:
-                center = pull[1]
-                amount = pull[0] * lr
-                if isinstance(amount, Tensor):
-                    w.lerp_(dense.weight_of(center), amount[:, None, None])
-                else:
-                    w.lerp_(dense.weight_of(center), amount)
+                w.lerp_(dense.weight_of(pull[1]), amount[:, None, None] if isinstance(amount, Tensor) else amount)
             w.baddbmm_(d.transpose(1, 2), below)
             if bias is not None:
                 if pull is not None:
@@ -172,9 +175,21 @@ class StackedNet:
         return out
 
 
+def _owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
+    """Whether the module's parameters are those of the chain's layers, each once and in order: no tied weights,
+    no reparametrized layer."""
+    expected = [p for layer in chain if type(layer) is nn.Linear for p in (layer.weight, layer.bias) if p is not None]
+    found = list(module.parameters())
+    return len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
+
+
 def _chain(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of nested nn.Sequential in order, or None for anything that is not such a chain."""
-    if isinstance(module, nn.Sequential):
+    """The layers of nested nn.Sequential in order, or None for anything that is not such a chain.
+
+    Exact types only: a subclass may compute something else, and so may a hook."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Sequential:
         out: list[nn.Module] = []
         for child in module:
             inner = _chain(child)
@@ -182,6 +197,6 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
                 return None
             out += inner
         return out
-    if isinstance(module, nn.Linear | nn.ReLU | nn.Tanh | nn.Flatten | nn.Identity):
+    if type(module) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity):
         return [module]
     return None

@@ -49,6 +49,10 @@ class Tree:
 
     def like(self, tensors: Mapping[str, Tensor]) -> Self:
         """A tree of this structure with the tensors of `named()`; the inverse of it."""
+        if tensors.keys() != self.named().keys():
+            raise ValueError(
+                f"a {type(self).__name__} with fields {sorted(self.named())} cannot hold {sorted(tensors)}"
+            )
         changed: dict[str, Any] = {}
         for name, value in self._fields():
             if isinstance(value, Tree):
@@ -63,19 +67,31 @@ class Tree:
         return self.map(lambda tensor: tensor[index])
 
     def put(self, index: Tensor | slice, rows: Self) -> None:
+        """self.take(index) is `rows` afterwards. All or nothing: rows that do not fit are refused before any write."""
         ours, theirs = self.named(), rows.named()
         if ours.keys() != theirs.keys():
             raise ValueError(f"cannot put rows with fields {sorted(theirs)} into {sorted(ours)}")
+        for name, tensor in ours.items():
+            given, wanted = theirs[name].shape, (_places(index, len(tensor)), *tensor.shape[1:])
+            if given != wanted:
+                raise ValueError(f"cannot put {name} of shape {list(given)} where {list(wanted)} is wanted")
+            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
             tensor[index] = theirs[name]
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
-        """Rows of all parts, one block after the other."""
+        """Rows of all parts, one block after the other. A single part is returned as it is, not copied."""
+        if not parts:
+            raise ValueError(f"there is no {cls.__name__} to stack")
         first = parts[0]
         if len(parts) == 1:
             return first
         names = [part.named() for part in parts]
+        for other in names[1:]:
+            if other.keys() != names[0].keys():
+                raise ValueError(f"cannot stack rows with fields {sorted(other)} on {sorted(names[0])}")
         return first.like({name: torch.cat([n[name] for n in names]) for name in names[0]})
 
     def to(self, device: torch.device | str) -> Self:
@@ -94,8 +110,17 @@ class Tree:
         for tensor in self.named().values():
             if tensor.is_floating_point() and tensor.numel():
                 # A row's sum is finite unless a member is not, or it overflows, which is as useless to average.
-                good &= torch.isfinite(tensor.reshape(rows, -1).sum(1)).cpu()
+                # Half precision overflows at 65504 already, so it is summed in float32.
+                wide = torch.promote_types(tensor.dtype, torch.float32)
+                good &= torch.isfinite(tensor.reshape(rows, -1).sum(1, dtype=wide)).cpu()
         return good
+
+
+def _places(index: Tensor | slice, length: int) -> int:
+    """How many of `length` rows the index names."""
+    if isinstance(index, slice):
+        return len(range(*index.indices(length)))
+    return int(index.sum()) if index.dtype == torch.bool else index.numel()
 
 
 @dataclasses.dataclass
