@@ -138,11 +138,10 @@ class ModuleTask(Task):
     def __init__(self, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._build = build
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.module = build().to(self.device)
+        self.module = _built(build, 0).to(self.device)
         check_module(self.module)
         self.module.train()
+        self._own = threading.local()
         layers, position = [], 0
         for name, parameter in self.module.named_parameters():
             layers.append(Layer(name, tuple(parameter.shape), position, position + parameter.numel()))
@@ -151,9 +150,7 @@ class ModuleTask(Task):
         self.num_params = position
 
     def init(self, seed: int, number: int = 0) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
-            module = self._build()
+        module = _built(self._build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
         return self.flatten(dict(module.named_parameters())).to(self.device)
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -161,18 +158,28 @@ class ModuleTask(Task):
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """Named views of one row (or of rows [n, P], with a leading n)."""
-        return {x.name: row[..., x.start : x.stop].reshape(*row.shape[:-1], *x.shape) for x in self.layers}
+        return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.layers}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """What `module.load_state_dict` takes, buffers included."""
-        named = {name: value.clone() for name, value in self.unflatten(row).items()}
-        return named | {name: value.clone() for name, value in self.module.named_buffers()}
+        """What `module.load_state_dict` takes: parameters under all their names (tied ones have several), and buffers."""
+        first_name = {parameter: name for name, parameter in self.module.named_parameters()}
+        every_name = self.module.named_parameters(remove_duplicate=False)
+        named = self.unflatten(row)
+        values = self.module.state_dict() | {name: named[first_name[parameter]] for name, parameter in every_name}
+        return {name: value.detach().clone() for name, value in values.items()}
 
     def module_of(self, row: Tensor) -> nn.Module:
         """A ready module with the parameters of one row."""
         module = copy.deepcopy(self.module)
         module.load_state_dict(self.state_dict(row))
         return module.eval()
+
+    def _thread_module(self) -> nn.Module:
+        # functional_call swaps a module's parameters while it runs, so every thread needs a module of its own.
+        if not hasattr(self._own, "module"):
+            self._own.module = copy.deepcopy(self.module)
+        module: nn.Module = self._own.module
+        return module
 
 
 class StackedTask(ModuleTask):
@@ -204,21 +211,22 @@ class RowsTask(ModuleTask):
 
     def __init__(self, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> None:
         super().__init__(build, device)
-        self._own = threading.local()
+        # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
+        # the usual one: their forward may call view(), which the other layout does not allow.
+        self._channels_last = all(type(m).__module__.startswith("torch.nn.") for m in self.module.modules())
 
-    def _module(self) -> nn.Module:
-        # functional_call swaps a module's parameters while it runs, so every thread needs a module of its own.
-        if not hasattr(self._own, "module"):
-            self._own.module = copy.deepcopy(self.module)
-        module: nn.Module = self._own.module
-        return module
+    def _call(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
+        if self._channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        z: Tensor = functional_call(self._thread_module(), named, (x,))
+        return z
 
     def _row_grads(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         named = {k: v.detach().requires_grad_() for k, v in self.unflatten(row).items()}
         with torch.enable_grad():
-            z = functional_call(self._module(), named, (_convolution_order(x),))
+            z = self._call(named, x)
             loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
-            return torch.autograd.grad(loss, list(named.values()))
+            return torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
@@ -230,11 +238,7 @@ class RowsTask(ModuleTask):
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
-            rows = [
-                functional_call(self._module(), self.unflatten(theta[i]), (_convolution_order(x[i]),))
-                for i in range(len(theta))
-            ]
-        return torch.stack(rows)
+            return torch.stack([self._call(self.unflatten(theta[i]), x[i]) for i in range(len(theta))])
 
     def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
         for i in range(len(theta)):
@@ -251,7 +255,7 @@ class VmapTask(ModuleTask):
     path = "vmap"
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        z = functional_call(self.module, self.unflatten(row), (x,))
+        z = functional_call(self._thread_module(), self.unflatten(row), (x,))
         return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -260,16 +264,22 @@ class VmapTask(ModuleTask):
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         def forward(row: Tensor, inputs: Tensor) -> Tensor:
-            z: Tensor = functional_call(self.module, self.unflatten(row), (inputs,))
+            z: Tensor = functional_call(self._thread_module(), self.unflatten(row), (inputs,))
             return z
 
         out: Tensor = vmap(forward)(theta, x)
         return out
 
 
-def _convolution_order(x: Tensor) -> Tensor:
-    """Images with channels last: the layout in which the CPU's convolutions and pooling run fastest."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+_BUILDING = threading.Lock()
+
+
+def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module with the random numbers of `seed`. Layers draw them from torch's global generator, which is left as
+    it was; the lock keeps threads that start clients at the same time from drawing each other's."""
+    with _BUILDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
 
 
 _CONVOLVES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
@@ -282,8 +292,7 @@ def make_task(build: Callable[[], nn.Module], *, path: str = "auto", device: tor
         if path not in _TASKS:
             raise ModelError(f"path is one of auto, {', '.join(_TASKS)}; got {path!r}")
         return _TASKS[path](build, device)
-    with torch.random.fork_rng(devices=[]):
-        module = build()
+    module = _built(build, 0)
     check_module(module)
     if StackedNet.compile(module) is not None:
         return StackedTask(build, device)
@@ -295,23 +304,34 @@ def make_task(build: Callable[[], nn.Module], *, path: str = "auto", device: tor
 def check_module(module: nn.Module) -> None:
     """Refuse modules whose training cannot be right in a federation, with the replacement."""
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._NormBase) and not isinstance(
-            child, nn.modules.instancenorm._InstanceNorm
-        ):
+        # Without running statistics an InstanceNorm treats every example by itself, which is fine.
+        instance = isinstance(child, nn.modules.instancenorm._InstanceNorm)
+        if isinstance(child, nn.modules.batchnorm._NormBase) and (child.track_running_stats or not instance):
             raise ModelError(
                 f"layer {name!r} is {type(child).__name__}: its running statistics mix clients' data outside the "
                 "messages and fail on a batch of one; replace it by nn.GroupNorm"
             )
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
+        if _drops(child) > 0:
             raise ModelError(
-                f"layer {name!r} is {type(child).__name__}: it draws from torch's global generator, so runs would not "
+                f"layer {name!r} is {type(child).__name__} with dropout: it draws from torch's global generator, so runs would not "
                 "repeat or resume; remove it or set p=0, and use weight_decay instead"
             )
     parameters = list(module.named_parameters())
     if not parameters:
         raise ModelError("the model has no parameters to train")
     for name, parameter in parameters:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ModelError(
+                f"parameter {name!r} belongs to a lazy layer without a size yet; give its size when building"
+            )
         if not parameter.requires_grad:
             raise ModelError(f"parameter {name!r} is frozen (requires_grad=False); register it as a buffer instead")
         if parameter.dtype != torch.float32:
             raise ModelError(f"parameter {name!r} is {parameter.dtype}; kinfed trains float32 models")
+
+
+def _drops(layer: nn.Module) -> float:
+    """The chance with which a layer of torch drops values in training."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p
+    return layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0.0
