@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,10 +149,16 @@ class ModuleTask(Task):
             position += parameter.numel()
         self.layers = tuple(layers)
         self.num_params = position
+        self.start: Tensor | None = None  # [P] replaces the random start of every method (a warm start)
+        self._drawn: dict[tuple[int, int], Tensor] = {}
 
     def init(self, seed: int, number: int = 0) -> Tensor:
-        module = _built(self._build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
-        return self.flatten(dict(module.named_parameters())).to(self.device)
+        if number == 0 and self.start is not None:
+            return self.start
+        if (seed, number) not in self._drawn:
+            module = _built(self._build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
+            self._drawn[seed, number] = self.flatten(dict(module.named_parameters())).to(self.device)
+        return self._drawn[seed, number]
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([parameters[x.name].detach().reshape(-1).to(torch.float32) for x in self.layers])
@@ -161,11 +168,11 @@ class ModuleTask(Task):
         return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.layers}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """What `module.load_state_dict` takes: parameters under all their names (tied ones have several), and buffers."""
-        first_name = {parameter: name for name, parameter in self.module.named_parameters()}
+        """What `module.load_state_dict` takes: parameters, under all their names where they are tied, and buffers."""
+        first_name = {id(parameter): name for name, parameter in self.module.named_parameters()}
         every_name = self.module.named_parameters(remove_duplicate=False)
         named = self.unflatten(row)
-        values = self.module.state_dict() | {name: named[first_name[parameter]] for name, parameter in every_name}
+        values = self.module.state_dict() | {name: named[first_name[id(p)]] for name, p in every_name}
         return {name: value.detach().clone() for name, value in values.items()}
 
     def module_of(self, row: Tensor) -> nn.Module:
@@ -173,6 +180,14 @@ class ModuleTask(Task):
         module = copy.deepcopy(self.module)
         module.load_state_dict(self.state_dict(row))
         return module.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks travel to other processes; what belongs to a thread stays."""
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._own = threading.local()
 
     def _thread_module(self) -> nn.Module:
         # functional_call swaps a module's parameters while it runs, so every thread needs a module of its own.
@@ -313,8 +328,8 @@ def check_module(module: nn.Module) -> None:
             )
         if _drops(child) > 0:
             raise ModelError(
-                f"layer {name!r} is {type(child).__name__} with dropout: it draws from torch's global generator, so runs would not "
-                "repeat or resume; remove it or set p=0, and use weight_decay instead"
+                f"layer {name!r} is {type(child).__name__} with dropout: it draws from torch's global generator, so "
+                "runs would not repeat or resume; remove it or set p=0, and use weight_decay instead"
             )
     parameters = list(module.named_parameters())
     if not parameters:
