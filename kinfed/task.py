@@ -150,15 +150,19 @@ class ModuleTask(Task):
         self.layers = tuple(layers)
         self.num_params = position
         self.start: Tensor | None = None  # [P] replaces the random start of every method (a warm start)
-        self._drawn: dict[tuple[int, int], Tensor] = {}
+        self._drawn: dict[int, Tensor] = {}  # the first start of every seed: all clients of a method ask for it
 
     def init(self, seed: int, number: int = 0) -> Tensor:
+        # Callers get a copy: one that trains it in place must not move the start of the methods after it.
         if number == 0 and self.start is not None:
-            return self.start
-        if (seed, number) not in self._drawn:
-            module = _built(self._build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
-            self._drawn[seed, number] = self.flatten(dict(module.named_parameters())).to(self.device)
-        return self._drawn[seed, number]
+            return self.start.clone()
+        if number == 0 and seed in self._drawn:
+            return self._drawn[seed].clone()
+        module = _built(self._build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
+        drawn = self.flatten(dict(module.named_parameters())).to(self.device)
+        if number == 0:
+            self._drawn[seed] = drawn.clone()
+        return drawn
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([parameters[x.name].detach().reshape(-1).to(torch.float32) for x in self.layers])
