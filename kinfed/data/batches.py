@@ -44,18 +44,20 @@ class Work:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
-        for name, low in (("batch", 1), ("steps", 1), ("epochs", 1)):
+        for name in ("batch", "steps", "epochs"):
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}; got {value}")
-        if not self.lr > 0:
+            if value is not None and (value < 1 or value != int(value)):
+                raise ConfigError(f"{name} must be a whole number of at least 1; got {value}")
+        if not 0 < self.lr < float("inf"):
             raise ConfigError(f"lr must be positive; got {self.lr}")
+        if not 0 <= self.lr_floor <= self.lr:
+            raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
         if not 0 < self.lr_decay <= 1:
             raise ConfigError(f"lr_decay is a factor per round in (0, 1]; got {self.lr_decay}")
-        if self.momentum < 0 or self.momentum >= 1:
+        if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1); got {self.momentum}")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay must not be negative; got {self.weight_decay}")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ConfigError(f"weight_decay must not be negative or infinite; got {self.weight_decay}")
 
     def rate(self, round: int) -> float:
         """Learning rate of a round (rounds count from 1)."""
@@ -112,9 +114,10 @@ class Part:
         """The batches of this round; `steps` [n] overrides the number of steps per client.
 
         `stream` names an independent sequence of batches, for methods that need several per step."""
-        count = work.num_steps(self.count) if steps is None else steps.to(torch.int64)
+        count = work.num_steps(self.count) if steps is None else steps
         if self.effort is not None:
-            count = torch.ceil(self.effort * count).to(torch.int64).clamp_min(1)
+            done = torch.ceil(self.effort.to(torch.float64) * count - 1e-6)  # 0.07 * 100 is 7.000000000000001
+            count = torch.minimum(count, done.clamp_min(1).to(torch.int64))
         return Batches(self, work, count, stream)
 
     def everything(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
@@ -149,16 +152,18 @@ class Part:
 class Batches:
     """Iterate to get (rows, batch): `rows` says which clients still train and indexes the cohort's rows.
 
-    Clients with unequal step counts leave as they finish, so no step is computed and thrown away."""
+    Clients with unequal step counts leave as they finish, so no step is computed and thrown away. Where step counts
+    never rise from one client to the next, `rows` is always a slice, and theta[rows] a view."""
 
     part: Part
     work: Work
-    steps: Tensor  # [n]
+    steps: Tensor  # [n] int64; a client without examples takes none
     stream: str = "batches"
     lr: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.lr = self.work.rate(self.part.round)
+        self.steps = torch.where(self.part.count > 0, self.steps.to(torch.int64), 0)
 
     def __len__(self) -> int:
         return int(self.steps.max()) if len(self.steps) else 0
@@ -174,46 +179,40 @@ class Batches:
             yield from self._poisson()
             return
         part, steps = self.part, self.steps
-        descending = bool((steps[:-1] >= steps[1:]).all())
         window = _Windows(part, self.work, steps, self.stream)
         total = len(self)
         example = max(part.features.example_bytes, 1)
         step = 0
         while step < total:
-            active: Tensor | slice
-            left = steps > step
-            alive = int(left.sum())
-            if alive == len(steps):
-                active = slice(None)
-            elif descending:
-                active = slice(0, alive)
-            else:
-                active = left.nonzero().squeeze(1)
+            active = self._active(step)
+            ids = part.ids[active]
             width = int(window.size[active].max())
             # Fetch as many steps at once as fit the cache, but stop where the set of active clients changes.
             changes = int(steps[active].min())
-            together = max(1, min(changes - step, GATHER_BYTES // (alive * width * example)))
+            together = max(1, min(changes - step, GATHER_BYTES // (len(ids) * width * example)))
             index, weight, full = window.cut(active, step, together, width)
             x = part.features.gather(index)
             y = part.features.to_device(part.labels[index])
             w = part.features.to_device(weight)
-            ids = part.ids[active]
             for s in range(together):
-                yield active, Batch(x[s], y[s], w[s], ids, part.round, step + s, full)
+                yield active, Batch(x[s], y[s], w[s], ids, part.round, step + s, bool(full[s]))
             step += together
+
+    def _active(self, step: int) -> Tensor | slice:
+        """The clients that take this step: a slice where they are the first ones, else their indices."""
+        left = self.steps > step
+        alive = int(left.sum())
+        if alive == len(left):
+            return slice(None)
+        return slice(0, alive) if bool(left[:alive].all()) else left.nonzero().squeeze(1)
 
     def _poisson(self) -> Iterator[tuple[Tensor | slice, Batch]]:
         """Each example of a client joins with probability q = min(1, batch/n); the expected size divides the sum."""
         part = self.part
         key = rng.fold(rng.root(part.seed, "poisson-" + self.stream), part.round, part.ids)
         for step in range(len(self)):
-            rows: Tensor | slice = slice(None)
-            left = self.steps > step
-            now = part
-            step_key = rng.fold(key, step)
-            if not bool(left.all()):
-                rows = left.nonzero().squeeze(1)
-                now, step_key = part.take(rows), step_key[rows]
+            rows = self._active(step)
+            now, step_key = part.take(rows), rng.fold(key[rows], step)
             owner = torch.repeat_interleave(torch.arange(len(now.count)), now.count)
             offset = torch.arange(len(owner)) - torch.repeat_interleave(
                 torch.cumsum(now.count, 0) - now.count, now.count
@@ -261,8 +260,8 @@ class _Windows:
         key = rng.fold(rng.root(part.seed, stream), part.round, part.ids)
         self.order, self.offset = _epoch_orders(key, count, epochs)
 
-    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, bool]:
-        """(row index [S, n, B], weight [S, n, B], no padding) of `together` steps from `step`."""
+    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, np.ndarray]:
+        """(row index [S, n, B], weight [S, n, B], no padding [S]) of `together` steps from `step`."""
         pick = active if isinstance(active, slice) else active.numpy()
         count = self.count[pick][None, :, None]
         number = step + np.arange(together)[:, None, None]
@@ -276,7 +275,7 @@ class _Windows:
             size = np.broadcast_to(self.size.numpy()[pick][None, :, None], (together, count.shape[1], 1))
             position = number * size
         valid = column < size
-        full = bool(valid.all())
+        full = valid.all((1, 2))
         position = position + np.where(valid, column, 0)
         local = self.order[self.offset[pick][None, :, None] + position]
         start = self.part.start.numpy()[pick][None, :, None]
@@ -288,7 +287,8 @@ class _Windows:
 def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Random orders of every (client, epoch), concatenated client by client; and where each client begins.
 
-    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it."""
+    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
+    of random bits is fixed and equal draws keep their places, so an order does not depend on who else is sorted."""
     lengths = np.repeat(count, epochs)
     total = int(lengths.sum())
     segment = np.repeat(np.arange(len(lengths)), lengths)
@@ -298,8 +298,12 @@ def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[n
     epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
     keys = rng.fold(key[torch.from_numpy(client)], torch.from_numpy(epoch))
     draw = rng.at(keys[torch.from_numpy(segment)], torch.from_numpy(place)).numpy()
-    high = max(int(len(lengths)).bit_length(), 1)
+    high = max(len(lengths).bit_length(), 24)
     packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
-    order = place[np.argsort(packed)]
+    sorting = np.argsort(packed)
+    ranked = packed[sorting]
+    if (ranked[1:] == ranked[:-1]).any():
+        sorting = np.argsort(packed, kind="stable")
+    order = place[sorting]
     offset = np.cumsum(count * epochs) - count * epochs
     return order, offset
