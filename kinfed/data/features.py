@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from kinfed.errors import DataError
 
 
 @dataclass
@@ -17,11 +19,16 @@ class Features:
     raw: Tensor
     mean: Tensor | None = None
     std: Tensor | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
-        self._scale = None if self.std is None else (1.0 / self.std.to(torch.float32))
-        shift = None if self.mean is None else self.mean.to(torch.float32)
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if value is not None and not _broadcasts(value, self.shape):
+                raise DataError(f"{name} of shape {tuple(value.shape)} does not fit examples of shape {self.shape}")
+        if self.std is not None and not bool((self.std > 0).all()):
+            raise DataError("std must be positive everywhere; give constant features a std of 1")
+        self._scale = None if self.std is None else (1.0 / self.std.to(torch.float32)).to(self.device)
+        shift = None if self.mean is None else self.mean.to(self.device, torch.float32)
         if shift is not None and self._scale is not None:
             shift = shift * self._scale
         self._shift = shift
@@ -55,11 +62,34 @@ class Features:
         if x.dtype != torch.float32:
             x = x.to(torch.float32)
         if self._scale is not None:
-            x = x.mul_(self._scale.to(x.device))
+            x = x.mul_(self._scale)
         if self._shift is not None:
-            x = x.sub_(self._shift.to(x.device))
+            x = x.sub_(self._shift)
         return x
 
     def on(self, device: torch.device) -> Features:
         """The same features, gathered to another device; the raw array stays where it is."""
         return Features(self.raw, self.mean, self.std, device)
+
+    def standardized(self, rows: Tensor) -> Features:
+        """Every feature shifted and scaled to mean 0 and variance 1 over `rows`; a constant one is only shifted."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        # Two passes in float64: the one-pass formula cancels for features far from zero (years, prices).
+        for part in torch.split(rows, 8192):
+            total += self.raw[part].to(torch.float64).sum(0)
+        mean = total / max(len(rows), 1)
+        square = torch.zeros_like(total)
+        for part in torch.split(rows, 8192):
+            square += (self.raw[part].to(torch.float64) - mean).square().sum(0)
+        std = (square / max(len(rows), 1)).sqrt()
+        constant = std <= 1e-12 * mean.abs().clamp_min(1e-300)
+        std = torch.where(constant, 1.0, std)
+        return Features(self.raw, mean.to(torch.float32), std.to(torch.float32), self.device)
+
+
+def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether value op x has x's shape, for x of this shape."""
+    sizes = tuple(value.shape)
+    return len(sizes) <= len(shape) and all(
+        size in (1, wanted) for size, wanted in zip(reversed(sizes), reversed(shape), strict=False)
+    )

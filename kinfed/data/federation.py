@@ -5,8 +5,9 @@ Splits are ragged and stored in CSR form (offsets [K+1], rows): no padding, what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,40 +15,17 @@ import torch
 from torch import Tensor
 
 from kinfed import rng
+from kinfed.data import storage
 from kinfed.data.batches import Part
+from kinfed.data.columns import encode, encode_labels, name_keys
 from kinfed.data.features import Features
-from kinfed.errors import ConfigError, DataError
+from kinfed.data.ragged import Ragged
+from kinfed.data.source import Source
+from kinfed.errors import ConfigError, DataError, StorageError
+
+__all__ = ["SPLITS", "Cohort", "Federation", "Population", "Ragged", "hold_out"]
 
 SPLITS = ("train", "val", "test")
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Index lists of K clients: client k owns rows[offsets[k]:offsets[k+1]]."""
-
-    offsets: Tensor  # [K+1] int64
-    rows: Tensor  # [total] int64
-
-    @classmethod
-    def of(cls, lists: Sequence[Any]) -> Ragged:
-        arrays = [np.asarray(item, dtype=np.int64).reshape(-1) for item in lists]
-        sizes = np.array([len(array) for array in arrays], dtype=np.int64)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        rows = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-        return cls(torch.from_numpy(offsets), torch.from_numpy(rows.astype(np.int64)))
-
-    @property
-    def count(self) -> Tensor:
-        return self.offsets[1:] - self.offsets[:-1]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, client: int) -> Tensor:
-        return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
-
-    def lists(self) -> list[Tensor]:
-        return [self[k] for k in range(len(self))]
 
 
 @dataclass
@@ -138,55 +116,47 @@ class Federation:
 
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
-        return Population(
-            self.num_clients, seed, participation, self.groups, num_groups, self.train.count.clone()
-        )
+        return Population(self.num_clients, seed, participation, self.groups, num_groups, self.train.count.clone())
 
     def class_counts(self, split: str = "train") -> Tensor:
         """[K, C] examples of every class at every client."""
         ragged = self.split(split)
-        owner = torch.repeat_interleave(torch.arange(len(ragged)), ragged.count)
-        flat = owner * self.num_classes + self.labels[ragged.rows]
-        return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(
-            -1, self.num_classes
-        )
+        flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
+        return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
 
     def with_validation(self, fraction: float, seed: int) -> Federation:
         """Move a random part of every client's training rows to validation.
 
         At least one example where a client has two or more (exactly one below five); a client with a single
-        example keeps it for training and validates on it too, which is noted."""
+        example keeps it for training and validates on it too, which is noted. Clients that already have
+        validation rows keep theirs."""
         if not 0 <= fraction < 1:
             raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
         if fraction == 0:
             return self
-        key = rng.root(seed, "validation")
-        train, val, alone = [], [], 0
-        for client, rows in enumerate(self.train.lists()):
-            n = len(rows)
-            if n == 1:
-                train.append(rows)
-                val.append(rows)
-                alone += 1
-                continue
-            held = 1 if n < 5 else min(max(int(n * fraction + 1e-9), 1), n - 1)
-            order = rng.permutation(rng.fold(key, client), n)
-            val.append(rows[order[:held].sort().values])
-            train.append(rows[order[held:].sort().values])
+        n = self.train.count
+        needs = self.val.count == 0
+        alone = needs & (n == 1)
+        share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
+        held = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
+        keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients))
+        shuffled = self.train.shuffled(keys)
+        drawn, _ = shuffled.cut(held + alone.to(torch.int64))
+        _, train = shuffled.cut(held)
         notes = list(self.notes)
-        if alone:
-            notes.append(f"{alone} client(s) with one example validate on that example")
-        return replace(self, train=Ragged.of(train), val=Ragged.of(val), notes=notes)
+        if bool(alone.any()):
+            notes.append(f"{int(alone.sum())} client(s) with one example validate on that example")
+        val = drawn.joined(self.val).ascending()
+        return replace(self, train=train.ascending(), val=val, notes=notes)
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution."""
-        order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients).tolist()
-        val, test = self.val.lists(), self.test.lists()
+        order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
         return replace(
             self,
-            val=Ragged.of([val[k] for k in order]),
-            test=Ragged.of([test[k] for k in order]),
-            description={**self.description, "foreign_targets": seed, "target_of": order},
+            val=self.val.take(order),
+            test=self.test.take(order),
+            description={**self.description, "foreign_targets": seed, "target_of": order.tolist()},
         )
 
     def on(self, device: torch.device) -> Federation:
@@ -200,52 +170,112 @@ class Federation:
         clients: Any,
         *,
         test_fraction: float = 0.25,
-        test_clients_rows: Any = None,
+        test_rows: Any = None,
         num_classes: int | None = None,
-        groups: Any = None,
+        groups: Mapping[Any, Any] | None = None,
+        tokens: bool = False,
+        standardize: bool = False,
         seed: int = 0,
         name: str = "arrays",
     ) -> Federation:
         """A federation from the caller's own arrays.
 
-        x [N, ...] numbers, y [N] labels 0..C-1, clients [N] the owner of every example (any labels).
-        `test_clients_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is
-        drawn. `groups` maps a client's label to its group name."""
-        features = torch.as_tensor(np.asarray(x))
-        if features.dtype not in (torch.uint8, torch.int64):
-            features = features.to(torch.float32)
-        labels = torch.as_tensor(np.asarray(y)).to(torch.int64)
-        owners, index = np.unique(np.asarray(clients).astype(str), return_inverse=True)
+        x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
+        `tokens`), y [N] classes (whole numbers 0..C-1 as they are, text by alphabet), clients [N] the owner of
+        every example (any labels). `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each
+        client's rows is drawn, keyed by the client's name. `groups` maps a client's label to its group.
+        `standardize` scales every feature by mean and deviation of all training rows."""
+        features = Features(_as_features(x, tokens))
+        labels, class_names = _as_labels(y)
+        index, names = encode(clients, "clients")
         if not len(features) == len(labels) == len(index):
             raise DataError(
                 f"x, y and clients must have one entry per example; got {len(features)}, {len(labels)}, {len(index)}"
             )
-        if not 0 <= test_fraction < 1:
-            raise ConfigError(f"test_fraction must lie in [0, 1); got {test_fraction}")
-        marked = None if test_clients_rows is None else np.asarray(test_clients_rows, dtype=bool)
-        key = rng.root(seed, "test-split")
-        train, test = [], []
-        for client in range(len(owners)):
-            rows = np.flatnonzero(index == client)
-            if marked is not None:
-                train.append(rows[~marked[rows]])
-                test.append(rows[marked[rows]])
-                continue
-            held = min(int(len(rows) * test_fraction + 1e-9), len(rows) - 1)
-            order = rng.permutation(rng.fold(key, client), len(rows)).numpy()
-            test.append(np.sort(rows[order[:held]]))
-            train.append(np.sort(rows[order[held:]]))
-        group_ids, group_names = None, None
-        if groups is not None:
-            of_client = [str(groups[owner]) for owner in owners]
-            group_names = sorted(set(of_client))
-            group_ids = torch.tensor([group_names.index(g) for g in of_client])
-        classes = int(labels.max()) + 1 if num_classes is None else num_classes
-        empty = Ragged.of([[] for _ in owners])
+        if len(labels) == 0:
+            raise DataError("x, y and clients are empty; a federation needs at least one example")
+        owned = Ragged.grouped(torch.arange(len(index)), index, len(names))
+        if test_rows is None:
+            keys = name_keys(rng.root(seed, "test-split"), names)
+            train, test = hold_out(owned, test_fraction, keys)
+        else:
+            marked = torch.as_tensor(np.asarray(test_rows))
+            if marked.dtype != torch.bool or marked.shape != labels.shape:
+                raise DataError(
+                    f"test_rows must be {len(labels)} booleans, one per example; "
+                    f"got {marked.dtype} of shape {tuple(marked.shape)}"
+                )
+            train, test = owned.where(~marked[owned.rows]), owned.where(marked[owned.rows])
+        group_index, group_names = _groups_of(names, groups)
+        if num_classes is None:
+            num_classes = len(class_names) if class_names else int(labels.max()) + 1
+        if standardize:
+            features = features.standardized(train.rows)
         return cls(
-            Features(features), labels, classes, Ragged.of(train), empty, Ragged.of(test),
-            [str(owner) for owner in owners], group_ids, group_names, None, {"dataset": name, "partition": "given"},
+            features, labels, num_classes, train, Ragged.empty(len(names)), test, names, group_index, group_names,
+            class_names, {"dataset": name, "partition": "given"},
         )  # fmt: skip
+
+    def save(self, folder: Path | str, *, data: bool = True) -> None:
+        """Write the federation to a folder, replacing one that is there.
+
+        `data=False` writes only who owns which row, and a fingerprint of the data set to apply it to."""
+        folder = Path(folder)
+        arrays = {f"{name}.{part}": getattr(self.split(name), part) for name in SPLITS for part in _RAGGED}
+        optional = {"mean": self.features.mean, "std": self.features.std, "groups": self.groups}
+        arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+        if data:
+            arrays |= {"raw": self.features.raw, "labels": self.labels}
+        checksum = storage.digest(arrays)
+        file = f"arrays-{checksum[:16]}.safetensors"
+        storage.write_tensors(folder / file, arrays)
+        record = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "arrays": file,
+            "digest": checksum,
+            "fingerprint": fingerprint(self.features, self.labels),
+        }
+        # The record is renamed into place last: until then a reader finds the old record and its old arrays.
+        storage.write_json(folder / _RECORD, record | {name: getattr(self, name) for name in _PLAIN_FIELDS})
+        for old in folder.glob("arrays-*.safetensors"):
+            if old.name != file:
+                old.unlink()
+
+    @classmethod
+    def load(cls, folder: Path | str, source: Source | None = None) -> Federation:
+        """Read what `save` wrote. A partition saved without data needs its `source`."""
+        folder = Path(folder)
+        record = storage.read_json(folder / _RECORD, "the record of a saved federation")
+        if record.get("format") != _FORMAT or record.get("version") != _VERSION:
+            raise StorageError(
+                f"{folder / _RECORD} is not a federation saved by this version of kinfed "
+                f"(format {record.get('format')!r}, version {record.get('version')!r}); save it again"
+            )
+        lacking = [name for name in ("arrays", "digest", "fingerprint", *_PLAIN_FIELDS) if name not in record]
+        if lacking:
+            raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
+        arrays, checksum = storage.read_tensors(folder / record["arrays"])
+        if checksum != record["digest"]:
+            raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
+        if "raw" in arrays:
+            raw, labels = arrays["raw"], arrays["labels"]
+        elif source is None:
+            raise StorageError(
+                f"{folder} holds only a partition of data set {record['description'].get('dataset')!r}; "
+                "load that data set and pass it as source"
+            )
+        elif fingerprint(source.features, source.labels) != record["fingerprint"]:
+            raise StorageError(
+                f"{folder} is a partition of another data set than {source.name!r} with these options; "
+                f"it was made from {record['description'].get('dataset')!r}"
+            )
+        else:
+            raw, labels = source.features.raw, source.labels
+        splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{part}"] for part in _RAGGED)) for name in SPLITS}
+        plain = {name: record[name] for name in _PLAIN_FIELDS}
+        features = Features(raw, arrays.get("mean"), arrays.get("std"))
+        return cls(features, labels, **splits, groups=arrays.get("groups"), **plain)
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
@@ -262,18 +292,21 @@ class Federation:
             raise DataError(f"{len(self.features)} examples but {len(self.labels)} labels")
         if len(self.names) != clients or len(set(self.names)) != clients:
             raise DataError(f"every one of the {clients} clients needs a name of its own")
+        if self.groups is not None and len(self.groups) != clients:
+            raise DataError(f"{clients} clients but {len(self.groups)} group labels")
         if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= self.num_classes):
             raise DataError(
                 f"labels must lie in 0..{self.num_classes - 1}; "
                 f"found {int(self.labels.min())}..{int(self.labels.max())}"
             )
         raw = self.features.raw
-        if raw.is_floating_point():
+        if raw.is_floating_point() and len(raw):
             bad = ~torch.isfinite(raw.reshape(len(raw), -1)).all(1)
             if bool(bad.any()):
                 first = int(bad.nonzero()[0])
                 raise DataError(
-                    f"{int(bad.sum())} example(s) hold NaN or infinite features (first: row {first}); clean or drop them"
+                    f"{int(bad.sum())} example(s) hold NaN or infinite features (first: row {first}); "
+                    "clean or drop them"
                 )
         empty = (self.train.count == 0).nonzero().squeeze(1)
         if len(empty):
@@ -281,3 +314,69 @@ class Federation:
             raise DataError(
                 f"{len(empty)} client(s) have no training example ({who}); give each at least one or leave them out"
             )
+        trained = torch.zeros(len(self.features), dtype=torch.bool)
+        trained[self.train.rows] = True
+        leaked = trained[self.test.rows]
+        if bool(leaked.any()):
+            first = int(self.test.rows[leaked][0])
+            raise DataError(
+                f"{int(leaked.sum())} test example(s) are training examples too (first: row {first}); "
+                "accuracy on them would say nothing"
+            )
+
+
+_FORMAT, _VERSION = "kinfed-federation", 1
+_RECORD = "federation.json"
+_RAGGED = ("offsets", "rows")
+_PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "description", "notes")
+
+
+def fingerprint(features: Features, labels: Tensor) -> str:
+    """Tells one set of examples from another, however they are standardized."""
+    return storage.digest({"raw": features.raw, "labels": labels})
+
+
+def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:
+    """Random (train, test) parts of every list; keys [K]. Of n rows int((1 - fraction) n) train, at least one."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"test_fraction must lie in [0, 1); got {fraction}")
+    n = rows.count
+    trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
+    train, test = rows.shuffled(keys).cut(trained)
+    return train.ascending(), test.ascending()
+
+
+def _as_features(x: Any, tokens: bool) -> Tensor:
+    array = np.asarray(x)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"x should hold numbers; got {array.dtype}")
+    if array.ndim == 0:
+        raise DataError("x should hold one row per example; got a single number")
+    if array.ndim == 1:
+        array = array[:, None]
+    if tokens:
+        if array.dtype.kind not in "iu":
+            raise DataError(f"tokens are whole numbers; got {array.dtype}")
+        return torch.from_numpy(array.astype(np.int64))
+    return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
+
+
+def _as_labels(y: Any) -> tuple[Tensor, list[str] | None]:
+    """Whole numbers are the classes themselves; anything else is encoded and keeps its names."""
+    index, names = encode_labels(y, "y")
+    array = np.asarray(y)
+    if array.dtype.kind in "iuf":
+        return torch.from_numpy(array.astype(np.int64)), None
+    return index, names
+
+
+def _groups_of(names: list[str], groups: Mapping[Any, Any] | None) -> tuple[Tensor | None, list[str] | None]:
+    if groups is None:
+        return None, None
+    by_name = {str(label): group for label, group in groups.items()}
+    lacking = [name for name in names if name not in by_name]
+    if lacking:
+        raise DataError(
+            f"groups lacks {len(lacking)} of {len(names)} clients (first: {lacking[0]}); give every client a group"
+        )
+    return encode([by_name[name] for name in names], "groups")

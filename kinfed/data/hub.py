@@ -1,0 +1,117 @@
+"""Parquet files of a data set: found in the data folder, or fetched into it from the Hugging Face hub.
+
+Layout: <data folder>/<data set>/<split>-00000-of-00001.parquet, the files of the hub as they are. Files in
+subfolders (as `hf download --local-dir` leaves them) are found too. The data folder is the one given,
+else $KINFED_DATA, else `data` in the cache folder ($KINFED_CACHE, else ~/.cache/kinfed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.errors import DataError
+
+log = logging.getLogger(__name__)
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+
+
+@dataclass(frozen=True)
+class ParquetSet:
+    """Where a data set lies: folder, the splits in its file names, and its home on the hub if it has one."""
+
+    folder: str
+    splits: tuple[str, ...]
+    repository: str | None = None
+    advice: str = ""  # said when it is missing and cannot be fetched
+
+
+def cache_folder() -> Path:
+    if chosen := os.environ.get("KINFED_CACHE"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "kinfed"
+
+
+def data_folder(chosen: Path | None) -> Path:
+    if chosen is not None:
+        return chosen.expanduser()
+    if named := os.environ.get("KINFED_DATA"):
+        return Path(named).expanduser()
+    return cache_folder() / "data"
+
+
+def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
+    """The files of every split, fetched first where some are missing."""
+    folder = data_folder(data_dir) / wanted.folder
+    found = _find(folder, wanted.splits)
+    lacking = _lacking(found)
+    if not lacking:
+        return found
+    place = f"put {' and '.join(lacking)} into {folder}"
+    if wanted.repository is None:
+        raise DataError(f"data set files are missing; {place}{wanted.advice and '; ' + wanted.advice}")
+    try:
+        _fetch(wanted, folder)
+    except Exception as error:  # the hub raises errors of several libraries; all mean that nothing came
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"data set files are missing and could not be fetched from hub data set {wanted.repository} "
+            f"({reason}); {place}{wanted.advice and '; ' + wanted.advice}"
+        ) from error
+    found = _find(folder, wanted.splits)
+    if lacking := _lacking(found):
+        raise DataError(f"hub data set {wanted.repository} did not contain {' and '.join(lacking)}; {place} by hand")
+    return found
+
+
+def _find(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
+    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
+    return {split: [file for file in files if _split_of(file) == split] for split in splits}
+
+
+def _split_of(file: Path) -> str:
+    return _SHARD.sub("", file.stem)
+
+
+def _lacking(found: dict[str, list[Path]]) -> list[str]:
+    """Names of files that should be there: whole splits, or shards of a split that says how many it has."""
+    lacking = []
+    for split, files in found.items():
+        if not files:
+            lacking.append(f"{split}-*.parquet")
+        shards = [match for file in files if (match := _SHARD.search(file.stem))]
+        present = {int(match[1]) for match in shards}
+        for total in sorted({int(match[2]) for match in shards}):
+            lacking += [f"{split}-{i:05d}-of-{total:05d}.parquet" for i in range(total) if i not in present]
+    return lacking
+
+
+def _fetch(wanted: ParquetSet, folder: Path) -> None:
+    import huggingface_hub
+
+    log.info("fetching %s from the hub into %s", wanted.repository, folder)
+    # Complete files only are renamed into the folder; a download that fails leaves nothing behind. The temporary
+    # folder lies beside the final one, on the same file system, so that the renames are atomic.
+    ours = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".fetch-{folder.name}-", dir=folder.parent) as temporary:
+            huggingface_hub.snapshot_download(
+                str(wanted.repository), repo_type="dataset", allow_patterns=["*.parquet"], local_dir=temporary
+            )
+            complete = [file for file in Path(temporary).rglob("*.parquet") if _split_of(file) in wanted.splits]
+            folder.mkdir(exist_ok=True)
+            for file in complete:
+                os.replace(file, folder / file.name)
+    except BaseException:
+        for parent in ours:
+            with contextlib.suppress(OSError):
+                parent.rmdir()  # only if empty
+        raise

@@ -1,0 +1,62 @@
+"""A data set before it is shared out among clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.data.features import Features
+from kinfed.errors import DataError
+
+
+@dataclass
+class Source:
+    """Examples and labels, and what the data set itself says about splits and owners."""
+
+    name: str
+    features: Features
+    labels: Tensor  # [N] int64
+    num_classes: int
+    class_names: list[str] | None = None
+    is_test: Tensor | None = None  # [N] bool: rows of the official test split
+    is_val: Tensor | None = None  # [N] bool: rows marked for validation
+    owners: Tensor | None = None  # [N] int64: natural clients (writers, speakers, hospitals)
+    owner_names: list[str] | None = None
+    owner_groups: Tensor | None = None  # [owners] int64: device type, region, ...
+    group_names: list[str] | None = None
+    standardize: bool = False  # scale features by the training rows once a partition has named them
+    options: dict[str, Any] = field(default_factory=dict)  # how it was loaded, for the record
+    notes: list[str] = field(default_factory=list)  # what a reader of results must know
+
+    def __post_init__(self) -> None:
+        examples = len(self.features)
+        if examples == 0:
+            raise DataError(f"data set {self.name} holds no examples")
+        for name in ("labels", "is_test", "is_val", "owners"):
+            column = getattr(self, name)
+            if column is not None and len(column) != examples:
+                raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
+        if int(self.labels.min()) < 0 or int(self.labels.max()) >= self.num_classes:
+            raise DataError(
+                f"data set {self.name}: labels must lie in 0..{self.num_classes - 1}; "
+                f"found {int(self.labels.min())}..{int(self.labels.max())}"
+            )
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise DataError(f"data set {self.name}: {self.num_classes} classes but {len(self.class_names)} class names")
+        if self.owners is not None and (self.owner_names is None or int(self.owners.max()) >= len(self.owner_names)):
+            raise DataError(f"data set {self.name}: every owner needs a name")
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def has_official_test(self) -> bool:
+        return self.is_test is not None and bool(self.is_test.any())
+
+    def rows(self, *, test: bool) -> Tensor:
+        """Rows of the official test split, or all the others."""
+        marked = self.is_test if self.is_test is not None else torch.zeros(len(self), dtype=torch.bool)
+        return (marked if test else ~marked).nonzero().squeeze(1)
