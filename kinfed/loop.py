@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from kinfed import rng
 from kinfed.algorithm import Algorithm
 from kinfed.data.federation import Population
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pool.local import Evaluation, LocalPool
+from kinfed.pool.local import Evaluation, LocalPool, Reply
 from kinfed.task import Task
 from kinfed.tree import Tree
 
@@ -78,13 +78,15 @@ class Loop:
         self.algorithm = algorithm
         self.task = task
         self.pool = pool
-        self.clients = clients
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or Schedule(clients.participation)
+        # Who takes part is the schedule's to say: what a method is told must be what happens.
+        self.clients = replace(clients, participation=self.schedule.participation)
         self.completed = first_round - 1
-        algorithm.check(task, clients)
-        self.server: Tree = algorithm.init_server(task, clients)
+        algorithm.check(task, self.clients)
+        self.server: Tree = algorithm.init_server(task, self.clients)
 
     def round(self) -> RoundReport:
+        """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
         number, seed = self.completed + 1, self.clients.seed
         active = self.schedule.active(seed, number, self.clients.num_clients)
@@ -103,20 +105,20 @@ class Loop:
             sent.append(message.nbytes)
             return message
 
-        for one in active[~torch.isin(active, ids)].split(1):
-            download(one)  # a client that will not reply was sent its message all the same
-        rejected: list[int] = []
-        bytes_up = replied = 0
-        if len(ids):
-            reply = self.pool.train(ids, download, number, effort)
-            rejected, replied = reply.rejected, len(reply.ids)
-            if replied:
-                bytes_up = reply.up.nbytes // replied * (replied + len(rejected))
-                server = self.algorithm.aggregate(server, reply.ids, reply.up)
-        self.server = server
+        for one in active[~torch.isin(active, ids)]:
+            download(one[None])  # a client that will not reply was sent its message all the same
+        reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
+        if len(reply.ids):
+            self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
         self.completed = number
         return RoundReport(
-            number, time.perf_counter() - began, len(active), len(active) - replied, sum(sent), bytes_up, rejected
+            round=number,
+            seconds=time.perf_counter() - began,
+            active=len(active),
+            dropped=len(active) - len(reply.ids),
+            bytes_down=sum(sent),
+            bytes_up=reply.nbytes,
+            rejected=reply.rejected,
         )
 
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:

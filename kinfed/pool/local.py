@@ -1,7 +1,7 @@
 """The local pool: all clients in this process, in chunks that fit the cache, dealt to worker threads.
 
-A chunk's size depends on the model alone, never on the number of workers, and every chunk runs on one torch
-thread, so any number of workers gives the same bits.
+A chunk's size depends on the model and the cohort, never on the number of workers, and every chunk runs on one
+torch thread, so any number of workers gives the same bits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +37,9 @@ class Reply:
     """What came back from a cohort: rows of `up` belong to `ids`, in ascending order."""
 
     ids: Tensor
-    up: Any
-    rejected: list[int] = field(default_factory=list)  # clients whose update was not finite
+    up: Any  # None where nobody replied
+    nbytes: int  # of all updates sent, the rejected ones too
+    rejected: list[int] = field(default_factory=list)  # clients whose update or new state was not finite
 
 
 @dataclass
@@ -86,13 +88,16 @@ class LocalPool:
         def work(piece: Tensor) -> tuple[Tensor, Tree, Tree, Tensor]:
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
-            down = download(who).to(self.task.device)
-            client, up = self.algorithm.client_update(self.task, self.clients.take(who), down, cohort)
-            good = up.finite_rows(len(who)) & client.finite_rows(len(who))
+            with _named("client_update", who, round):
+                state = self.clients.take(who).to(self.task.device)
+                down = download(who).to(self.task.device)
+                client, up = self.algorithm.client_update(self.task, state, down, cohort)
+                good = up.finite_rows(len(who)) & client.finite_rows(len(who))
             return who, client, up, good
 
-        who_parts, up_parts, rejected = [], [], []
+        who_parts, up_parts, rejected, nbytes = [], [], [], 0
         for who, client, up, good in self._map(work, pieces):
+            nbytes += up.nbytes
             if not bool(good.all()):
                 keep = good.nonzero().squeeze(1)
                 rejected += who[~good].tolist()
@@ -102,13 +107,13 @@ class LocalPool:
                 who_parts.append(who)
                 up_parts.append(up)
         if not who_parts:
-            return Reply(ids[:0], None, sorted(rejected))
+            return Reply(ids[:0], None, nbytes, sorted(rejected))
         replied = torch.cat(who_parts)
         ascending = torch.argsort(replied)
         up = type(up_parts[0]).stack(up_parts)
         if bool((ascending[1:] < ascending[:-1]).any()):
             up = up.take(ascending)
-        return Reply(replied[ascending], up, sorted(rejected))
+        return Reply(replied[ascending], up, nbytes, sorted(rejected))
 
     def evaluate(
         self,
@@ -128,9 +133,10 @@ class LocalPool:
         def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None]:
             who = ids[piece]
             cohort = self._cohort(who, round)
-            state = self.clients.take(who)
-            down = download(who).to(self.task.device)
-            theta = self.algorithm.personalize(self.task, state, down, cohort)
+            with _named("personalize", who, round):
+                state = self.clients.take(who).to(self.task.device)
+                down = download(who).to(self.task.device)
+                theta = self.algorithm.personalize(self.task, state, down, cohort)
             part: Part = getattr(cohort, split)
             other = None if shared is None else shared(who)
             return (
@@ -178,6 +184,16 @@ class LocalPool:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _named(stage: str, ids: Tensor, round: int) -> Iterator[None]:
+    """An error inside says at which stage, for which clients and in which round it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {stage} of client(s) {ids.tolist()} in round {round}")
+        raise
 
 
 def _cpu(tensor: Tensor) -> Tensor:
