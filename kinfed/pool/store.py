@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -26,7 +29,6 @@ class ClientStore(Generic[Client]):
         self._fresh = fresh
         self._folder = folder
         self._rows: Client | None = None
-        self._files = 0
 
     @property
     def seen(self) -> Tensor:
@@ -69,37 +71,57 @@ class ClientStore(Generic[Client]):
     def _allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._folder is None:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        count = 1
-        for side in shape:
-            count *= side
+        count = math.prod(shape)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._files += 1
-            path = self._folder / f"rows-{self._files}"
-            mapped = torch.from_file(str(path), shared=True, size=count, dtype=like.dtype).reshape(shape)
-            path.unlink()  # the mapping lives on; the file never outlasts the process
+            # A name of its own: several stores may share the folder. Once mapped, the name goes (on leaving the
+            # block) and the mapping lives on, so no file outlasts the process.
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix="rows-") as file:
+                if count and hasattr(os, "posix_fallocate"):
+                    # Without room on the disk, fail here: a write to a mapping without room kills the process.
+                    os.posix_fallocate(file.fileno(), 0, count * like.element_size())
+                return torch.from_file(file.name, shared=True, size=count, dtype=like.dtype).reshape(shape)
         except (OSError, RuntimeError) as error:
             raise StorageError(f"cannot keep client states in {self._folder}: {error}") from error
-        return mapped
 
     def named(self) -> dict[str, Tensor]:
-        """For a checkpoint: the ids in slot order and their rows."""
+        """For a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
         ids = self.seen
         if self._rows is None:
             return {"ids": ids}
         return {"ids": ids} | {f"rows.{k}": v[: len(ids)] for k, v in self._rows.named().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        ids = tensors["ids"]
+        """Take over what `named` gave. States of another method, model or population are refused, and the present
+        ones kept."""
+        ids = tensors.get("ids")
+        if ids is None:
+            raise CheckpointError("client states without the ids of their clients")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.slot):
+            raise CheckpointError(f"client states of ids up to {int(ids.max())}; there are {len(self.slot)} clients")
+        if len(set(ids.tolist())) != len(ids):
+            raise CheckpointError("client states with the same id twice")
+        rows = {name[len("rows.") :]: t for name, t in tensors.items() if name.startswith("rows.")}
+        like = self._fresh(ids[:1]) if len(ids) else None
+        if like is not None:
+            _check_rows(rows, like, len(ids))
         self.slot.fill_(-1)
         self._rows = None
-        if not len(ids):
-            return
-        like = self._fresh(ids[:1])
-        rows = {name[len("rows.") :]: t for name, t in tensors.items() if name.startswith("rows.")}
-        if rows.keys() != like.named().keys():
-            raise CheckpointError(f"client state has fields {sorted(rows)}; the method keeps {sorted(like.named())}")
-        self.put(ids, like.like(rows))
+        if like is not None:
+            self.put(ids, like.like(rows))
+
+
+def _check_rows(rows: Mapping[str, Tensor], like: Tree, count: int) -> None:
+    wanted = like.named()
+    if rows.keys() != wanted.keys():
+        raise CheckpointError(f"client state has fields {sorted(rows)}; the method keeps {sorted(wanted)}")
+    for name, tensor in rows.items():
+        shape, dtype = [count, *wanted[name].shape[1:]], wanted[name].dtype
+        if list(tensor.shape) != shape or tensor.dtype != dtype:
+            raise CheckpointError(
+                f"client state {name} is {tensor.dtype} of shape {list(tensor.shape)}; "
+                f"this method and model keep {dtype} of shape {shape}"
+            )
 
 
 def _length(rows: Tree) -> int:
