@@ -41,6 +41,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     needs_validation: ClassVar[bool] = False  # clients need validation examples
     min_clients: ClassVar[int] = 1
     keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
+    symmetric: ClassVar[bool] = True  # renumbering the clients renumbers the results; False where draws go by id
     private: ClassVar[bool] = True  # all that leaves a client comes from gradients of its training data
     # What else leaves a client, computed from its data outside any gradient (named in privacy reports).
     leaks: ClassVar[tuple[str, ...]] = ()
@@ -99,5 +100,5 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
 def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
     """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
-    p = (weight / weight.sum()).to(torch.float64)
-    return (rows.to(torch.float64).T @ p.to(rows.device)).to(rows.dtype)
+    weight = weight.to(rows.device, torch.float64)
+    return (rows.to(torch.float64).T @ (weight / weight.sum())).to(rows.dtype)
