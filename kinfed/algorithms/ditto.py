@@ -14,12 +14,13 @@ objective needs weights by examples (the default, "Ditto-w"). "equal" is Ditto-e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithm import Algorithm, mean_of
+from kinfed.data.batches import Work
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
@@ -62,13 +63,18 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
     def __post_init__(self) -> None:
         if self.weights not in ("examples", "equal"):
             raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-        if self.lam < 0:
-            raise ConfigError(f"lam must not be negative; got {self.lam}")
-        rate = self.work.lr if self.personal_lr is None else self.personal_lr
-        if rate * self.lam >= 2:
+        rate = self._personal_work.lr
+        if not 0 <= rate * self.lam < 2:
             raise ConfigError(
-                f"Ditto's personal step is unstable for lr * lam >= 2; got {rate} * {self.lam}; lower one of them"
+                f"lam must not be negative, and Ditto's personal step is unstable for lr * lam >= 2; "
+                f"got {rate} * {self.lam}; lower one of them"
             )
+
+    @property
+    def _personal_work(self) -> Work:
+        """The personal branch's work: the same stream of batches, its own rate (which decays alike) and steps."""
+        work = self.work if self.personal_steps is None else self.work.with_steps(self.personal_steps)
+        return work if self.personal_lr is None else replace(work, lr=self.personal_lr)
 
     def init_server(self, task: Task, clients: Population) -> Server:
         return Server(task.init(clients.seed))
@@ -80,11 +86,9 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
         return Down(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.work)
-        own = batches if self.personal_steps is None else data.train.batches(self.work.with_steps(self.personal_steps))
         pull = (self.lam, down.w) if self.lam else None
-        u = sgd(task, down.w, batches)  # the global branch
-        v = sgd(task, client.v, own, lr=self.personal_lr, pull=pull)  # ∇f(v) + λ (v − w)
+        u = sgd(task, down.w, data.train.batches(self.work))  # the global branch
+        v = sgd(task, client.v, data.train.batches(self._personal_work), pull=pull)  # ∇f(v) + λ (v − w)
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
         return Client(v), Up(u - down.w, count)
 

@@ -45,9 +45,11 @@ class FedAvgM(Algorithm[Server, Client, Down, Up]):
             raise ConfigError(f"gamma must lie in [0, 1); got {self.gamma}")
         if not self.server_lr > 0:
             raise ConfigError(f"server_lr must be positive; got {self.server_lr}")
+        _ = self._fedavg  # refuses unknown weights
 
     @property
     def _fedavg(self) -> FedAvg:
+        """The clients' side, which is FedAvg's."""
         return FedAvg(self.work, self.weights)
 
     def init_server(self, task: Task, clients: Population) -> Server:

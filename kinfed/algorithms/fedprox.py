@@ -31,8 +31,11 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mu < 0:
-            raise ConfigError(f"mu must not be negative; got {self.mu}")
+        if not 0 <= self.mu * self.work.lr < 2:
+            raise ConfigError(
+                f"mu must not be negative, and FedProx's step is unstable for lr * mu >= 2; "
+                f"got {self.work.lr} * {self.mu}; lower one of them"
+            )
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         pull = (self.mu, w) if self.mu else None
