@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -120,6 +120,11 @@ class Loop:
             bytes_up=reply.nbytes,
             rejected=reply.rejected,
         )
+
+    def rounds(self, count: int) -> Iterator[RoundReport]:
+        """`count` more rounds, one at a time."""
+        for _ in range(count):
+            yield self.round()
 
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""

@@ -1,0 +1,270 @@
+"""The command line. Mistakes get one clear sentence and exit status 2; an interrupted run says how to go on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kinfed.errors import ConfigError, KinfedError, StorageError
+
+app = typer.Typer(
+    name="kinfed",
+    help="Personalized federated learning: one good model per client, compared honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(soft_wrap=False)
+
+Config = Annotated[Path | None, typer.Argument(help="TOML file with settings; options below override it.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run (default: runs/<time>).")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="KINFED_DATA", help="Folder with data sets: <DIR>/<dataset>/*.parquet."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="owner.option=value, e.g. ditto.lam=0.5, partition.classes=3 (repeatable)."),
+]
+
+
+@app.command()
+def run(
+    config: Config = None,
+    dataset: Annotated[str | None, typer.Option(help="A name (kinfed list datasets), or a .csv/.parquet file.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data is shared out (kinfed list partitions).")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    client_column: Annotated[str | None, typer.Option(help="Column that names the client (own tables).")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Column with the class (own tables).")] = None,
+    group_column: Annotated[str | None, typer.Option(help="Column with the client's group (own tables).")] = None,
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test (own tables).")] = None,
+    validation: Annotated[str | None, typer.Option(help="Share of training data kept for validation, or auto.")] = None,
+    foreign_targets: Annotated[
+        bool | None, typer.Option("--foreign-targets", help="Shuffle validation and test sets among clients.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model (kinfed list models).")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Methods, e.g. local,fedavg,weak=ditto (kinfed list algorithms).")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Share of clients active in a round, in (0, 1].")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1,2.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of local training.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps per round (default 20).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round instead of steps.")] = None,
+    warm_start: Annotated[int | None, typer.Option(help="Rounds of FedAvg before every method.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Chance that an active client never replies.")] = None,
+    stragglers: Annotated[float | None, typer.Option(help="Chance that a client does only part of its work.")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations (0: only the last).")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker threads (default: all cores).")] = None,
+    state: Annotated[str | None, typer.Option(help="Where client states live: memory or disk.")] = None,
+    data: DataFolder = None,
+    sets: Sets = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
+) -> None:
+    """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
+    settings = _settings(locals(), "config", "out", "resume", "report", "sets")
+    _run(config, settings, tuple(sets or ()), out, resume, report)
+
+
+def _settings(given: dict[str, Any], *not_settings: str) -> dict[str, Any]:
+    settings = {k: v for k, v in given.items() if k not in not_settings and v is not None}
+    if "seeds" in settings:
+        settings["seeds"] = _integers("--seeds", settings["seeds"])
+    if settings.get("validation", "auto") != "auto":
+        settings["validation"] = _number("--validation", settings["validation"])
+    return settings
+
+
+def _run(
+    config: Path | None, settings: dict[str, Any], sets: tuple[str, ...], out: Path | None, resume: bool, report: bool
+) -> None:
+    from kinfed import run as runs
+    from kinfed.config import make_config
+    from kinfed.display import display, results_table
+
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to continue")
+    if resume and out is not None and config is None and not settings and not sets:
+        chosen = runs.read_config(out)  # "kinfed run --out DIR --resume" alone is enough
+    else:
+        chosen = make_config(config, settings, sets)
+    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    total = len(chosen.algorithms) * len(chosen.seeds) * chosen.rounds + len(chosen.seeds) * chosen.warm_start
+    console.print(_what(chosen), highlight=False, soft_wrap=True)
+    with _StopRequest() as stop, display(console, total) as shown:
+        try:
+            result = runs.run(chosen, out=folder, resume=resume, observer=shown, should_stop=stop)
+        except (runs.Interrupted, KeyboardInterrupt):
+            command = f"kinfed run --out {shlex.quote(str(folder))} --resume"
+            console.print(f"stopped; what is done is saved. To continue: {command}", soft_wrap=True)
+            raise typer.Exit(130) from None
+    console.print(results_table([r.summary() for r in result.results]))
+    console.print(f"results  {folder}", highlight=False, soft_wrap=True)
+    if report:
+        from kinfed.report import build
+
+        console.print(f"report   {build([folder], folder / 'report.html')}", highlight=False, soft_wrap=True)
+
+
+def _what(config: Any) -> str:
+    partition = config.partition.name if config.partition else "its default partition"
+    seeds = "seed" if len(config.seeds) == 1 else "seeds"
+    return (
+        f"{config.dataset.name}, {partition}, model {config.model}; {', '.join(config.algorithms)}; "
+        f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
+    )
+
+
+class _StopRequest:
+    """The first Ctrl-C (or SIGTERM) asks to stop after the round; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        console.print("stopping after this round; press Ctrl-C again to stop at once")
+
+    def __enter__(self) -> _StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, datasets, partitions, models; all where absent.")
+    ] = None,
+) -> None:
+    """Show what there is: methods, data sets, partitions, models."""
+    from kinfed.catalog import catalog
+    from kinfed.errors import unknown_name
+
+    kinds = catalog()
+    if what is not None and what not in kinds:
+        raise unknown_name("list", what, kinds)
+    for kind in [what] if what else kinds:
+        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        for name, summary in kinds[kind].items():
+            table.add_row(name, summary)
+        console.print(table)
+        if not what:
+            console.print()
+
+
+@app.command("describe")
+def describe_(
+    config: Config = None,
+    dataset: Annotated[str | None, typer.Option(help="A name, or a .csv/.parquet file.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data is shared out.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    client_column: Annotated[str | None, typer.Option(help="Column that names the client.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Column with the class.")] = None,
+    group_column: Annotated[str | None, typer.Option(help="Column with the client's group.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    data: DataFolder = None,
+    sets: Sets = None,
+    save: Annotated[Path | None, typer.Option(help="Save the federation in this folder.")] = None,
+) -> None:
+    """Show who holds what: sizes, classes per client, distance between clients' label distributions."""
+    from kinfed.config import make_config
+    from kinfed.data.describe import describe
+    from kinfed.data.load import build_federation
+
+    settings = _settings(locals(), "config", "sets", "save", "seed", "describe", "make_config", "build_federation")
+    federation = build_federation(make_config(config, settings, tuple(sets or ())), seed)
+    console.print(describe(federation))
+    for note in federation.notes:
+        console.print(f"note: {note}", highlight=False)
+    if save is not None:
+        federation.save(save)
+        console.print(f"saved    {save}", highlight=False)
+
+
+@app.command("report")
+def report_(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders to show on one page.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Page to write.")] = None,
+) -> None:
+    """Build the HTML page of one or several runs."""
+    from kinfed.report import build
+
+    target = out or (folders[0] / "report.html")
+    console.print(f"report   {build(folders, target)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    client: Annotated[str, typer.Option(help="Name of the client, as in clients.csv.")],
+    algorithm: Annotated[str | None, typer.Option(help="Method (where the run has several).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed (default: the first).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors).")] = None,
+) -> None:
+    """Write one client's personal model as safetensors that plain PyTorch loads."""
+    from kinfed.export import export_model
+
+    written = export_model(folder, client, algorithm, seed, out)
+    console.print(f"wrote    {written.path} ({written.summary})", highlight=False, soft_wrap=True)
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"{option} takes whole numbers separated by commas; got {text!r}") from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{option} takes a number or auto; got {text!r}") from None
+
+
+def main() -> None:
+    """Entry point of the command `kinfed`."""
+    try:
+        app()
+    except KinfedError as error:
+        _complain(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        sys.exit(1)
+    except OSError as error:
+        _complain(str(StorageError(f"{error.filename or 'disk'}: {error.strerror or error}")))
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True).print(f"error: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(2)

@@ -1,0 +1,206 @@
+"""The configuration of a run: validated, complete, and the same from TOML, command line and Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from kinfed.data.batches import Work
+from kinfed.errors import ConfigError, unknown_name
+from kinfed.loop import Schedule
+
+DEFAULT_ALGORITHMS = ("local", "fedavg", "fedprox", "ditto")
+# Settings that say how to compute, not what: they change neither results nor the identity of a run.
+INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models")
+
+
+class Named(BaseModel):
+    """A thing chosen by name, with its options: "classes" or {name = "classes", classes = 3}."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and "options" not in value:
+        return {"name": value.get("name"), "options": {k: v for k, v in value.items() if k != "name"}}
+    return value
+
+
+Choice = Annotated[
+    Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
+]
+
+
+def _methods(value: Any) -> Any:
+    """ "local,ditto" or ["local", "weak=ditto"] or {"weak": {"method": "ditto", "lam": 0.1}} -> the last form."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        labels = [item.partition("=") for item in value]
+        if len({label for label, _, _ in labels}) < len(labels):
+            raise ValueError("a method is listed twice; give variants labels of their own: weak=ditto,strong=ditto")
+        value = {label: {"method": method or label} for label, _, method in labels}
+    if isinstance(value, Mapping):
+        value = {label: {"method": label, **(options or {})} for label, options in value.items()}
+        if not value:
+            raise ValueError("name at least one algorithm")
+    return value
+
+
+class RunConfig(BaseModel):
+    """Everything that decides the results of a run. Every field has a default: the default run is the demo."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    dataset: Choice = Named(name="digits")
+    partition: Choice | None = None
+    clients: int | None = Field(None, ge=1)
+    client_column: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+    validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = "auto"
+    foreign_targets: bool = False
+    model: str = "mlp"
+    algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(_methods)] = Field(
+        default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type,return-value]
+    )
+    rounds: int = Field(60, ge=1)
+    participation: float = 0.5
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lr: float = 0.05
+    batch: int = 20
+    steps: int | None = None
+    epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    lr_floor: float = 0.0
+    warm_start: int = Field(0, ge=0)
+    eval_every: int = Field(5, ge=0)
+    checkpoint_every: int = Field(10, ge=1)
+    device: str = "cpu"
+    path: Literal["auto", "stacked", "rows", "vmap"] = "auto"
+    workers: int | None = Field(None, ge=1)
+    state: Literal["memory", "disk"] = "memory"
+    save_models: bool = True
+    data: Path | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
+            raise ValueError("seeds must be distinct, and at least one")
+        if any(not _is_label(label) for label in self.algorithms):
+            raise ValueError("labels of algorithms may hold letters, digits, '-', '_' and '.'")
+        return self
+
+    @property
+    def work(self) -> Work:
+        steps = 20 if self.steps is None and self.epochs is None else self.steps
+        return Work(
+            lr=self.lr, batch=self.batch, steps=steps, epochs=self.epochs, momentum=self.momentum,
+            weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor,
+        )  # fmt: skip
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.participation, self.dropout, self.stragglers)
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values, for config.json."""
+        values: dict[str, Any] = json.loads(self.model_dump_json())
+        return values
+
+    def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
+        """Identity of the results: equal for configurations that give equal results."""
+        decisive = {k: v for k, v in self.dump().items() if k not in INCIDENTAL}
+        text = json.dumps([decisive, dict(extra or {})], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_label(label: str) -> bool:
+    return bool(label) and all(c.isalnum() or c in "-_." for c in label) and not label.startswith(".")
+
+
+def make_config(
+    file: Path | None = None, settings: Mapping[str, Any] | None = None, sets: tuple[str, ...] = ()
+) -> RunConfig:
+    """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
+
+    The owner is `dataset`, `partition`, the label of an algorithm, or absent for a setting of the run."""
+    values: dict[str, Any] = _read_toml(file) if file is not None else {}
+    values |= {k: v for k, v in (settings or {}).items() if v is not None}
+    if "algorithms" in values:
+        try:
+            values["algorithms"] = _methods(values["algorithms"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    for text in sets:
+        _apply(values, text)
+    unknown = set(values) - set(RunConfig.model_fields)
+    if unknown:
+        raise unknown_name("setting", sorted(unknown)[0], RunConfig.model_fields)
+    try:
+        config = RunConfig(**values)
+    except ValidationError as error:
+        raise ConfigError(_first_complaint(error)) from error
+    _ = config.work, config.schedule  # refuse bad values before anything runs
+    return config
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {file}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _apply(values: dict[str, Any], text: str) -> None:
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set takes owner.option=value, such as ditto.lam=0.5; got {text!r}")
+    value = _literal(raw.strip())
+    owner, dot, option = key.strip().rpartition(".")
+    if not dot:
+        values[option] = value
+        return
+    if owner in ("dataset", "partition"):
+        current = values.get(owner) or RunConfig.model_fields[owner].default
+        if current is None:
+            raise ConfigError(f"--set {key} needs --{owner} to say which one it is for")
+        chosen = current if isinstance(current, Named) else Named(**_named(current))
+        values[owner] = {"name": chosen.name, **chosen.options, option: value}
+        return
+    methods = values.setdefault("algorithms", _methods(list(DEFAULT_ALGORITHMS)))
+    if owner not in methods:
+        raise unknown_name("owner in --set", owner, ["dataset", "partition", *methods])
+    methods[owner] = {**methods[owner], option: value}
+
+
+def _literal(text: str) -> Any:
+    """A TOML value where the text is one (0.5, true, [1, 2]), otherwise the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _first_complaint(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("constrained-float", "float"))
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}; got {first['input']!r}" if where else message

@@ -1,0 +1,46 @@
+"""From a configuration to a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.data.federation import Federation
+from kinfed.data.partition import make_federation
+from kinfed.data.sources import load_source
+from kinfed.data.table import is_table
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.config import RunConfig
+
+DEFAULT_CLIENTS = 20
+COLUMNS = ("client_column", "label_column", "group_column", "split_column")
+
+
+def build_federation(config: RunConfig, seed: int) -> Federation:
+    """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out."""
+    name, options = config.dataset.name, dict(config.dataset.options)
+    columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
+    if (Path(name) / "federation.json").is_file():
+        _refuse(columns, f"{name} is a saved federation")
+        return Federation.load(Path(name))
+    if is_table(name):
+        options |= columns
+    else:
+        _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
+    source = load_source(name, config.data, seed, options)
+    natural = source.owners is not None
+    partition, how = ("column", {}) if natural else ("classes", {})
+    if config.partition is not None:
+        partition, how = config.partition.name, dict(config.partition.options)
+    clients = config.clients
+    if partition != "column" and clients is None:
+        clients = DEFAULT_CLIENTS
+    return make_federation(source, partition, clients, how, seed)
+
+
+def _refuse(columns: dict[str, Any], reason: str) -> None:
+    if columns:
+        option = "--" + next(iter(columns)).replace("_", "-")
+        raise ConfigError(f"{option} does not apply: {reason}")

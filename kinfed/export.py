@@ -1,0 +1,91 @@
+"""Models of a finished run, without the code that trained them.
+
+A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
+every parameter in a row; together they give a state dict for plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kinfed import storage
+from kinfed.errors import ConfigError, StorageError
+from kinfed.journal import RunFolder
+from kinfed.task import ModuleTask
+
+_BUFFERS = "models/buffers.safetensors"
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    summary: str
+
+
+def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
+    """Write model.json (and the buffers, where the module has any) once per run."""
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.layers]
+    storage.write_json(folder / "model.json", {"model": name, "parameters": task.num_params, "layers": layers})
+    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
+    if buffers:
+        storage.make_folder(folder / "models")
+        storage.write_tensors(folder / _BUFFERS, buffers)
+
+
+def state_dict(folder: Path, row: Tensor) -> dict[str, Tensor]:
+    """What `module.load_state_dict` takes, for one row of a run's models."""
+    layout = storage.read_json(folder / "model.json")
+    if layout["parameters"] != len(row):
+        raise StorageError(
+            f"{folder / 'model.json'} describes {layout['parameters']} parameters, the model has {len(row)}"
+        )
+    out: dict[str, Tensor] = {}
+    position = 0
+    for layer in layout["layers"]:
+        size = 1
+        for side in layer["shape"]:
+            size *= side
+        out[layer["name"]] = row[position : position + size].reshape(layer["shape"]).clone()
+        position += size
+    if (folder / _BUFFERS).exists():
+        out |= storage.read_tensors(folder / _BUFFERS)
+    return out
+
+
+def export_model(
+    folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
+) -> Exported:
+    """Write the client's personal model as a state dict in safetensors:
+
+    model.load_state_dict(safetensors.torch.load_file(path))"""
+    run = RunFolder(folder)
+    config: dict[str, Any] = run.config()["config"]
+    algorithm = _chosen("algorithm", algorithm, list(config["algorithms"]))
+    seed = int(_chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
+    names = storage.read_json(folder / f"federation-{seed}.json")["names"]
+    if client not in names:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ConfigError(f"no client is called {client!r}; there are {shown}")
+    row = run.read_models(algorithm, seed).personal[names.index(client)]
+    path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
+    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": str(config["model"])}
+    storage.write_tensors(path, state_dict(folder, row), metadata)
+    return Exported(path, f"{config['model']}, {len(row)} parameters")
+
+
+def _chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:
+    if given is None:
+        if len(there) > 1 and not first:
+            raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(there)}")
+        return there[0]
+    if given not in there:
+        raise ConfigError(f"the run has no {kind} {given!r}; it has {', '.join(there)}")
+    return given
+
+
+def _names(layers: list[dict[str, Any]]) -> set[str]:
+    return {layer["name"] for layer in layers}

@@ -1,0 +1,400 @@
+"""A run: several methods on the same clients, batches and starts, over several seeds, with a journal on disk.
+
+    result = kinfed.run(algorithms="local,fedavg,ditto", rounds=30, out="runs/first")
+    result.personal_model("3", "ditto")          a ready nn.Module
+
+Per seed the federation, the starting model and the sampling are made once and shared by all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms import make_algorithm
+from kinfed.checkpoint import Checkpoints
+from kinfed.config import RunConfig, make_config
+from kinfed.data.describe import describe
+from kinfed.data.federation import Federation
+from kinfed.data.load import build_federation
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.export import save_layout
+from kinfed.journal import RunFolder
+from kinfed.loop import Loop, RoundReport
+from kinfed.metrics import summarize
+from kinfed.models import build_model
+from kinfed.pool.local import Evaluation, LocalPool
+from kinfed.task import ModuleTask, make_task
+
+Metrics = dict[str, float]
+
+
+class Observer(Protocol):
+    """Hears what a run does; the command line draws its display with one."""
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None: ...
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        pass
+
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class Interrupted(KinfedError):
+    """A run was asked to stop; its last finished round is on disk."""
+
+
+@dataclass
+class MethodResult:
+    """One method under one seed, after its last round."""
+
+    label: str
+    seed: int
+    rounds: int
+    personal: Metrics
+    shared: Metrics | None
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    evaluation: Evaluation = field(repr=False)
+    shared_model: Tensor | None = field(default=None, repr=False)  # [P]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
+            "global": self.shared, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
+        }  # fmt: skip
+
+
+@dataclass
+class RunResult:
+    config: RunConfig
+    results: list[MethodResult]
+    federations: dict[int, Federation] = field(repr=False)
+    task: ModuleTask = field(repr=False)
+    folder: Path | None = None
+
+    def of(self, label: str | None = None, seed: int | None = None) -> MethodResult:
+        """The result of a method (the only one where none is named) and seed (the first)."""
+        labels = list(self.config.algorithms)
+        if label is None and len(labels) > 1:
+            raise ConfigError(f"say which algorithm: {', '.join(labels)}")
+        label = labels[0] if label is None else label
+        seed = self.config.seeds[0] if seed is None else seed
+        for result in self.results:
+            if result.label == label and result.seed == seed:
+                return result
+        raise ConfigError(
+            f"no result of {label!r} with seed {seed}; there are {', '.join(labels)}, {self.config.seeds}"
+        )
+
+    def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> nn.Module:
+        """The client's own model, ready to use. A client is named as in the data, or given by its number."""
+        result = self.of(label, seed)
+        models = result.evaluation.models
+        if models is None:
+            raise ConfigError("this run did not keep its models (save_models = false)")
+        return self.task.module_of(models[client_number(self.federations[result.seed].names, client)])
+
+    def global_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
+        w = self.of(label, seed).shared_model
+        return None if w is None else self.task.module_of(w)
+
+
+def client_number(names: list[str], client: str | int) -> int:
+    if isinstance(client, int):
+        if not 0 <= client < len(names):
+            raise ConfigError(f"clients are numbered 0..{len(names) - 1}; got {client}")
+        return client
+    if client in names:
+        return names.index(client)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ConfigError(f"no client is called {client!r}; there are {shown}")
+
+
+def run(
+    config: RunConfig | Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    federation: Federation | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    observer: Observer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> RunResult:
+    """Run a configuration (a RunConfig, a TOML file, or settings by name).
+
+    `federation` replaces the data set and its partition, `model` (a function that makes an nn.Module) the named
+    model. With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
+    if isinstance(config, RunConfig):
+        if settings:
+            raise ConfigError("give either a RunConfig or settings by name, not both")
+    else:
+        config = make_config(None if config is None else Path(config), settings)
+    experiment = Experiment(config, federation, model, observer or Silent(), should_stop)
+    if out is None:
+        return experiment.execute(None, None)
+    fingerprint = experiment.fingerprint()
+    experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
+    with RunFolder(out).create(config.dump(), fingerprint, resume=resume) as folder:
+        return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", fingerprint))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration that a run folder holds."""
+    found: dict[str, Any] = RunFolder(folder).config()["config"]
+    return make_config(None, found)
+
+
+class Experiment:
+    """All methods and seeds of one configuration."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        federation: Federation | None,
+        model: Callable[[], nn.Module] | None,
+        observer: Observer,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.config = config
+        self.observer = observer
+        self.should_stop = should_stop
+        self._given = federation
+        self._model = model
+        self._data: dict[int, Federation] = {}
+        self._task: ModuleTask | None = None
+        self.algorithms = {
+            label: make_algorithm(options["method"], config.work, {k: v for k, v in options.items() if k != "method"})
+            for label, options in config.algorithms.items()
+        }
+
+    def fingerprint(self) -> str:
+        extra = {}
+        if self._given is not None:
+            extra["federation"] = self._given.fingerprint()
+        return self.config.fingerprint(extra)
+
+    def federation(self, seed: int) -> Federation:
+        if seed not in self._data:
+            made = build_federation(self.config, seed) if self._given is None else self._given
+            share = self.config.validation
+            if share == "auto":
+                share = 0.2 if any(a.needs_validation for a in self.algorithms.values()) else 0.0
+            if share and not int(made.val.count.sum()):
+                made = made.with_validation(share, seed)
+            if self.config.foreign_targets:
+                made = made.with_foreign_targets(seed)
+            self._data[seed] = made
+        return self._data[seed]
+
+    def task(self) -> ModuleTask:
+        if self._task is not None:
+            return self._task
+        data = self.federation(self.config.seeds[0])
+        shape, classes = data.features.shape, data.num_classes
+        build = self._model or (lambda: build_model(self.config.model, shape, classes))
+        self._task = make_task(build, path=self.config.path, device=check_device(self.config.device))
+        return self._task
+
+    def check(self) -> None:
+        """Refuse the last method's settings before the first one runs."""
+        task = self.task()
+        for seed in self.config.seeds:
+            clients = self.federation(seed).population(seed, self.config.participation)
+            for algorithm in self.algorithms.values():
+                algorithm.check(task, clients)
+
+    def execute(self, folder: RunFolder | None, checkpoints: Checkpoints | None) -> RunResult:
+        config = self.config
+        task = self.task()
+        done: list[MethodResult] = []
+        if folder is not None:
+            save_layout(folder.path, config.model, task)
+        for seed in config.seeds:
+            data = self.federation(seed)
+            for note in data.notes:
+                self.observer.note(note)
+            if folder is not None:
+                folder.write_federation(seed, describe(data).to_json())
+            task.start = None
+            if config.warm_start:
+                task.start = self._warm_start(task, data, seed, checkpoints)
+            for label, algorithm in self.algorithms.items():
+                done.append(self._method(label, algorithm, task, data, seed, folder, checkpoints))
+                if folder is not None:
+                    self._write(folder, done)
+        result = RunResult(config, done, self._data, task, None if folder is None else folder.path)
+        if folder is not None:
+            folder.write_summary({"results": [r.summary() for r in done]})
+        return result
+
+    def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: ModuleTask, data: Federation, seed: int, first: int,
+              folder: RunFolder | None = None) -> Loop:  # fmt: skip
+        states = folder.path / "states" if folder is not None and self.config.state == "disk" else None
+        pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
+        clients = data.population(seed, self.config.participation)
+        return Loop(algorithm, task, pool, clients, self.config.schedule, first_round=first)
+
+    def _warm_start(self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None) -> Tensor:
+        """The model after some rounds of FedAvg: the common start of all methods of the seed."""
+        label = f"warm-start-{seed}"
+        found = checkpoints.latest(label) if checkpoints is not None else None
+        if found is not None:
+            return found.tensors["w"].to(task.device)
+        loop = self._loop(make_algorithm("fedavg", self.config.work), task, data, seed, 1)
+        self.observer.started("warm start", seed, 0, self.config.warm_start)
+        while loop.completed < self.config.warm_start:
+            self.observer.round("warm start", seed, loop.round(), None)
+            self._stop_if_asked()
+        loop.pool.close()
+        w = loop.algorithm.global_model(loop.server)
+        assert w is not None
+        if checkpoints is not None:
+            checkpoints.save(label, self.config.warm_start, {"w": w}, {})
+        return w
+
+    def _method(
+        self,
+        label: str,
+        algorithm: Algorithm[Any, Any, Any, Any],
+        task: ModuleTask,
+        data: Federation,
+        seed: int,
+        folder: RunFolder | None,
+        checkpoints: Checkpoints | None,
+    ) -> MethodResult:
+        config, name = self.config, f"{label}-{seed}"
+        loop = self._loop(algorithm, task, data, seed, config.warm_start + 1, folder)
+        last = config.warm_start + config.rounds
+        totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+        snapshot = checkpoints.latest(name) if checkpoints is not None else None
+        if snapshot is not None:
+            loop.load(snapshot.round, snapshot.tensors)
+            totals = dict(snapshot.extra["totals"])
+        if folder is not None:
+            folder.rewind(label, seed, loop.completed)
+        self.observer.started(label, seed, loop.completed - config.warm_start, config.rounds)
+        try:
+            while loop.completed < last:
+                report = loop.round()
+                totals["bytes_down"] += report.bytes_down
+                totals["bytes_up"] += report.bytes_up
+                totals["seconds"] += report.seconds
+                personal = self._after_round(label, loop, report, last, data, folder)
+                self.observer.round(label, seed, report, personal)
+                due = report.round % config.checkpoint_every == 0 or report.round == last
+                if checkpoints is not None and folder is not None and (due or self.should_stop()):
+                    folder.sync()
+                    checkpoints.save(name, report.round, loop.state(), {"totals": totals})
+                self._stop_if_asked()
+            evaluation = loop.evaluate(keep_models=config.save_models)
+        finally:
+            loop.pool.close()
+        personal, shared = judge(evaluation, data, task)
+        w = algorithm.global_model(loop.server)
+        if folder is not None and evaluation.models is not None:
+            folder.write_models(label, seed, evaluation.models, w)
+        return MethodResult(
+            label, seed, config.rounds, personal, shared, int(totals["bytes_down"]), int(totals["bytes_up"]),
+            float(totals["seconds"]), evaluation, w,
+        )  # fmt: skip
+
+    def _after_round(
+        self, label: str, loop: Loop, report: RoundReport, last: int, data: Federation, folder: RunFolder | None
+    ) -> Metrics | None:
+        """Evaluate where due, and write the round's line."""
+        every = self.config.eval_every
+        due = report.round == last or (every > 0 and report.round % every == 0)
+        personal = shared = None
+        figures = loop.algorithm.server_figures(loop.server)
+        method: dict[str, Any] = {k: v for k, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
+        if due:
+            evaluation = loop.evaluate()
+            personal, shared = judge(evaluation, data, loop.task)
+            method = figures | ({"clients": evaluation.figures} if evaluation.figures else {})
+        if folder is not None:
+            folder.append_round({
+                "algorithm": label, "seed": loop.clients.seed, "round": report.round, "seconds": report.seconds,
+                "active": report.active, "dropped": report.dropped, "bytes_down": report.bytes_down,
+                "bytes_up": report.bytes_up, "personal": personal, "global": shared, "method": _plain(method),
+            })  # fmt: skip
+        if report.rejected:
+            who = ", ".join(data.names[k] for k in report.rejected[:5])
+            many = len(report.rejected)
+            self.observer.note(
+                f"{label}, round {report.round}: dropped {many} update(s) with NaN or infinity, of {who}"
+            )
+        return personal
+
+    def _stop_if_asked(self) -> None:
+        if self.should_stop():
+            raise Interrupted("stopped as asked; the last finished round is saved")
+
+    def _write(self, folder: RunFolder, done: list[MethodResult]) -> None:
+        rows = []
+        for r in done:
+            data = self._data[r.seed]
+            rows += client_rows(r, data)
+        folder.write_clients(rows)
+
+
+def judge(evaluation: Evaluation, data: Federation, task: Any) -> tuple[Metrics, Metrics | None]:
+    """Metrics of the personal models and of the server's models."""
+    n_train = data.train.count[evaluation.ids]
+
+    def figures(score: Any) -> Metrics:
+        return summarize(score.correct if task.classifies else None, score.loss, score.count, n_train)
+
+    assert evaluation.personal is not None
+    return figures(evaluation.personal), None if evaluation.shared is None else figures(evaluation.shared)
+
+
+def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
+    """One line per client for clients.csv."""
+    rows = []
+    for position, client in enumerate(result.evaluation.ids.tolist()):
+        row: dict[str, Any] = {
+            "algorithm": result.label, "seed": result.seed, "client": data.names[client],
+            "n_train": int(data.train.count[client]), "n_test": int(data.test.count[client]),
+        }  # fmt: skip
+        for kind, score in (("personal", result.evaluation.personal), ("global", result.evaluation.shared)):
+            n = 0 if score is None else int(score.count[position])
+            row[f"{kind}_accuracy"] = float(score.correct[position]) / n if score is not None and n else None
+            row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None
+        rows.append(row)
+    return rows
+
+
+def check_device(name: str) -> torch.device:
+    """The torch device of that name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} is not available here ({first}); use --device cpu") from error
+    return device
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value

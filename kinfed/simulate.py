@@ -1,0 +1,52 @@
+"""A round iterator for those who want their own loop.
+
+loop = kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1)
+for report in loop.rounds(50):
+    if report.round % 10 == 0:
+        print(loop.evaluate().personal)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from kinfed.algorithm import Algorithm
+from kinfed.algorithms import make_algorithm
+from kinfed.data.batches import Work
+from kinfed.data.federation import Federation
+from kinfed.loop import Loop, Schedule
+from kinfed.models import build_model
+from kinfed.pool.local import LocalPool
+from kinfed.task import Task, make_task
+
+
+def simulate(
+    federation: Federation,
+    model: Task | Callable[[], nn.Module] | str,
+    algorithm: Algorithm[Any, Any, Any, Any] | str,
+    *,
+    seed: int = 0,
+    work: Work | None = None,
+    participation: float = 1.0,
+    dropout: float = 0.0,
+    stragglers: float = 0.0,
+    workers: int | None = None,
+    **options: Any,
+) -> Loop:
+    """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
+
+    `model` is a name, a function that makes a module, or a task; `options` are those of a method given by name."""
+    if isinstance(model, Task):
+        task = model
+    elif isinstance(model, str):
+        name, shape, classes = model, federation.features.shape, federation.num_classes
+        task = make_task(lambda: build_model(name, shape, classes))
+    else:
+        task = make_task(model)
+    chosen = make_algorithm(algorithm, work or Work(), options) if isinstance(algorithm, str) else algorithm
+    pool = LocalPool(chosen, task, federation, seed, workers=workers)
+    schedule = Schedule(participation, dropout, stragglers)
+    return Loop(chosen, task, pool, federation.population(seed, participation), schedule)
