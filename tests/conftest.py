@@ -1,0 +1,75 @@
+"""Shared fixtures: one torch thread, and small data whose every value tells where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+from kinfed.data.batches import Batch, Part
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation
+
+torch.set_num_threads(1)
+settings.register_profile("kinfed", deadline=None, max_examples=50)  # a busy machine must not fail a test
+settings.load_profile("kinfed")
+
+MakePart = Callable[..., Part]
+MakeBatch = Callable[..., Batch]
+
+
+def _part(
+    sizes: Sequence[int],
+    *,
+    shape: tuple[int, ...] = (1,),
+    classes: int = 3,
+    seed: int = 0,
+    round: int = 1,
+    ids: Sequence[int] | None = None,
+    effort: Tensor | None = None,
+) -> Part:
+    count = torch.tensor(list(sizes), dtype=torch.int64)
+    total = int(count.sum())
+    raw = torch.arange(total, dtype=torch.float32).reshape(-1, *(1 for _ in shape)).expand(-1, *shape).contiguous()
+    scattered = torch.from_numpy(np.random.default_rng(5).permutation(total))
+    start = torch.cumsum(count, 0) - count
+    who = torch.arange(len(count)) if ids is None else torch.tensor(list(ids))
+    return Part(Features(raw), torch.arange(total) % classes, who, start, count, scattered, seed, round, effort)
+
+
+@pytest.fixture(scope="session")
+def make_part() -> MakePart:
+    """make_part([5, 1, 30]): clients with so many examples. Example number i has all features equal to i and the
+    label i % classes; clients own scattered examples, so that an index into the wrong list shows."""
+    return _part
+
+
+def _batch(n: int, size: int, shape: tuple[int, ...], classes: int, *, seed: int = 0, ragged: bool = False) -> Batch:
+    numbers = np.random.default_rng(seed)
+    x = torch.from_numpy(numbers.normal(size=(n, size, *shape)).astype(np.float32))
+    y = torch.from_numpy(numbers.integers(0, classes, (n, size)))
+    real = torch.from_numpy(numbers.integers(1, size + 1, n)) if ragged else torch.full((n,), size)
+    valid = torch.arange(size) < real[:, None]
+    weight = torch.where(valid, 1.0 / real[:, None], 0.0).to(torch.float32)
+    return Batch(x, y, weight, torch.arange(n), full=bool(valid.all()))
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> MakeBatch:
+    """make_batch(n, size, shape, classes): normal inputs, random labels; `ragged` pads rows with weight 0."""
+    return _batch
+
+
+@pytest.fixture
+def federation() -> Federation:
+    """Six clients of 3 to 40 examples, five features, three classes that a linear model can tell apart."""
+    sizes = [40, 3, 17, 8, 25, 11]
+    numbers = np.random.default_rng(11)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    y = numbers.integers(0, 3, len(owner))
+    x = numbers.normal(size=(len(owner), 5)) + 2.0 * np.eye(3, 5)[y]
+    return Federation.from_arrays(x, y, owner, test_fraction=0.3, num_classes=3)
