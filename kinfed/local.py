@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from kinfed.data.batches import Batches
+from kinfed.data.batches import Batch, Batches
 from kinfed.task import Pull, Task
 
 
@@ -55,6 +57,19 @@ def sgd(
             g = v
         now.add_(g, alpha=-rate)
     return x
+
+
+def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Yield (batch, [active rows of every tensor]) per step, for methods with a loop of their own.
+
+    Change the yielded rows in place; the tensors given [n, ...] then hold the result, whichever clients have
+    finished before others."""
+    for active, batch in batches:
+        views = [tensor[active] for tensor in rows]
+        yield batch, views
+        if not isinstance(active, slice):  # the views are copies
+            for tensor, view in zip(rows, views, strict=True):
+                tensor[active] = view
 
 
 def _rows(value: float | Tensor, rows: Tensor | slice) -> float | Tensor:

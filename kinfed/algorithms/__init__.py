@@ -16,6 +16,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
+from kinfed.algorithms.perfedavg import PerFedAvg
+from kinfed.algorithms.pfedme import PFedMe
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 
@@ -34,6 +36,9 @@ ALGORITHMS: dict[str, Entry] = {
     "fedprox": Entry(FedProx, "FedAvg held near the received model"),
     "fedavgm": Entry(FedAvgM, "FedAvg with server momentum"),
     "ditto": Entry(Ditto, "personal models held near a FedAvg model"),
+    "pfedme": Entry(PFedMe, "personal models as Moreau envelopes around a global one"),
+    "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
+    "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
 }
 
 
