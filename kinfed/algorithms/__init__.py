@@ -18,6 +18,9 @@ from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
 from kinfed.algorithms.perfedavg import PerFedAvg
 from kinfed.algorithms.pfedme import PFedMe
+from kinfed.algorithms.selffl import SelfFL
+from kinfed.algorithms.selffl_augmented import SelfFLAugmented
+from kinfed.algorithms.selffl_cluster import SelfFLCluster
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 
@@ -29,6 +32,8 @@ class Entry:
     preset: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # options that make the variant
 
 
+_SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
+
 ALGORITHMS: dict[str, Entry] = {
     "local": Entry(Local, "every client alone"),
     "fedavg": Entry(FedAvg, "one model, averaged by examples; personal = fine-tuned"),
@@ -39,6 +44,14 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, "personal models as Moreau envelopes around a global one"),
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
     "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
+    "selffl": Entry(SelfFL, "start, steps and weights of every client by its own uncertainty"),
+    "selffl_init": Entry(SelfFL, "Self-FL's starting point only, and smoothing", _SELFFL_NONE | {"use_init": True}),
+    "selffl_steps": Entry(SelfFL, "Self-FL's local steps only, and smoothing", _SELFFL_NONE | {"use_steps": True}),
+    "selffl_agg": Entry(SelfFL, "Self-FL's weights only, and smoothing", _SELFFL_NONE | {"use_agg": True}),
+    "selffl_control": Entry(SelfFL, "Self-FL without its three parts: smoothing alone", _SELFFL_NONE),
+    "selffl_exact": Entry(SelfFL, "Self-FL with the posterior its model implies", {"posterior": "exact"}),
+    "selffl_augmented": Entry(SelfFLAugmented, "Self-FL judged by models trained to convergence (Algorithm 2)"),
+    "selffl_cluster": Entry(SelfFLCluster, "Self-FL over groups of clients that the server remembers"),
 }
 
 
