@@ -27,11 +27,8 @@ class Features:
                 raise DataError(f"{name} of shape {tuple(value.shape)} does not fit examples of shape {self.shape}")
         if self.std is not None and not bool((self.std > 0).all()):
             raise DataError("std must be positive everywhere; give constant features a std of 1")
+        self._shift = None if self.mean is None else self.mean.to(self.device, torch.float32)
         self._scale = None if self.std is None else (1.0 / self.std.to(torch.float32)).to(self.device)
-        shift = None if self.mean is None else self.mean.to(self.device, torch.float32)
-        if shift is not None and self._scale is not None:
-            shift = shift * self._scale
-        self._shift = shift
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,10 +58,10 @@ class Features:
             return x
         if x.dtype != torch.float32:
             x = x.to(torch.float32)
+        if self._shift is not None:  # subtracted first: exact where values are close to their mean
+            x = x.sub_(self._shift)
         if self._scale is not None:
             x = x.mul_(self._scale)
-        if self._shift is not None:
-            x = x.sub_(self._shift)
         return x
 
     def on(self, device: torch.device) -> Features:
