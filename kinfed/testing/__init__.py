@@ -1,0 +1,42 @@
+"""The contract of a method, as checks that any method can be put to, one's own included.
+
+    from kinfed.testing import check_algorithm
+
+    check_algorithm("ditto")                         # a registered method
+    check_algorithm(MyMethod(work=Work(lr=0.1)))     # one that is not
+
+Each check is a function of a `Bench` (the method on a tiny federation) and can be run by itself, under pytest:
+
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_my_method(check):
+        CHECKS[check](bench)
+
+A broken promise raises `ContractError`: which check, what was found, what the contract asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from kinfed.data.federation import Federation
+from kinfed.testing.bench import Bench, ContractError, Method, tiny_federation, tiny_model
+from kinfed.testing.checks import CHECKS
+
+__all__ = ["CHECKS", "Bench", "ContractError", "check_algorithm", "tiny_federation", "tiny_model"]
+
+
+def check_algorithm(
+    method: str | Method,
+    *,
+    options: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: Callable[[], nn.Module] | None = None,
+) -> None:
+    """Put a method, by its registered name or as an object, to all checks. Raises ContractError at the first that
+    fails. A method that needs special data or a special model brings them; a few clients and parameters will do."""
+    bench = Bench(method, options=options, federation=federation, model=model)
+    for check in CHECKS.values():
+        check(bench)
