@@ -136,6 +136,8 @@ class Task(ABC):
 class ModuleTask(Task):
     """A classification task around a torch module. Parameters are the module's, in its own order."""
 
+    _hint = ""  # what to try when the module fails
+
     def __init__(self, build: Callable[[], nn.Module], device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._build = build
@@ -200,6 +202,19 @@ class ModuleTask(Task):
         module: nn.Module = self._own.module
         return module
 
+    def _call(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The module's output for x [B, ...] with these parameters."""
+        try:
+            z: Tensor = functional_call(self._thread_module(), named, (x,))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelError(
+                f"the model fails on examples of shape {list(x.shape[1:])}: {reason}{self._hint}"
+            ) from error
+        return z
+
 
 class StackedTask(ModuleTask):
     path = "stacked"
@@ -233,11 +248,22 @@ class RowsTask(ModuleTask):
         # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
         # the usual one: their forward may call view(), which the other layout does not allow.
         self._channels_last = all(type(m).__module__.startswith("torch.nn.") for m in self.module.modules())
+        self._repeats = False  # the module was seen to draw no random numbers
 
     def _call(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        z: Tensor = functional_call(self._thread_module(), named, (x,))
+        if self._repeats:
+            return super()._call(named, x)
+        with _GENERATOR:
+            before = torch.get_rng_state()
+            z = super()._call(named, x)
+            if not torch.equal(torch.get_rng_state(), before):
+                raise ModelError(
+                    "the model draws from torch's global generator when it runs (dropout?), so runs would not repeat "
+                    "or resume; remove that, and use weight_decay instead"
+                )
+        self._repeats = True
         return z
 
     def _row_grads(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -272,9 +298,10 @@ class RowsTask(ModuleTask):
 
 class VmapTask(ModuleTask):
     path = "vmap"
+    _hint = '; if it works for one client alone, choose path="rows"'
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        z = functional_call(self._thread_module(), self.unflatten(row), (x,))
+        z = self._call(self.unflatten(row), x)
         return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -282,21 +309,17 @@ class VmapTask(ModuleTask):
         return out
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        def forward(row: Tensor, inputs: Tensor) -> Tensor:
-            z: Tensor = functional_call(self._thread_module(), self.unflatten(row), (inputs,))
-            return z
-
-        out: Tensor = vmap(forward)(theta, x)
+        out: Tensor = vmap(lambda row, inputs: self._call(self.unflatten(row), inputs))(theta, x)
         return out
 
 
-_BUILDING = threading.Lock()
+_GENERATOR = threading.Lock()
 
 
 def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module with the random numbers of `seed`. Layers draw them from torch's global generator, which is left as
     it was; the lock keeps threads that start clients at the same time from drawing each other's."""
-    with _BUILDING, torch.random.fork_rng(devices=[]):
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
 
