@@ -1,0 +1,37 @@
+"""The report: one self-contained HTML page about one or several runs.
+
+It reads the files of run folders and nothing else, so it works on a finished run, on one still going, and on one
+copied from another machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kinfed.errors import StorageError
+from kinfed.report.compare import compare
+from kinfed.report.load import RunFolderError, load_runs
+from kinfed.report.page import render
+
+__all__ = ["RunFolderError", "build"]
+
+
+def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report and return its path.
+
+    Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
+    report.html in the current directory. The file appears whole or not at all.
+    """
+    runs = load_runs([Path(folder) for folder in run_dirs])
+    page = render(runs, compare(runs))
+    target = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    draft = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        os.replace(draft, target)
+    except OSError as error:
+        raise StorageError(f"cannot write the report to {target}: {error.strerror}; give another path") from error
+    return target

@@ -1,0 +1,375 @@
+"""Reads run folders into plain dataclasses; knows nothing of figures or HTML.
+
+A folder is read as far as it goes: a run that was killed, or is still running, gives what it has written so far
+together with notes that say what is missing. Only a folder that is no run at all, or whose lines lack the fields
+that give them meaning, is an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kinfed.errors import StorageError
+
+Kind = Literal["personal", "global"]
+KINDS: tuple[Kind, Kind] = ("personal", "global")
+Metrics = dict[str, float]
+
+
+class RunFolderError(StorageError):
+    """A folder that cannot be read as a run."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of rounds.jsonl. Bytes are those of this round, over all its clients."""
+
+    number: int
+    seconds: float
+    active: int
+    dropped: int
+    bytes_down: float
+    bytes_up: float
+    metrics: dict[Kind, Metrics]  # only the kinds evaluated in this round
+    method: dict[str, Any]  # the method's own figures
+
+    @property
+    def bytes(self) -> float:
+        return self.bytes_down + self.bytes_up
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One line of clients.csv: one client after the final round."""
+
+    client: str  # its name
+    n_train: int
+    n_test: int
+    values: dict[str, float]  # e.g. personal_accuracy; an empty cell is absent here
+
+
+@dataclass(frozen=True)
+class Final:
+    """Where one trial stands: after its last evaluated round, which is the final one if the trial is finished."""
+
+    round: int  # its number; a warm start shifts numbers, so it may exceed `rounds`
+    rounds: int  # how many were run
+    metrics: dict[Kind, Metrics]
+    bytes_down: float
+    bytes_up: float
+    seconds: float
+
+    @property
+    def bytes(self) -> float:
+        return self.bytes_down + self.bytes_up
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One algorithm with one seed."""
+
+    algorithm: str
+    seed: int
+    rounds: tuple[Round, ...]  # ascending, each number once
+    clients: tuple[ClientResult, ...]
+    final: Final
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who holds how many examples of which class; the lists run over clients, then classes."""
+
+    names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    train: tuple[tuple[int, ...], ...]
+    val: tuple[tuple[int, ...], ...]
+    test: tuple[tuple[int, ...], ...]
+    groups: tuple[int, ...] | None
+    group_names: tuple[str, ...] | None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [sum(counts) for counts in self.train]
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    label: str
+    config: dict[str, Any]  # the resolved configuration
+    version: str
+    versions: dict[str, Any]
+    fingerprint: str
+    trials: tuple[Trial, ...]
+    federations: dict[int, Federation]  # by seed
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def last_planned_round(self) -> int | None:
+        return _last_planned_round(self.config)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """In the order of the configuration, then in order of appearance."""
+        configured = self.config.get("algorithms")
+        names = [*(configured if isinstance(configured, dict) else ()), *(t.algorithm for t in self.trials)]
+        present = {trial.algorithm for trial in self.trials}
+        return tuple(name for name in dict.fromkeys(names) if name in present)
+
+
+def load_runs(folders: list[Path]) -> list[Run]:
+    """The runs in the given order, each with a label that no other has: its folder name, longer where needed."""
+    if not folders:
+        raise RunFolderError("a report needs at least one run folder; give the folder that `kinfed run` printed")
+    resolved = [folder.resolve() for folder in folders]
+    for path in resolved:
+        if resolved.count(path) > 1:
+            raise RunFolderError(f"run folder {path} is given twice; give each folder once")
+    return [load_run(path, label) for path, label in zip(resolved, _labels(resolved), strict=True)]
+
+
+def load_run(path: Path, label: str) -> Run:
+    envelope = _read_object(path / "config.json", "a run folder holds config.json and rounds.jsonl")
+    config = envelope.get("config")
+    if not isinstance(config, dict):
+        raise RunFolderError(f'{path / "config.json"} has no "config" object; was it written by kinfed?')
+    notes: list[str] = []
+    lines = _read_rounds(path / "rounds.jsonl", notes)
+    clients = _read_clients(path / "clients.csv", notes)
+    results = _read_results(path / "summary.json")
+    trials = [
+        _trial(key, lines.get(key, {}), clients.get(key, []), results.get(key), _last_planned_round(config))
+        for key in dict.fromkeys([*lines, *results])
+    ]
+    run = Run(
+        path=path,
+        label=label,
+        config=config,
+        version=str(envelope.get("kinfed", "unknown")),
+        versions=envelope["versions"] if isinstance(envelope.get("versions"), dict) else {},
+        fingerprint=str(envelope.get("fingerprint", "")),
+        trials=tuple(trials),
+        federations=dict(_read_federations(path)),
+    )
+    return replace(run, notes=tuple(_progress_notes(run) + notes))
+
+
+def _labels(paths: list[Path]) -> list[str]:
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return ["/".join(path.parts[-depth:]) for path in paths]
+
+
+def _read_object(path: Path, expectation: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} does not exist; {expectation}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path} is not valid JSON ({error}); run again or restore the file") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} should hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+Key = tuple[str, int]  # algorithm, seed
+
+
+def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, Round]]:
+    """A later line replaces an earlier one of the same round: a resumed run repeats what followed its checkpoint."""
+    rounds: dict[Key, dict[int, Round]] = {}
+    if not path.exists():
+        return rounds
+    unreadable = []
+    number = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                unreadable.append(number)
+                continue
+            key, entry = _round(record, f"{path}, line {number}")
+            rounds.setdefault(key, {})[entry.number] = entry
+    if unreadable == [number]:
+        notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
+    elif unreadable:
+        listed = ", ".join(map(str, unreadable[:5])) + (", …" if len(unreadable) > 5 else "")
+        notes.append(f"{len(unreadable)} damaged lines of rounds.jsonl were left out (line {listed}).")
+    return rounds
+
+
+def _round(record: Any, where: str) -> tuple[Key, Round]:
+    try:
+        key = (str(record["algorithm"]), int(record["seed"]))
+        return key, Round(
+            number=int(record["round"]),
+            seconds=float(record.get("seconds") or 0.0),
+            active=_count(record.get("active")),
+            dropped=_count(record.get("dropped")),
+            bytes_down=float(record.get("bytes_down") or 0),
+            bytes_up=float(record.get("bytes_up") or 0),
+            metrics=_metrics(record),
+            method=record.get("method") or {},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunFolderError(
+            f"{where}: a round needs algorithm, seed and round, and numbers where numbers belong ({error!r})"
+        ) from None
+
+
+def _count(value: Any) -> int:
+    """Clients are given as their number or as the list of them."""
+    return len(value) if isinstance(value, list) else int(value or 0)
+
+
+def _metrics(record: dict[str, Any]) -> dict[Kind, Metrics]:
+    """Figures that do not exist are absent; null is one that is not finite, for which JSON has no number."""
+    return {
+        kind: {name: math.nan if value is None else float(value) for name, value in record[kind].items()}
+        for kind in KINDS
+        if record.get(kind) is not None
+    }
+
+
+def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientResult]]:
+    clients: dict[Key, list[ClientResult]] = {}
+    if not path.exists():
+        return clients
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        needed = {"algorithm", "seed", "client", "n_train", "n_test"}
+        if missing := needed - set(reader.fieldnames or ()):
+            raise RunFolderError(f"{path} lacks the columns {', '.join(sorted(missing))}")
+        for row in reader:
+            if None in row or None in row.values():
+                notes.append(f"Line {reader.line_num} of clients.csv is cut; it was left out.")
+                continue
+            try:
+                result = ClientResult(
+                    client=row["client"],
+                    n_train=int(row["n_train"]),
+                    n_test=int(row["n_test"]),
+                    values={name: float(cell) for name, cell in row.items() if name not in needed and cell},
+                )
+                clients.setdefault((row["algorithm"], int(row["seed"])), []).append(result)
+            except ValueError as error:
+                raise RunFolderError(f"{path}, line {reader.line_num}: {error}") from None
+    return clients
+
+
+def _read_results(path: Path) -> dict[Key, Final]:
+    if not path.exists():
+        return {}
+    results = _read_object(path, "").get("results")
+    try:
+        return {
+            (str(entry["algorithm"]), int(entry["seed"])): Final(
+                round=int(entry["rounds"]),
+                rounds=int(entry["rounds"]),
+                metrics=_metrics(entry),
+                bytes_down=float(entry["bytes_down"]),
+                bytes_up=float(entry["bytes_up"]),
+                seconds=float(entry["seconds"]),
+            )
+            for entry in results or ()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path}: a result needs algorithm, seed, rounds, bytes_down, bytes_up and seconds ({error!r})"
+        ) from None
+
+
+def _read_federations(path: Path) -> Iterator[tuple[int, Federation]]:
+    for file in sorted(path.glob("federation-*.json")):
+        seed = file.stem.removeprefix("federation-")
+        if not seed.lstrip("-").isdecimal():
+            continue
+        record = _read_object(file, "")
+        try:
+            split = {
+                name: tuple(tuple(int(n) for n in counts) for counts in record.get(name) or ())
+                for name in ("train", "val", "test")
+            }
+            names = tuple(map(str, record["names"]))
+            classes = record.get("class_names") or range(int(record["num_classes"]))
+            federation = Federation(
+                names=names,
+                class_names=tuple(map(str, classes)),
+                **split,
+                groups=None if record.get("groups") is None else tuple(map(int, record["groups"])),
+                group_names=None if record.get("group_names") is None else tuple(map(str, record["group_names"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{file}: needs names, num_classes and train counts ({error!r})") from None
+        widths = {len(counts) for counts in federation.train}
+        if len(federation.train) != len(names) or widths - {len(federation.class_names)}:
+            raise RunFolderError(
+                f"{file}: train should hold {len(names)} clients with {len(federation.class_names)} counts each, "
+                f"got {len(federation.train)} clients with {sorted(widths)} counts"
+            )
+        if federation.groups is not None and len(federation.groups) != len(names):
+            raise RunFolderError(f"{file}: {len(federation.groups)} groups given for {len(names)} clients")
+        yield int(seed), federation
+
+
+def _trial(
+    key: Key, rounds: dict[int, Round], clients: list[ClientResult], result: Final | None, planned: int | None
+) -> Trial:
+    """summary.json is written when all is done, so before that a trial counts as finished by its round number."""
+    ordered = tuple(rounds[number] for number in sorted(rounds))
+    if result is not None:
+        final = replace(result, round=ordered[-1].number) if ordered else result
+        return Trial(*key, ordered, tuple(clients), final, finished=True)
+    evaluated = [r for r in ordered if r.metrics]
+    last = evaluated[-1].number if evaluated else ordered[-1].number
+    counted = [r for r in ordered if r.number <= last]
+    final = Final(
+        round=last,
+        rounds=len(counted),
+        metrics=evaluated[-1].metrics if evaluated else {},
+        bytes_down=sum(r.bytes_down for r in counted),
+        bytes_up=sum(r.bytes_up for r in counted),
+        seconds=sum(r.seconds for r in counted),
+    )
+    return Trial(*key, ordered, tuple(clients), final, finished=ordered[-1].number == planned)
+
+
+def _progress_notes(run: Run) -> list[str]:
+    algorithms = run.config.get("algorithms")
+    seeds = run.config.get("seeds")
+    planned = (
+        [(name, int(seed)) for name in algorithms for seed in seeds]
+        if isinstance(algorithms, dict) and isinstance(seeds, list)
+        else [(trial.algorithm, trial.seed) for trial in run.trials]
+    )
+    if not run.trials:
+        return ["This run has not finished a round yet: there is nothing to show but its configuration."]
+    stopped = [trial for trial in run.trials if not trial.finished]
+    unstarted = len(set(planned) - {(trial.algorithm, trial.seed) for trial in run.trials})
+    if not stopped and not unstarted:
+        return []
+    of = f" of {run.last_planned_round}" if run.last_planned_round else ""
+    parts = [f"{t.algorithm} with seed {t.seed} has reached round {t.rounds[-1].number}{of}" for t in stopped[:6]]
+    if len(stopped) > 6:
+        parts.append(f"{len(stopped) - 6} more are under way")
+    if unstarted:
+        parts.append(f"{unstarted} of {len(set(planned))} combinations of method and seed have not started")
+    return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what there is so far."]
+
+
+def _last_planned_round(config: dict[str, Any]) -> int | None:
+    rounds, warm = config.get("rounds"), config.get("warm_start") or 0
+    return rounds + warm if isinstance(rounds, int) and isinstance(warm, int) else None
+
+
+def finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,87 @@
+"""Colours of the report. One look per method, the same in every figure of a page.
+
+Figures are written with the colours of the light theme. The page swaps every colour listed in `DARK` when the
+reader's system is dark, so a figure never needs to know about themes: it only has to take its colours from here.
+The colours were chosen to differ under normal vision, protanopia, deuteranopia and tritanopia, and to stand out
+from the background; beyond seven methods line dashes and markers tell apart those that share a colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BACKGROUND = "#ffffff"
+SURFACE = "#f4f5f6"  # the empty end of heat maps
+INK = "#1c1f23"
+MUTED = "#5d636b"
+GRID = "#e3e5e8"
+AXIS = "#b3b8be"
+HEAT_LOW = "#a9c7e8"
+HEAT_HIGH = "#123f86"
+
+LOCAL = "#868a90"
+HUES = ("#17468f", "#dd6418", "#0b8457", "#c45fb0", "#2598e6", "#6f4a08", "#6d0f45")
+
+# light colour -> its counterpart on a dark background
+DARK = {
+    BACKGROUND: "#15181c",
+    SURFACE: "#1e2227",
+    INK: "#e6e8ea",
+    MUTED: "#9ea5ad",
+    GRID: "#2b3036",
+    AXIS: "#565d65",
+    HEAT_LOW: "#27508a",
+    HEAT_HIGH: "#9dcbff",
+    LOCAL: "#8f959d",
+    HUES[0]: "#4370ee",
+    HUES[1]: "#e58a45",
+    HUES[2]: "#2fe39a",
+    HUES[3]: "#a85fb4",
+    HUES[4]: "#48b2f7",
+    HUES[5]: "#f3cd3c",
+    HUES[6]: "#d23f62",
+}
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
+
+# Methods met in most reports keep their hue from one report to the next.
+_HABITUAL = {"fedavg": 0, "selffl": 1, "fedfomo": 2, "cgpfl": 3, "ditto": 4, "pfedme": 5, "perfedavg": 6}
+
+
+@dataclass(frozen=True)
+class Style:
+    color: str  # a colour of the light theme, "#rrggbb"
+    dash: str  # plotly's name of a line dash
+    symbol: str  # plotly's name of a marker
+
+    def faded(self, opacity: float) -> str:
+        return faded(self.color, opacity)
+
+
+def faded(color: str, opacity: float) -> str:
+    """The colour as "#rrggbbaa": the page swaps the first six digits and keeps the opacity."""
+    return f"{color}{round(255 * opacity):02x}"
+
+
+def styles(algorithms: Iterable[str]) -> list[Style]:
+    """One style for each entry, in order; no two alike up to 28 methods. An algorithm may occur more than once."""
+    wanted = list(algorithms)
+    result: list[Style | None] = [None] * len(wanted)
+    taken: set[tuple[int, int]] = set()
+    grays = 0
+    for i, name in enumerate(wanted):
+        if name == "local":
+            result[i] = Style(LOCAL, _DASHES[(2 + grays) % len(_DASHES)], _SYMBOLS[grays % len(_SYMBOLS)])
+            grays += 1
+        elif name in _HABITUAL and (_HABITUAL[name], 0) not in taken:
+            hue = _HABITUAL[name]
+            taken.add((hue, 0))
+            result[i] = Style(HUES[hue], _DASHES[0], _SYMBOLS[hue])
+    slots = ((hue, turn) for turn in range(len(wanted) + 1) for hue in range(len(HUES)))
+    for i, style in enumerate(result):
+        if style is None:
+            hue, turn = next(slot for slot in slots if slot not in taken)
+            result[i] = Style(HUES[hue], _DASHES[turn % len(_DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])
+    return [style for style in result if style is not None]

@@ -1,0 +1,150 @@
+"""Averages over seeds, differences between methods, gains of clients.
+
+The rule for calling a method best is here and nowhere else. Method A leads method B *clearly* if the mean
+difference A - B exceeds its spread:
+
+* with at least two shared seeds the difference is taken seed by seed (same data, same sampling, same batches), and
+  its spread is the standard deviation of these differences;
+* with no two seeds shared but at least two seeds each, the spread is sqrt(sd_A² + sd_B²);
+* with fewer seeds there is no spread and nothing is clear.
+
+A method is marked best if it leads every other method clearly. This is a guard against reading noise, not a
+significance test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kinfed.report.compare import Comparison, Method
+from kinfed.report.load import finite
+
+
+@dataclass(frozen=True)
+class Average:
+    mean: float
+    sd: float | None  # sample standard deviation; None with fewer than two values
+    n: int
+
+
+def average(values: Mapping[int, float]) -> Average | None:
+    """None without values; a single value that is not finite makes the mean so, which is to be shown, not hidden."""
+    if not values:
+        return None
+    n = len(values)
+    mean = math.fsum(values.values()) / n if all(map(finite, values.values())) else math.nan
+    if n < 2 or not math.isfinite(mean):
+        return Average(mean, None, n)
+    return Average(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values.values()) / (n - 1)), n)
+
+
+@dataclass(frozen=True)
+class Difference:
+    mean: float  # positive: the first is better
+    spread: float
+    n: int  # seeds behind it
+    ahead: int | None  # in how many of the shared seeds the first is better; None if unpaired
+
+    @property
+    def clear(self) -> bool:
+        return self.mean > self.spread
+
+
+def difference(
+    one: Mapping[int, float], other: Mapping[int, float], lower_is_better: bool = False
+) -> Difference | None:
+    """How far `one` leads `other`, both by seed; None where there is no spread to judge it by."""
+    sign = -1.0 if lower_is_better else 1.0
+    shared = sorted(one.keys() & other.keys())
+    if len(shared) >= 2:
+        paired = average({seed: sign * (one[seed] - other[seed]) for seed in shared})
+        if paired is None or paired.sd is None:
+            return None
+        ahead = sum(sign * (one[seed] - other[seed]) > 0 for seed in shared)
+        return Difference(paired.mean, paired.sd, paired.n, ahead)
+    a, b = average(one), average(other)
+    if a is None or b is None or a.sd is None or b.sd is None:
+        return None
+    return Difference(sign * (a.mean - b.mean), math.hypot(a.sd, b.sd), min(a.n, b.n), None)
+
+
+def leader(values: Mapping[int, Mapping[int, float]], lower_is_better: bool = False) -> int | None:
+    """The key with the best mean over seeds, clear or not; entries that are not finite cannot lead."""
+    means = {key: entry.mean for key, by_seed in values.items() if (entry := average(by_seed)) and finite(entry.mean)}
+    if not means:
+        return None
+    return (min if lower_is_better else max)(means, key=lambda key: means[key])
+
+
+def clear_winner(values: Mapping[int, Mapping[int, float]], lower_is_better: bool = False) -> int | None:
+    """The key that leads every other clearly, if there is one; a diverged rival needs no spread to be beaten."""
+    first = leader(values, lower_is_better)
+    rivals = [key for key in values if key != first and values[key]]
+    if first is None or not rivals or len(values[first]) < 2:
+        return None
+    for key in rivals:
+        if all(map(finite, values[key].values())):
+            lead = difference(values[first], values[key], lower_is_better)
+            if lead is None or not lead.clear:
+                return None
+    return first
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One client with one seed: its personal accuracy minus what training alone gave it."""
+
+    client: str
+    seed: int
+    n_train: int
+    n_test: int
+    gain: float
+
+
+def gains(comparison: Comparison, method: Method) -> list[Gain]:
+    """Clients of the method's counted seeds that Local was evaluated on too, largest gain first."""
+    found = []
+    for trial in method.counted:
+        local = comparison.local_trial(method, trial.seed)
+        if local is None:
+            continue
+        alone = {c.client: c.values["personal_accuracy"] for c in local.clients if "personal_accuracy" in c.values}
+        for client in trial.clients:
+            own = client.values.get("personal_accuracy")
+            if own is not None and client.client in alone and finite(own) and finite(alone[client.client]):
+                gain = own - alone[client.client]
+                found.append(Gain(client.client, trial.seed, client.n_train, client.n_test, gain))
+    return sorted(found, key=lambda g: (-g.gain, g.seed, g.client))
+
+
+@dataclass(frozen=True)
+class GainSummary:
+    helped: int
+    unchanged: int
+    hurt: int
+    mean: float
+    median: float
+    lowest: float
+
+    @property
+    def n(self) -> int:
+        return self.helped + self.unchanged + self.hurt
+
+
+# Accuracies are ratios of small integers; two that are equal may differ in the last digit once written to a file.
+_EQUAL = 1e-6
+
+
+def summarize_gains(values: list[Gain]) -> GainSummary:
+    ordered = sorted(g.gain for g in values)
+    n = len(ordered)
+    return GainSummary(
+        helped=sum(g > _EQUAL for g in ordered),
+        unchanged=sum(abs(g) <= _EQUAL for g in ordered),
+        hurt=sum(g < -_EQUAL for g in ordered),
+        mean=math.fsum(ordered) / n,
+        median=(ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
+        lowest=ordered[0],
+    )
