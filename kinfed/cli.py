@@ -94,14 +94,14 @@ def _settings(given: dict[str, Any], *not_settings: str) -> dict[str, Any]:
 def _run(
     config: Path | None, settings: dict[str, Any], sets: tuple[str, ...], out: Path | None, resume: bool, report: bool
 ) -> None:
-    from kinfed import run as runs
+    from kinfed import experiment
     from kinfed.config import make_config
     from kinfed.display import display, results_table
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
     if resume and out is not None and config is None and not settings and not sets:
-        chosen = runs.read_config(out)  # "kinfed run --out DIR --resume" alone is enough
+        chosen = experiment.read_config(out)  # "kinfed run --out DIR --resume" alone is enough
     else:
         chosen = make_config(config, settings, sets)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
@@ -109,8 +109,8 @@ def _run(
     console.print(_what(chosen), highlight=False, soft_wrap=True)
     with _StopRequest() as stop, display(console, total) as shown:
         try:
-            result = runs.run(chosen, out=folder, resume=resume, observer=shown, should_stop=stop)
-        except (runs.Interrupted, KeyboardInterrupt):
+            result = experiment.run(chosen, out=folder, resume=resume, observer=shown, should_stop=stop)
+        except (experiment.Interrupted, KeyboardInterrupt):
             command = f"kinfed run --out {shlex.quote(str(folder))} --resume"
             console.print(f"stopped; what is done is saved. To continue: {command}", soft_wrap=True)
             raise typer.Exit(130) from None
@@ -123,10 +123,11 @@ def _run(
 
 
 def _what(config: Any) -> str:
-    partition = config.partition.name if config.partition else "its default partition"
+    from kinfed.data.load import partition_name
+
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
     return (
-        f"{config.dataset.name}, {partition}, model {config.model}; {', '.join(config.algorithms)}; "
+        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model}; {', '.join(config.algorithms)}; "
         f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
     )
 

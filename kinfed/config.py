@@ -73,7 +73,7 @@ class RunConfig(BaseModel):
     foreign_targets: bool = False
     model: str = "mlp"
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(_methods)] = Field(
-        default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type,return-value]
+        default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type]
     )
     rounds: int = Field(60, ge=1)
     participation: float = 0.5

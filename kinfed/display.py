@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -115,23 +116,25 @@ def display(console: Console, total_rounds: int) -> LiveDisplay | PlainDisplay:
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Means over seeds, with the standard deviation where there are several."""
-    table = Table(title="after the last round, test data of all clients", title_justify="left", title_style="dim")
+    table = Table(
+        title="after the last round, on the test data of all clients",
+        title_justify="left",
+        title_style="dim",
+        box=SIMPLE,
+    )
     table.add_column("method")
-    for name in ("personal", "worst 10%", "top 10%", "global", "loss", "MB/round", "s/round"):
-        table.add_column(name, justify="right")
+    for name in ("personal %", "worst 10%", "global %", "MB/round", "s/round"):
+        table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label]
-        traffic = sum(r["bytes_down"] + r["bytes_up"] for r in mine) / sum(r["rounds"] for r in mine) / 1e6
-        seconds = sum(r["seconds"] for r in mine) / sum(r["rounds"] for r in mine)
+        rounds = sum(r["rounds"] for r in mine)
         table.add_row(
             label,
             _percent(mine, "personal", "accuracy"),
             _percent(mine, "personal", "worst10"),
-            _percent(mine, "personal", "top10"),
             _percent(mine, "global", "accuracy"),
-            _spread([r["personal"]["loss"] for r in mine if r["personal"].get("loss") is not None], "{:.3f}"),
-            f"{traffic:.3g}",
-            f"{seconds:.3g}",
+            f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
+            f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
         )
     return table
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from kinfed.algorithm import Algorithm
+from kinfed.algorithms.cgpfl import CGPFL
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, "personal models as Moreau envelopes around a global one"),
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
     "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
+    "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
     "selffl": Entry(SelfFL, "start, steps and weights of every client by its own uncertainty"),
     "selffl_init": Entry(SelfFL, "Self-FL's starting point only, and smoothing", _SELFFL_NONE | {"use_init": True}),
     "selffl_steps": Entry(SelfFL, "Self-FL's local steps only, and smoothing", _SELFFL_NONE | {"use_steps": True}),

@@ -30,14 +30,19 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
     else:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
     source = load_source(name, config.data, seed, options)
-    natural = source.owners is not None
-    partition, how = ("column", {}) if natural else ("classes", {})
-    if config.partition is not None:
-        partition, how = config.partition.name, dict(config.partition.options)
+    partition = partition_name(config)
+    how = {} if config.partition is None else dict(config.partition.options)
     clients = config.clients
     if partition != "column" and clients is None:
         clients = DEFAULT_CLIENTS
     return make_federation(source, partition, clients, how, seed)
+
+
+def partition_name(config: RunConfig) -> str:
+    """The partition of a configuration: the one named, a table's own clients, or `classes`."""
+    if config.partition is not None:
+        return config.partition.name
+    return "column" if config.client_column or "client_column" in config.dataset.options else "classes"
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:

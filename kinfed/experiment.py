@@ -8,6 +8,7 @@ Per seed the federation, the starting model and the sampling are made once and s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.checkpoint import Checkpoints
 from kinfed.config import RunConfig, make_config
 from kinfed.data.describe import describe
-from kinfed.data.federation import Federation
+from kinfed.data.federation import SPLITS, Federation, fingerprint
 from kinfed.data.load import build_federation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.export import save_layout
@@ -149,10 +150,10 @@ def run(
     experiment = Experiment(config, federation, model, observer or Silent(), should_stop)
     if out is None:
         return experiment.execute(None, None)
-    fingerprint = experiment.fingerprint()
+    identity = experiment.fingerprint()
     experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-    with RunFolder(out).create(config.dump(), fingerprint, resume=resume) as folder:
-        return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", fingerprint))
+    with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
+        return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", identity))
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -187,7 +188,7 @@ class Experiment:
     def fingerprint(self) -> str:
         extra = {}
         if self._given is not None:
-            extra["federation"] = self._given.fingerprint()
+            extra["federation"] = _identity(self._given)
         return self.config.fingerprint(extra)
 
     def federation(self, seed: int) -> Federation:
@@ -228,7 +229,7 @@ class Experiment:
             save_layout(folder.path, config.model, task)
         for seed in config.seeds:
             data = self.federation(seed)
-            for note in data.notes:
+            for note in data.notes if seed == config.seeds[0] else []:  # other seeds say the same in other numbers
                 self.observer.note(note)
             if folder is not None:
                 folder.write_federation(seed, describe(data).to_json())
@@ -379,6 +380,16 @@ def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
             row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None
         rows.append(row)
     return rows
+
+
+def _identity(federation: Federation) -> str:
+    """A fingerprint of given data: its arrays, and who owns which rows of them."""
+    digest = hashlib.sha256(fingerprint(federation.features, federation.labels).encode())
+    for name in SPLITS:
+        ragged = federation.split(name)
+        for tensor in (ragged.offsets, ragged.rows):
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_device(name: str) -> torch.device:
