@@ -127,7 +127,8 @@ def _what(config: Any) -> str:
 
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
     return (
-        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model}; {', '.join(config.algorithms)}; "
+        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model}; "
+        f"{', '.join(config.algorithms)}; "
         f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
     )
 
