@@ -43,14 +43,14 @@ def sgd(
         if plain:
             task.descend_(now, batch, rate, toward)
             continue
-        g = task.grad(now, batch)
+        g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
         if toward is not None:
             lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
-            g += lam * (now - toward[1])
+            g = g + lam * (now - toward[1])
         if work.weight_decay:
-            g.add_(now, alpha=work.weight_decay)
+            g = g.add(now, alpha=work.weight_decay)
         if mask is not None:
-            g *= mask
+            g = g * mask
         if velocity is not None:
             v = velocity[rows]
             v.mul_(work.momentum).add_(g)
