@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from random import Random
 
 import pytest
 import torch
