@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from kinfed.errors import ModelError
 
+Layers = list[tuple[Tensor, Tensor | None]]  # weight [n, outputs, inputs] and bias [n, outputs] of every layer, views
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -67,9 +69,12 @@ class StackedNet:
         return cls(tuple(steps), isinstance(chain[0], nn.Flatten))
 
     def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._forward(theta, x)[-1]
+        return self._forward(self._layers(theta), x)[-1]
 
-    def _forward(self, theta: Tensor, x: Tensor) -> list[Tensor]:
+    def _layers(self, theta: Tensor) -> Layers:
+        return [(dense.weight_of(theta), dense.bias_of(theta)) for dense, _ in self.steps]
+
+    def _forward(self, layers: Layers, x: Tensor) -> list[Tensor]:
         """The input and the output of every step; the last one is the logits."""
         if not self.flattens and x.dim() != 3:
             raise ModelError(
@@ -83,9 +88,9 @@ class StackedNet:
             raise ModelError(
                 f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
             )
-        for dense, activation in self.steps:
-            weight, bias = dense.weight_of(theta).transpose(1, 2), dense.bias_of(theta)
-            h = torch.bmm(values[-1], weight) if bias is None else torch.baddbmm(bias[:, None, :], values[-1], weight)
+        for (weight, bias), (_, activation) in zip(layers, self.steps, strict=True):
+            across = weight.transpose(1, 2)
+            h = torch.bmm(values[-1], across) if bias is None else torch.baddbmm(bias[:, None, :], values[-1], across)
             if activation == "relu":
                 h = h.relu_()
             elif activation == "tanh":
@@ -93,39 +98,32 @@ class StackedNet:
             values.append(h)
         return values
 
-    def _backward(self, theta: Tensor, values: list[Tensor], delta: Tensor) -> Iterator[tuple[Dense, Tensor, Tensor]]:
-        """Yield (dense, its input, delta at its output) from the last layer to the first.
+    def _backward(self, layers: Layers, values: list[Tensor], delta: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield (number of the layer, delta at its output) from the last layer to the first; its input is
+        values[number].
 
         The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
         propagated."""
-        for number in range(len(self.steps) - 1, -1, -1):
-            dense, _ = self.steps[number]
-            below = None
-            if number > 0:
-                below = torch.bmm(delta, dense.weight_of(theta))
-                activation, output = self.steps[number - 1][1], values[number]
-                if activation == "relu":
-                    below = torch.ops.aten.threshold_backward(below, output, 0)
-                elif activation == "tanh":
-                    below = below.mul_(1 - output * output)
-            yield dense, values[number], delta
-            if below is not None:
-                delta = below
-
-    @staticmethod
-    def _output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy."""
-        delta = torch.softmax(logits, -1)
-        delta.scatter_add_(-1, y[..., None], delta.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
-        return delta.mul_(weight[..., None])
+        for number in range(len(self.steps) - 1, 0, -1):
+            below = torch.bmm(delta, layers[number][0])
+            activation, output = self.steps[number - 1][1], values[number]
+            if activation == "relu":
+                below = torch.ops.aten.threshold_backward(below, output, 0)
+            elif activation == "tanh":
+                below = below.mul_(1 - output * output)
+            yield number, delta
+            delta = below
+        yield 0, delta
 
     @torch.no_grad()
     def grad(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        values = self._forward(theta, x)
+        layers = self._layers(theta)
+        values = self._forward(layers, x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        for dense, below, delta in self._backward(theta, values, self._output_delta(values[-1], y, weight)):
-            torch.bmm(delta.transpose(1, 2), below, out=dense.weight_of(out))
-            bias = dense.bias_of(out)
+        slots = self._layers(out)
+        for number, delta in self._backward(layers, values, _output_delta(values[-1], y, weight)):
+            slot, bias = slots[number]
+            torch.bmm(delta.transpose(1, 2), values[number], out=slot)
             if bias is not None:
                 torch.sum(delta, 1, out=bias)
         return out
@@ -143,36 +141,57 @@ class StackedNet:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient.
 
         The backward pass is linear in the output delta, so the learning rate (also one per client) enters there."""
-        values = self._forward(theta, x)
+        layers = self._layers(theta)
+        values = self._forward(layers, x)
         rate = lr[:, None] if isinstance(lr, Tensor) else lr
-        delta = self._output_delta(values[-1], y, weight * (-rate))
-        amount = 0.0 if pull is None else pull[0] * lr
-        if isinstance(amount, Tensor):
-            amount = amount.to(theta.dtype)  # lerp does not mix types, and methods decide in float64
-        for dense, below, d in self._backward(theta, values, delta):
-            w, bias = dense.weight_of(theta), dense.bias_of(theta)
+        delta = _output_delta(values[-1], y, weight * (-rate))
+        centers: Layers = []
+        if pull is not None:
+            centers, amount = self._layers(pull[1]), pull[0] * lr
+            if isinstance(amount, Tensor):
+                amount = amount.to(theta.dtype)[:, None]  # lerp does not mix types, and methods decide in float64
+        for number, d in self._backward(layers, values, delta):
+            w, bias = layers[number]
             if pull is not None:
-                w.lerp_(dense.weight_of(pull[1]), amount[:, None, None] if isinstance(amount, Tensor) else amount)
-            w.baddbmm_(d.transpose(1, 2), below)
+                center, center_bias = centers[number]
+                w.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
+                if bias is not None and center_bias is not None:
+                    bias.lerp_(center_bias, amount)
+            w.baddbmm_(d.transpose(1, 2), values[number])
             if bias is not None:
-                if pull is not None:
-                    center_bias = dense.bias_of(pull[1])
-                    assert center_bias is not None
-                    bias.lerp_(center_bias, amount[:, None] if isinstance(amount, Tensor) else amount)
                 bias += d.sum(1)
 
     @torch.no_grad()
     def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[n, B, P]: outer products of each example's delta and input."""
-        values = self._forward(theta, x)
+        layers = self._layers(theta)
+        values = self._forward(layers, x)
         out = theta.new_empty(*y.shape, theta.shape[1])
         ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
-        for dense, below, delta in self._backward(theta, values, self._output_delta(values[-1], y, ones)):
+        for number, delta in self._backward(layers, values, _output_delta(values[-1], y, ones)):
+            dense, below = self.steps[number][0], values[number]
             stop = dense.weight + dense.inputs * dense.outputs
             out[..., dense.weight : stop] = (delta[..., :, None] * below[..., None, :]).flatten(2)
             if dense.bias is not None:
                 out[..., dense.bias : dense.bias + dense.outputs] = delta
         return out
+
+
+def _output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy. Overwrites the logits."""
+    delta = _softmax_(logits)
+    delta.scatter_add_(-1, y[..., None], delta.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+    return delta.mul_(weight[..., None])
+
+
+def _softmax_(z: Tensor) -> Tensor:
+    """softmax(z, -1); may overwrite z."""
+    if z.shape[-1] >= 16:
+        return torch.softmax(z, -1)
+    # torch's kernel works along the last axis with vectors of 16 and falls back to single numbers below that: for
+    # ten classes these three passes over everything take a quarter of its time.
+    z = z.sub_(z.amax(-1, keepdim=True)).exp_()
+    return z.div_(z.sum(-1, keepdim=True))
 
 
 def _owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
