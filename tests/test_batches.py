@@ -138,7 +138,7 @@ modes = pytest.mark.parametrize("work", WORKS, ids=["steps", "epochs", "poisson"
 @given(sizes=sizes_of_clients, order=st.randoms(use_true_random=False))
 @settings(max_examples=40)
 def test_chunks_and_order_of_the_cohort_change_nothing(
-    make_part: MakePart, work: Work, sizes: list[int], order
+    make_part: MakePart, work: Work, sizes: list[int], order: Random
 ) -> None:
     part = make_part(sizes, ids=[3 * k + 5 for k in range(len(sizes))])
     whole = collect(part.batches(work))
