@@ -331,7 +331,9 @@ def same(a: Federation, b: Federation) -> bool:
 
 def rich_federation() -> Federation:
     return small(
-        features=Features(torch.arange(40, dtype=torch.uint8).reshape(10, 1, 2, 2), torch.tensor(3.0), torch.tensor(2.0)),
+        features=Features(
+            torch.arange(40, dtype=torch.uint8).reshape(10, 1, 2, 2), torch.tensor(3.0), torch.tensor(2.0)
+        ),
         groups=torch.tensor([0, 1, 0]),
         group_names=["x", "ÿ"],
         class_names=["u", "v", "w"],

@@ -5,6 +5,7 @@ A reader sees the old file or the new one, never half of one; a file that was cu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -35,7 +36,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except (OSError, safetensors.SafetensorError) as error:
         raise StorageError(f"cannot write {path}: {error}; free some space or choose another folder") from error
     finally:
-        sibling.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # gone already, or its folder never came to be
+            sibling.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -105,12 +105,15 @@ def load_table(path: Path, options: TableOptions) -> Source:
 def _read(path: Path) -> pa.Table:
     if not path.exists():
         raise DataError(f"{path} does not exist; give the path of a {', '.join(SUFFIXES)} file")
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         table = images.read_parquet(path)
     else:
-        tabs = pa.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+        separator = pa.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        # Only an empty cell is missing: "NA" can be a country or a client.
+        missing = pa.csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
         try:
-            table = pa.csv.read_csv(path, parse_options=tabs)
+            table = pa.csv.read_csv(path, parse_options=separator, convert_options=missing)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path} as CSV: {error}") from error
     twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
