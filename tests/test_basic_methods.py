@@ -62,6 +62,11 @@ def state(loop: Loop, client: int, name: str) -> Tensor:
     return loop.pool.clients.take(torch.tensor([client])).named()[name][0].clone()
 
 
+def by_examples(rows: list[Tensor]) -> Tensor:
+    """Σ p_m rows[m] with p_m = N_m / Σ N."""
+    return torch.stack([size / sum(SIZES) * row for size, row in zip(SIZES, rows, strict=True)]).sum(0)
+
+
 def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -174,7 +179,9 @@ def test_fedavg_personal_model_is_the_last_local_or_else_the_global_one() -> Non
         assert models is not None
         for m in range(3):
             close(models[m], state(loop, m, "theta") if m == first else server(loop))
-        assert torch.equal(loop.algorithm.global_model(loop.server), server(loop))
+        shared = loop.algorithm.global_model(loop.server)
+        assert shared is not None
+        assert torch.equal(shared, server(loop))
 
 
 # Local.
@@ -213,7 +220,7 @@ def test_fedprox_pulls_toward_the_received_model() -> None:
                 one = w - LR * gradient(loop, m, w)
                 ends.append(one - LR * (gradient(loop, m, one) + mu * (one - w)))
             loop.round()
-            close(server(loop), sum(SIZES[m] / 12 * ends[m] for m in range(3)))
+            close(server(loop), by_examples(ends))
             close(state(loop, 1, "theta"), ends[1])
 
 
@@ -249,7 +256,7 @@ def test_fedavgm_by_hand(nesterov: bool) -> None:
         v = torch.zeros(P)
         for _ in range(4):
             w = server(loop)
-            delta = LR * sum(SIZES[m] / 12 * gradient(loop, m, w) for m in range(3))
+            delta = LR * by_examples([gradient(loop, m, w) for m in range(3)])
             v = gamma * v + delta
             loop.round()
             close(server(loop, "v"), v)
@@ -288,7 +295,7 @@ def test_ditto_by_hand() -> None:
                     v[m] = v[m] - LR * (gradient(loop, m, v[m]) + lam * (v[m] - w))
                 ends.append(u)
             loop.round()
-            close(server(loop), sum(SIZES[m] / 12 * ends[m] for m in range(3)))
+            close(server(loop), by_examples(ends))
             models = loop.evaluate(keep_models=True).models
             assert models is not None
             for m in range(3):
@@ -320,7 +327,7 @@ def test_dittos_personal_branch_has_its_own_rate_and_steps() -> None:
             g = [gradient(loop, m, w) for m in range(3)]
             loop.round()
             close(state(loop, 1, "v"), v)
-            close(server(loop), w - LR * decay * sum(SIZES[m] / 12 * g[m] for m in range(3)))
+            close(server(loop), w - LR * decay * by_examples(g))
 
 
 def test_ditto_sees_the_batches_of_every_other_method() -> None:
