@@ -47,6 +47,11 @@ def safe(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def short(text: str, limit: int = 18) -> str:
+    """Safe for plotly, and no longer than an axis can take."""
+    return safe(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
 def client_label(name: str) -> str:
     """Safe for plotly; a client that is only a number is called one."""
     return f"client {name}" if name.isdecimal() else safe(name)

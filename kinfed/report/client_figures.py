@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kinfed.report.chart import Figure, Trace, View, axis, client_label, layout, log_axis, numbers, safe, thinned
+from kinfed.report.chart import Figure, Trace, View, axis, client_label, layout, log_axis, numbers, safe, short, thinned
 from kinfed.report.compare import Method
 from kinfed.report.load import Federation
 from kinfed.report.palette import HEAT_HIGH, HEAT_LOW, INK, LOCAL, MUTED, SURFACE, faded
@@ -170,7 +170,7 @@ def pools(federation: Federation) -> list[Pool]:
         return [Pool(_client_label(federation, m), (m,), groups[m] if groups else None) for m in ordered]
     if groups and len(set(groups)) <= MAX_COLUMNS:
         members = {g: tuple(m for m in ordered if groups[m] == g) for g in sorted(set(groups))}
-        return [Pool(f"{_group_label(federation, g)}, {len(ms)} clients", ms, None) for g, ms in members.items()]
+        return [Pool(f"{safe(_group_name(federation, g))}, {len(ms)} clients", ms, None) for g, ms in members.items()]
     cuts = [round(i * len(ordered) / POOLED_COLUMNS) for i in range(POOLED_COLUMNS + 1)]
     parts = [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
     return [Pool(f"{len(part)} clients of similar mix", part, None) for part in parts]
@@ -179,12 +179,12 @@ def pools(federation: Federation) -> list[Pool]:
 def _client_label(federation: Federation, client: int) -> str:
     """Safe for plotly, as are all labels of pools."""
     name = client_label(federation.names[client])
-    return f"{name} ({_group_label(federation, federation.groups[client])})" if federation.groups else name
+    return f"{name} ({safe(_group_name(federation, federation.groups[client]))})" if federation.groups else name
 
 
-def _group_label(federation: Federation, group: int) -> str:
+def _group_name(federation: Federation, group: int) -> str:
     names = federation.group_names
-    return safe(names[group]) if names is not None and 0 <= group < len(names) else f"group {group}"
+    return names[group] if names is not None and 0 <= group < len(names) else f"group {group}"
 
 
 def class_map(federations: dict[int, Federation]) -> Figure | None:
@@ -212,7 +212,7 @@ def class_map(federations: dict[int, Federation]) -> Figure | None:
             range=[classes - 0.5, -0.5],
             showgrid=False,
             tickvals=list(labelled),
-            ticktext=[safe(federation.class_names[c]) for c in labelled],
+            ticktext=[short(federation.class_names[c]) for c in labelled],
         ),
         "Training examples" + (", median of the pool" if pooled else ""),
         yaxis2=axis(domain=[1 - bars, 1], nticks=4, rangemode="tozero"),
@@ -250,7 +250,7 @@ def _group_ticks(federation: Federation, columns: list[Pool], places: list[float
     return {
         "xaxis.showticklabels": True,
         "xaxis.tickvals": [(middles[0] + middles[-1]) / 2 for middles in by_group.values()],
-        "xaxis.ticktext": [_group_label(federation, group) for group in by_group],
+        "xaxis.ticktext": [short(_group_name(federation, group)) for group in by_group],
     }
 
 
