@@ -24,7 +24,8 @@ from kinfed import rng
 from kinfed.data.features import Features
 from kinfed.errors import ConfigError
 
-GATHER_BYTES = 2 << 20  # examples fetched at once: few enough to stay in cache until they are used
+PLAN_EXAMPLES = 1 << 15  # whose places are worked out at once: a plan costs the same for one step as for dozens
+GATHER_BYTES = 1 << 20  # of examples fetched at once: few enough to stay in cache until they are used
 
 
 @dataclass(frozen=True)
@@ -181,22 +182,23 @@ class Batches:
         part, steps = self.part, self.steps
         window = _Windows(part, self.work, steps, self.stream)
         total = len(self)
-        example = max(part.features.example_bytes, 1)
         step = 0
         while step < total:
             active = self._active(step)
             ids = part.ids[active]
             width = int(window.size[active].max())
-            # Fetch as many steps at once as fit the cache, but stop where the set of active clients changes.
-            changes = int(steps[active].min())
-            together = max(1, min(changes - step, GATHER_BYTES // (len(ids) * width * example)))
-            index, weight, full = window.cut(active, step, together, width)
-            x = part.features.gather(index)
-            y = part.features.to_device(part.labels[index])
-            w = part.features.to_device(weight)
-            for s in range(together):
-                yield active, Batch(x[s], y[s], w[s], ids, part.round, step + s, bool(full[s]))
-            step += together
+            # Plan until the set of active clients changes, or as many steps as a plan may hold.
+            planned = min(int(steps[active].min()) - step, max(1, PLAN_EXAMPLES // (len(ids) * width)))
+            index, weight, full = window.cut(active, step, planned, width)
+            y = part.features.to_device(part.labels[index]).unbind(0)
+            w = part.features.to_device(weight).unbind(0)
+            together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
+            s = 0
+            for piece in torch.split(index, together):
+                for x in part.features.gather(piece).unbind(0):
+                    yield active, Batch(x, y[s], w[s], ids, part.round, step + s, full[s])
+                    s += 1
+            step += planned
 
     def _active(self, step: int) -> Tensor | slice:
         """The clients that take this step: a slice where they are the first ones, else their indices."""
@@ -260,7 +262,7 @@ class _Windows:
         key = rng.fold(rng.root(part.seed, stream), part.round, part.ids)
         self.order, self.offset = _epoch_orders(key, count, epochs)
 
-    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, np.ndarray]:
+    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, list[bool]]:
         """(row index [S, n, B], weight [S, n, B], no padding [S]) of `together` steps from `step`."""
         pick = active if isinstance(active, slice) else active.numpy()
         count = self.count[pick][None, :, None]
@@ -275,7 +277,7 @@ class _Windows:
             size = np.broadcast_to(self.size.numpy()[pick][None, :, None], (together, count.shape[1], 1))
             position = number * size
         valid = column < size
-        full = valid.all((1, 2))
+        full: list[bool] = valid.all((1, 2)).tolist()
         position = position + np.where(valid, column, 0)
         local = self.order[self.offset[pick][None, :, None] + position]
         start = self.part.start.numpy()[pick][None, :, None]
