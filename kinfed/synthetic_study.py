@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kinfed.errors import unknown_name
 from kinfed.gaussian import CASES, Case
 from kinfed.synthetic import Method, Protocol, State, Worlds, ditto, fedavg, perfedavg, pfedme, selffl
 from kinfed.uncertainty import Rules
@@ -102,10 +103,19 @@ class Cell:
 
 
 def run_study(
-    repeats: int = 200, seed: int = 0, rates: Sequence[float] = RATES, protocol: Protocol | None = None
+    repeats: int = 200,
+    seed: int = 0,
+    rates: Sequence[float] = RATES,
+    protocol: Protocol | None = None,
+    chosen: Collection[str] | None = None,
 ) -> list[Cell]:
-    """Every method in every setting. Repeat r has the seed 1000·seed + r: other seeds share no draw."""
+    """Every method (or those of `methods` that are chosen) in every setting. Repeat r has the seed 1000·seed + r, so
+    studies of up to 1000 repeats with different seeds share no draw."""
     protocol = protocol or Protocol()
+    known = methods(next(iter(CASES.values())))
+    for label in chosen or ():
+        if label not in known:
+            raise unknown_name("method of the study", label, known)
     cells: list[Cell] = []
     for name, case in CASES.items():
         worlds = Worlds.draw(case, [1000 * seed + r for r in range(repeats)])
@@ -119,6 +129,8 @@ def run_study(
             )  # fmt: skip
             active = worlds.active(rate, protocol.warm + 1, last)
             for label, method in methods(case).items():
+                if chosen is not None and label not in chosen:
+                    continue
                 cells += _cells(name, label, rate, errors(worlds, method(worlds, active, warm.server, protocol, rate)))
     return cells
 

@@ -43,8 +43,9 @@ class Running(NamedTuple):
         n = self.n + 1
         d = x - self.mean
         square = torch.linalg.vector_norm(d, dim=-1, dtype=torch.float64).square().to(self.m2.device)
-        share = (1 / n).to(d.device, d.dtype)
-        return Running(n, self.mean + d * share[..., None], self.m2 + (1 - 1 / n.to(torch.float64)) * square)
+        share = 1 / n.to(torch.float64)
+        mean = self.mean + d * share.to(d.device, d.dtype)[..., None]
+        return Running(n, mean, self.m2 + (1 - share) * square)
 
 
 class Plan(NamedTuple):

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from kinfed import rng
 from kinfed.algorithm import mean_of
 from kinfed.algorithms.selffl import Client, Down, SelfFL, SelfFLClient, Up, scalar
+from kinfed.clustering import k_means, num_distinct
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
@@ -159,15 +159,18 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
         known = server.s >= 0
         if not bool(known.any()):
             return
-        level = np.log(positive(server.s[known], server.s0).cpu().numpy())[:, None]
-        k = min(len(server.rep), len(np.unique(level)))
+        level = positive(server.s[known], server.s0).log().cpu().numpy()
+        order = np.argsort(level, kind="stable")  # so that clients' numbers do not matter
+        ordered = level[order, None]
         seed = rng.numpy_seed(rng.fold(server.key.cpu(), server.round.cpu()))
-        means = KMeans(k, n_init=10, random_state=seed).fit(np.sort(level, axis=0))
-        place = np.argsort(np.argsort(means.cluster_centers_[:, 0]))
-        label = torch.from_numpy(place[means.predict(level)]).to(server.group)
-        server.group[known] = label
-        server.group[~known] = torch.bincount(label, minlength=k).argmax()
-        server.seen[k:] = False
+        found = k_means(ordered, min(len(server.rep), num_distinct(ordered)), seed).label
+        # On a line clusters are intervals: counting the changes numbers them from least to most uncertain.
+        changes = torch.cat([torch.zeros(1, dtype=torch.bool), found[1:] != found[:-1]])
+        label = torch.empty_like(found)
+        label[torch.from_numpy(order)] = changes.cumsum(0)
+        server.group[known] = label.to(server.group)
+        server.group[~known] = torch.bincount(label).argmax().to(server.group)
+        server.seen[int(label.max()) + 1 :] = False
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._client.personalize(task, client, down, data)
