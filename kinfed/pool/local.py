@@ -85,7 +85,7 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        def work(piece: Tensor) -> tuple[Tensor, Tree, Tree, Tensor]:
+        def work(piece: Tensor) -> tuple[Tree, Tree, Tensor]:
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
             with _named("client_update", who, round):
@@ -93,27 +93,27 @@ class LocalPool:
                 down = download(who).to(self.task.device)
                 client, up = self.algorithm.client_update(self.task, state, down, cohort)
                 good = up.finite_rows(len(who)) & client.finite_rows(len(who))
-            return who, client, up, good
+            return client, up, good
 
-        who_parts, up_parts, rejected, nbytes = [], [], [], 0
-        for who, client, up, good in self._map(work, pieces):
+        replied = torch.zeros(len(ids), dtype=torch.bool)
+        rows: Tree | None = None  # of all updates, in the order of `ids`
+        nbytes = 0
+        for piece, (client, up, good) in zip(pieces, self._map(work, pieces), strict=True):
             nbytes += up.nbytes
+            replied[piece] = good
             if not bool(good.all()):
                 keep = good.nonzero().squeeze(1)
-                rejected += who[~good].tolist()
-                who, client, up = who[keep], client.take(keep), up.take(keep)
-            if len(who):
-                self.clients.put(who, client)
-                who_parts.append(who)
-                up_parts.append(up)
-        if not who_parts:
-            return Reply(ids[:0], None, nbytes, sorted(rejected))
-        replied = torch.cat(who_parts)
-        ascending = torch.argsort(replied)
-        up = type(up_parts[0]).stack(up_parts)
-        if bool((ascending[1:] < ascending[:-1]).any()):
-            up = up.take(ascending)
-        return Reply(replied[ascending], up, nbytes, sorted(rejected))
+                piece, client, up = piece[keep], client.take(keep), up.take(keep)
+            if len(piece):
+                self.clients.put(ids[piece], client)
+                if rows is None:
+                    rows = up.map(lambda tensor: tensor.new_empty(len(ids), *tensor.shape[1:]))
+                rows.put(piece, up)
+        if rows is None:
+            return Reply(ids[:0], None, nbytes, ids.tolist())
+        if bool(replied.all()):
+            return Reply(ids, rows, nbytes)
+        return Reply(ids[replied], rows.take(replied.nonzero().squeeze(1)), nbytes, ids[~replied].tolist())
 
     def evaluate(
         self,
