@@ -164,9 +164,10 @@ def test_equal_draws_do_not_tie_an_order_to_the_cohort(
 
 
 @modes
-@pytest.mark.parametrize("room", [1, 200, 1 << 12])
+@pytest.mark.parametrize("limit", ["GATHER_BYTES", "PLAN_EXAMPLES"])
+@pytest.mark.parametrize("room", [1, 40, 200, 1 << 12])
 def test_how_much_is_fetched_at_once_changes_nothing(
-    make_part: MakePart, work: Work, room: int, monkeypatch: pytest.MonkeyPatch
+    make_part: MakePart, work: Work, limit: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = make_part([9, 1, 30, 4], shape=(2, 3))
 
@@ -174,7 +175,7 @@ def test_how_much_is_fetched_at_once_changes_nothing(
         return list(part.batches(work))
 
     usual = everything()
-    monkeypatch.setattr(module, "GATHER_BYTES", room)
+    monkeypatch.setattr(module, limit, room)
     for (rows, a), (again, b) in zip(usual, everything(), strict=True):
         assert torch.equal(part.ids[rows], part.ids[again])
         assert torch.equal(a.x, b.x)

@@ -42,6 +42,10 @@ def single_layer() -> nn.Module:
     return nn.Linear(6, 3)
 
 
+def many_classes() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20))
+
+
 VECTOR, TABLE = (6,), (2, 3)
 DENSE: dict[str, tuple[Build, tuple[int, ...]]] = {
     "mlr": (lambda: mlr(TABLE, 3), TABLE),
@@ -51,6 +55,7 @@ DENSE: dict[str, tuple[Build, tuple[int, ...]]] = {
     "partly biased": (partly_biased, VECTOR),
     "nested": (nested, TABLE),
     "single layer": (single_layer, VECTOR),
+    "many classes": (many_classes, VECTOR),
 }
 CONVOLUTIONAL: dict[str, tuple[Build, tuple[int, ...]]] = {
     "cnn_small": (lambda: cnn_small((2, 8, 9), 3), (2, 8, 9)),
