@@ -69,6 +69,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """[n, P]: the model each client would deploy now. May use training and validation data, never test."""
         raise NotImplementedError
 
+    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        """Other models [n, P] that are reported under the method's name, scored beside the personal ones."""
+        return {}
+
     def global_model(self, server: Server) -> Tensor | None:
         """[P], where the method has one model for all."""
         return None

@@ -17,8 +17,8 @@ import kinfed
 
 LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
-    ("mathematics", {"theory", "uncertainty", "clustering", "metrics", "gain"}),
-    ("data", {"data"}),
+    ("mathematics", {"theory", "uncertainty", "clustering", "affinity", "metrics", "gain"}),
+    ("data", {"data", "embedding"}),
     ("models", {"models", "stacked", "task", "local", "gaussian"}),
     ("methods", {"algorithm", "algorithms"}),
     ("pools", {"pool"}),

@@ -15,6 +15,8 @@ from kinfed.algorithms.cgpfl import CGPFL
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
+from kinfed.algorithms.fedfomo import FedFomo
+from kinfed.algorithms.fedfomo_ma import FedFomoMA
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
 from kinfed.algorithms.perfedavg import PerFedAvg
@@ -46,6 +48,8 @@ ALGORITHMS: dict[str, Entry] = {
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
     "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
     "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
+    "fedfomo": Entry(FedFomo, "each client mixes the models that do best on its validation examples"),
+    "fedfomo_ma": Entry(FedFomoMA, "FedFomo judging averages with and without each model"),
     "selffl": Entry(SelfFL, "start, steps and weights of every client by its own uncertainty"),
     "selffl_init": Entry(SelfFL, "Self-FL's starting point only, and smoothing", _SELFFL_NONE | {"use_init": True}),
     "selffl_steps": Entry(SelfFL, "Self-FL's local steps only, and smoothing", _SELFFL_NONE | {"use_steps": True}),

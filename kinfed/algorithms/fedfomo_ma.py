@@ -1,0 +1,138 @@
+"""FedFomo with model averages: clients judge averages with and without a model instead of the model itself.
+
+Zhang et al.: Personalized Federated Learning with First Order Model Optimization, ICLR 2021, Appendix A.4, Eq. (14).
+
+    Q_i: N models, client i's own among them once it has one;      avg = mean of Q_i,      avg_{−n} = mean of Q_i \\ n
+    w_n = L_i(avg_{−n}) − L_i(avg)                                                                        Eq. (14)
+    θ_i ← avg + Σ_n w*_n (θ_n − avg),      w* as in FedFomo; avg itself where no weight is positive
+
+Choice of Q_i, affinities and options are FedFomo's; the distance is off by default (`norm`), as Eq. (14) has none.
+
+When things happen. A client can weigh averages only after it has got them, so a combination formed by the server
+from these weights would need a second exchange per round. With `combine="server"` the weights that go up in one
+round are used at the client's *next* one: the server mixes the latest uploads of the models weighed then, and the
+client begins its training there. Down are N averages without one model, the average, and this start: (M + 2) d.
+
+What averages hide. Nothing from a client that does the sum: θ_n = N avg − (N − 1) avg_{−n}. Since that is so, the
+client may as well form the combination itself, θ_n − avg = (N − 1) (avg − avg_{−n}), at once and with one model
+less to download: `combine="client"`. Neither keeps models secret from a curious client; noise in training does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.fedfomo import Fomo, Server, Up, convex, judges, mean_losses, shares, weights
+from kinfed.data.federation import Cohort
+from kinfed.errors import ConfigError
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Tree
+
+
+@dataclass
+class Client(Tree):
+    theta: Tensor  # [n, P] the model after the last local training
+    seen: Tensor  # [n] bool
+    unusable: Tensor  # [n] int64 averages so far whose loss was not finite
+
+
+@dataclass
+class Down(Tree):
+    averages: Tensor  # [n, N + 1, P]  avg, then avg_{−n} for every n of Q_i; [n, 0, P] while N < 2
+    start: Tensor  # [n, 1, P] the combination formed by the server; [n, 0, P] where there is none
+
+
+@dataclass(frozen=True)
+class FedFomoMA(Fomo[Client, Down]):
+    norm: str = "none"
+    """Divide w_n by the distance of avg_{−n} from avg: none (paper), l2, l1 or l2sq."""
+    combine: str = "server"
+    """Who forms the combination: the "server", one activation later, or the "client", at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.models < 2:
+            raise ConfigError(f"an average without one model needs models >= 2; got {self.models}")
+        if self.combine not in ("server", "client"):
+            raise ConfigError(f"combine is server or client; got {self.combine!r}")
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        n = len(data)
+        start = task.init(data.seed).expand(n, -1)
+        return Client(start, torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64))
+
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        return self.planned(server, ids, server.uploaded[ids] > 0)
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        members = server.plan[ids]
+        n, count = members.shape
+        nothing = server.theta.new_zeros(n, 0, server.theta.shape[1])
+        if count < 2:
+            return Down(nothing, nothing)
+        averages = server.theta.new_empty(n, count + 1, server.theta.shape[1])
+        average, without = averages[:, 0], averages[:, 1:]
+        average.zero_()
+        for number in range(count):
+            without[:, number] = server.theta[members[:, number]]
+            average += without[:, number]
+        torch.sub(average[:, None], without, out=without).div_(count - 1)
+        average.div_(count)
+        if self.combine == "client":
+            return Down(averages, nothing)
+        mix = server.mix[ids]
+        mixed = convex([server.theta[heard] for heard in server.heard[ids].unbind(1)], mix)
+        weighed = (mix.sum(1) > 0)[:, None].to(mixed.device)
+        return Down(averages, torch.where(weighed, mixed, average)[:, None])
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        w, unusable = self._weigh(task, down, data)
+        theta = sgd(task, self._start(client, down, w), data.train.batches(self.work))
+        reported = torch.zeros(len(data), self.models)
+        reported[:, : w.shape[1]] = w.to(torch.float32)
+        return Client(theta, torch.ones_like(client.seen), client.unusable + unusable), Up(theta, reported, None)
+
+    @torch.no_grad()
+    def _weigh(self, task: Task, down: Down, data: Cohort) -> tuple[Tensor, Tensor]:
+        """Signed weights [n, N] of the models in Q_i, and how many averages were unusable [n]."""
+        if not down.averages.shape[1]:
+            return torch.zeros(len(data), 0, dtype=torch.float64), torch.zeros(len(data), dtype=torch.int64)
+        average, *without = down.averages.unbind(1)
+        loss = mean_losses(task, [average, *without], judges(data))
+        return weights(loss[:, 1:] - loss[:, :1], without, average, self.norm)  # Eq. (14)
+
+    def _start(self, client: Client, down: Down, w: Tensor) -> Tensor:
+        """[n, P]: where the client's training begins; its own last model while there is nothing to average."""
+        if not down.averages.shape[1]:
+            return client.theta
+        if self.combine == "server":
+            mixed = down.start[:, 0]
+        else:
+            average, *without = down.averages.unbind(1)
+            share = shares(w)
+            # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
+            kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
+            mixed = convex([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+        if self.newcomers == "combine":
+            return mixed
+        return torch.where(client.seen[:, None].to(mixed.device), mixed, client.theta)
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return self._combined(task, client, down, data) if self.evaluate == "post_federate" else client.theta
+
+    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        if self.evaluate == "post_federate":
+            return {"post_train": client.theta}
+        return {"post_federate": self._combined(task, client, down, data)}
+
+    def _combined(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        # The server's combination is ready; only the client's own needs the weights of this moment.
+        w = self._weigh(task, down, data)[0] if self.combine == "client" else torch.zeros(len(data), 0)
+        return self._start(client, down, w)
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"unusable_models": client.unusable.to(torch.float32)}
