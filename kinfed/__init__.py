@@ -1,14 +1,34 @@
 """kinfed: personalized federated learning, one good model per client."""
 
-from kinfed.algorithm import Algorithm
-from kinfed.algorithms import make_algorithm
-from kinfed.config import RunConfig, make_config
-from kinfed.data.batches import Work
-from kinfed.data.federation import Federation
-from kinfed.errors import KinfedError
-from kinfed.experiment import RunResult, run
-from kinfed.simulation import simulate
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinfed.algorithm import Algorithm
+    from kinfed.algorithms import make_algorithm
+    from kinfed.config import RunConfig, make_config
+    from kinfed.data.batches import Work
+    from kinfed.data.federation import Federation
+    from kinfed.errors import KinfedError
+    from kinfed.experiment import RunResult, run
+    from kinfed.simulation import simulate
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Algorithm": "kinfed.algorithm",
+    "Federation": "kinfed.data.federation",
+    "KinfedError": "kinfed.errors",
+    "RunConfig": "kinfed.config",
+    "RunResult": "kinfed.experiment",
+    "Work": "kinfed.data.batches",
+    "make_algorithm": "kinfed.algorithms",
+    "make_config": "kinfed.config",
+    "run": "kinfed.experiment",
+    "simulate": "kinfed.simulation",
+}
 __all__ = [
     "Algorithm",
     "Federation",
@@ -21,4 +41,14 @@ __all__ = [
     "run",
     "simulate",
 ]
-__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Names are fetched on first use, so that `kinfed --help` does not wait for torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'kinfed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

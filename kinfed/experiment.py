@@ -133,21 +133,24 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     federation: Federation | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: str | Callable[[], nn.Module] | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> RunResult:
     """Run a configuration (a RunConfig, a TOML file, or settings by name).
 
-    `federation` replaces the data set and its partition, `model` (a function that makes an nn.Module) the named
-    model. With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
+    `federation` replaces the data set and its partition; `model` is a name or a function that makes an nn.Module.
+    With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
+    build = None if isinstance(model, str) else model
+    if isinstance(model, str):
+        settings["model"] = model
     if isinstance(config, RunConfig):
         if settings:
             raise ConfigError("give either a RunConfig or settings by name, not both")
     else:
         config = make_config(None if config is None else Path(config), settings)
-    experiment = Experiment(config, federation, model, observer or Silent(), should_stop)
+    experiment = Experiment(config, federation, build, observer or Silent(), should_stop)
     if out is None:
         return experiment.execute(None, None)
     identity = experiment.fingerprint()
@@ -186,9 +189,11 @@ class Experiment:
         }
 
     def fingerprint(self) -> str:
-        extra = {}
+        extra: dict[str, Any] = {}
         if self._given is not None:
             extra["federation"] = _identity(self._given)
+        if self._model is not None:
+            extra["model"] = [[layer.name, list(layer.shape)] for layer in self.task().layers]
         return self.config.fingerprint(extra)
 
     def federation(self, seed: int) -> Federation:

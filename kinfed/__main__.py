@@ -1,0 +1,5 @@
+"""`python -m kinfed` is the command `kinfed`."""
+
+from kinfed.cli import main
+
+main()
