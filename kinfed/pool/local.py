@@ -51,6 +51,7 @@ class Evaluation:
     shared: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
     models: Tensor | None = None  # [n, P] personal models, where asked for
+    alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
 
 
 class LocalPool:
@@ -130,13 +131,14 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None]:
+        def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None, dict[str, Score]]:
             who = ids[piece]
             cohort = self._cohort(who, round)
             with _named("personalize", who, round):
                 state = self.clients.take(who).to(self.task.device)
                 down = download(who).to(self.task.device)
                 theta = self.algorithm.personalize(self.task, state, down, cohort)
+                others = self.algorithm.alternatives(self.task, state, down, cohort)
             part: Part = getattr(cohort, split)
             other = None if shared is None else shared(who)
             return (
@@ -144,6 +146,7 @@ class LocalPool:
                 None if other is None else self.task.score(other, part),
                 self.algorithm.client_figures(state),
                 theta.clone() if keep_models else None,
+                {name: self.task.score(model, part) for name, model in others.items()},
             )
 
         results = list(self._map(work, pieces))
@@ -153,8 +156,14 @@ class LocalPool:
         }
         models = torch.cat([r[3] for r in results if r[3] is not None])[back] if keep_models else None
         others = [r[1] for r in results if r[1] is not None]
+        alternatives = {name: _join([r[4][name] for r in results], back) for name in (results[0][4] if results else {})}
         return Evaluation(
-            ids, _join([r[0] for r in results], back), _join(others, back) if others else None, figures, models
+            ids,
+            _join([r[0] for r in results], back),
+            _join(others, back) if others else None,
+            figures,
+            models,
+            alternatives,
         )
 
     def close(self) -> None:
