@@ -31,7 +31,7 @@ from kinfed.loop import Loop, RoundReport
 from kinfed.metrics import summarize
 from kinfed.models import build_model
 from kinfed.pool.local import Evaluation, LocalPool
-from kinfed.task import ModuleTask, make_task
+from kinfed.task import ModuleTask, Score, make_task
 
 Metrics = dict[str, float]
 
@@ -73,11 +73,13 @@ class MethodResult:
     seconds: float
     evaluation: Evaluation = field(repr=False)
     shared_model: Tensor | None = field(default=None, repr=False)  # [P]
+    alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the method reports, by name
 
     def summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
             "global": self.shared, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
+            "alternatives": self.alternatives,
         }  # fmt: skip
 
 
@@ -318,7 +320,7 @@ class Experiment:
             folder.write_models(label, seed, evaluation.models, w)
         return MethodResult(
             label, seed, config.rounds, personal, shared, int(totals["bytes_down"]), int(totals["bytes_up"]),
-            float(totals["seconds"]), evaluation, w,
+            float(totals["seconds"]), evaluation, w, judge_alternatives(evaluation, data, task),
         )  # fmt: skip
 
     def _after_round(
@@ -334,6 +336,9 @@ class Experiment:
             evaluation = loop.evaluate()
             personal, shared = judge(evaluation, data, loop.task)
             method = figures | ({"clients": evaluation.figures} if evaluation.figures else {})
+            headline = "accuracy" if loop.task.classifies else "loss"
+            for name, metrics in judge_alternatives(evaluation, data, loop.task).items():
+                method |= {f"{name}_{headline}": metrics[headline]} if headline in metrics else {}
         if folder is not None:
             folder.append_round({
                 "algorithm": label, "seed": loop.clients.seed, "round": report.round, "seconds": report.seconds,
@@ -362,13 +367,19 @@ class Experiment:
 
 def judge(evaluation: Evaluation, data: Federation, task: Any) -> tuple[Metrics, Metrics | None]:
     """Metrics of the personal models and of the server's models."""
-    n_train = data.train.count[evaluation.ids]
-
-    def figures(score: Any) -> Metrics:
-        return summarize(score.correct if task.classifies else None, score.loss, score.count, n_train)
-
     assert evaluation.personal is not None
-    return figures(evaluation.personal), None if evaluation.shared is None else figures(evaluation.shared)
+    shared = None if evaluation.shared is None else _metrics(evaluation.shared, evaluation, data, task)
+    return _metrics(evaluation.personal, evaluation, data, task), shared
+
+
+def judge_alternatives(evaluation: Evaluation, data: Federation, task: Any) -> dict[str, Metrics]:
+    """Metrics of the other models that a method reports, by name."""
+    return {name: _metrics(score, evaluation, data, task) for name, score in evaluation.alternatives.items()}
+
+
+def _metrics(score: Score, evaluation: Evaluation, data: Federation, task: Any) -> Metrics:
+    n_train = data.train.count[evaluation.ids]
+    return summarize(score.correct if task.classifies else None, score.loss, score.count, n_train)
 
 
 def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
