@@ -144,6 +144,8 @@ def _federation(
         "test": share,
         "groups": group if groups else None,
         "group_names": [f"digits {a} and {b}" for a, b in main] if groups and classes > 1 else None,
+        "description": {"clients": clients, "partition": "classes", "options": {"classes": 2, "max_size": None}},
+        "notes": ["Clients of a group share their main classes."],
     }
 
 

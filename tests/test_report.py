@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -28,9 +29,10 @@ from kinfed.errors import KinfedError, StorageError
 from kinfed.report import build, client_figures, figures, palette, panels, tables
 from kinfed.report.chart import Figure, axis, layout, log_axis, numbers, safe, short, thinned
 from kinfed.report.compare import Comparison, Method, cautions, compare
+from kinfed.report.elements import inline_json
 from kinfed.report.load import ClientResult, Federation, Final, Run, Trial, load_run, load_runs
 from kinfed.report.statistics import average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.report.words import brief, facts, findings
+from kinfed.report.words import brief, data_notes, facts, findings
 
 SMALL: dict[str, Any] = {"algorithms": ("local", "fedavg", "ditto"), "clients": 12, "rounds": 10, "seeds": (0, 1)}
 
@@ -142,7 +144,7 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
     lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join([*lines[:3], '{"algorithm": "lo\n', *lines[4:]]))
     run = load_run(folder, "r")
-    assert run.notes == ("1 damaged lines of rounds.jsonl were left out (line 4).",)
+    assert run.notes == ("Damaged lines of rounds.jsonl were left out: 1 (line 4).",)
     assert [r.number for r in run.trials[0].rounds] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
@@ -228,6 +230,22 @@ def test_the_same_settings_with_other_examples_are_other_data(tmp_path: Path) ->
     two = write_run(tmp_path / "two", **SMALL)
     rewrite(two / "federation-1.json", lambda f: f["train"][3].__setitem__(0, f["train"][3][0] + 1))
     assert len(compare(load_runs([one, two]))) == 2
+
+
+def test_defaults_left_out_and_defaults_written_out_are_the_same_data(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", **SMALL)
+    two = write_run(tmp_path / "two", **SMALL, settings={"partition": None, "clients": None})
+    (made,) = compare(load_runs([one, two]))
+    assert cautions(made) == []
+    assert facts(made.runs[0])["Split among clients"] == facts(made.runs[1])["Split among clients"]
+    assert facts(made.runs[1])["Clients"] == "12"
+    rewrite(two / "federation-0.json", lambda f: f["description"].update(partition="rotated"))
+    assert len(compare(load_runs([one, two]))) == 2
+
+
+def test_notes_about_the_data_name_their_seeds() -> None:
+    federations = {0: replace(federation_of(3, 2), notes=("a", "b")), 1: replace(federation_of(3, 2), notes=("a",))}
+    assert data_notes(federations) == ["a", "Seed 0: b"]
 
 
 def test_local_is_found_behind_any_label_and_first_in_the_own_run() -> None:
@@ -652,6 +670,12 @@ def test_markup_in_names_stays_text(hostile_page: Path) -> None:
     assert text.count("<script>") == 1 + text.count("<script></script>")  # ours; plotly's was taken out
     assert safe("<b>&") == "&lt;b&gt;&amp;"
     assert short("<" * 30) == "&lt;" * 17 + "…"
+
+
+def test_json_cannot_end_the_script_it_stands_in() -> None:
+    value = {"</script>": ["<!--", "\u2028"]}
+    assert "<" not in inline_json(value)
+    assert json.loads(inline_json(value)) == value
 
 
 class Outline(HTMLParser):

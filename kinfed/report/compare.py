@@ -1,7 +1,7 @@
 """Decides what may be compared with what.
 
-Methods stand in one comparison only if their runs share the data: the same data set, partition and number of
-clients, and, where both wrote down who holds what, the same examples per client and class for every shared seed.
+Methods stand in one comparison only if their runs share the data: the same settings of data, and, where both wrote
+down who holds what, the same number of examples per client and class for every shared seed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column"),
     *("validation", "foreign_targets"),
 )
+# Settings that a federation's own description repeats with all defaults filled in.
+_DESCRIBED = {"partition", "clients", "validation"}
 
 # Settings that may differ between runs of one comparison without need to say so.
 _INDIFFERENT = {
@@ -189,14 +191,12 @@ def written(algorithm: str) -> str:
 
 
 def same_data(one: Run, other: Run) -> bool:
-    if any(one.config.get(key) != other.config.get(key) for key in DATA_KEYS):
+    pairs = [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
+    described = bool(pairs) and all(a.description and b.description for a, b in pairs)
+    keys = [key for key in DATA_KEYS if not (described and key in _DESCRIBED)]
+    if any(one.config.get(key) != other.config.get(key) for key in keys):
         return False
-    shared = one.federations.keys() & other.federations.keys()
-    return all(
-        (one.federations[seed].train, one.federations[seed].test)
-        == (other.federations[seed].train, other.federations[seed].test)
-        for seed in shared
-    )
+    return all((a.description, a.train, a.test) == (b.description, b.train, b.test) for a, b in pairs)
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -232,7 +232,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     parts = []
     for key in keys:
         values = list(dict.fromkeys(json.dumps(entries.get(key)) for entries in flat))
-        if len(values) > 1 and key.split(".")[0] not in _INDIFFERENT:
+        if len(values) > 1 and key.split(".")[0] not in (*_INDIFFERENT, *DATA_KEYS):
             parts.append(f"{key} ({' / '.join(values)})")
     return parts
 

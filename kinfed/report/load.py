@@ -93,6 +93,8 @@ class Federation:
     test: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...] | None
     group_names: tuple[str, ...] | None
+    notes: tuple[str, ...] = ()  # what a reader should know about how the data were shared out
+    description: dict[str, Any] = field(default_factory=dict)  # data set, partition and options, all defaults filled in
 
     @property
     def sizes(self) -> list[int]:
@@ -203,7 +205,7 @@ def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, Round]]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:
         listed = ", ".join(map(str, unreadable[:5])) + (", …" if len(unreadable) > 5 else "")
-        notes.append(f"{len(unreadable)} damaged lines of rounds.jsonl were left out (line {listed}).")
+        notes.append(f"Damaged lines of rounds.jsonl were left out: {len(unreadable)} (line {listed}).")
     return rounds
 
 
@@ -307,6 +309,8 @@ def _read_federations(path: Path) -> Iterator[tuple[int, Federation]]:
                 **split,
                 groups=None if record.get("groups") is None else tuple(map(int, record["groups"])),
                 group_names=None if record.get("group_names") is None else tuple(map(str, record["group_names"])),
+                notes=tuple(map(str, record.get("notes") or ())),
+                description=dict(record.get("description") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{file}: needs names, num_classes and train counts ({error!r})") from None

@@ -13,6 +13,7 @@ from kinfed.report.tables_html import balance_table, leads_table, results_table
 from kinfed.report.words import (
     best_federated,
     counted,
+    data_notes,
     data_sentence,
     facts,
     findings,
@@ -197,7 +198,8 @@ class Sections:
             how = f"The {counted(len(federation.names), 'client')} are pooled by {by}. {colour}"
         else:
             how = f"Each column is a client, sorted by {'group' if federation.groups else 'main class'}. {colour}"
-        return f"<p>{esc(data_sentence(federation))}</p>" + choice(figure, "Seed") + drawing(figure, how)
+        said = "".join(f"<p>{esc(text)}</p>" for text in (data_sentence(federation), *data_notes(federations)))
+        return said + choice(figure, "Seed") + drawing(figure, how)
 
     def _inside(self) -> str:
         made = [(method, entries) for method in self.comparison.methods if (entries := panels(method))]

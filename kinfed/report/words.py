@@ -32,7 +32,7 @@ def facts(run: Run) -> dict[str, str]:
     config = run.config
     found = {
         "Data": brief(config.get("dataset")),
-        "Split among clients": brief(config.get("partition")),
+        "Split among clients": brief(_partition(run)),
         "Clients": brief(_clients(run)),
         "Model": brief(config.get("model")),
         "Rounds": brief(config.get("rounds")),
@@ -52,6 +52,14 @@ def facts(run: Run) -> dict[str, str]:
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
     return brief({key: value for key, value in options.items() if not (key == "method" and value == name)})
+
+
+def _partition(run: Run) -> Any:
+    """As configured, or as the data set is shared out where nothing was said."""
+    for federation in run.federations.values():
+        if not run.config.get("partition") and federation.description.get("partition"):
+            return {"name": federation.description["partition"], **federation.description.get("options", {})}
+    return run.config.get("partition")
 
 
 def _clients(run: Run) -> int | None:
@@ -193,6 +201,18 @@ def data_sentence(federation: Federation) -> str:
         f"{counted(n, 'client')} hold {counted(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
         f"(median {middle:g}), of {classes} out of {len(federation.class_names)} classes."
     )
+
+
+def data_notes(federations: Mapping[int, Federation]) -> list[str]:
+    """What was noted while sharing out the data, once where it holds for all seeds."""
+    by_note: dict[str, list[int]] = {}
+    for seed, federation in sorted(federations.items()):
+        for note in federation.notes:
+            by_note.setdefault(note, []).append(seed)
+    return [
+        note if len(seeds) == len(federations) else f"Seed {', '.join(map(str, seeds))}: {note}"
+        for note, seeds in by_note.items()
+    ]
 
 
 def other_data(comparisons: list[Comparison]) -> str:
