@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 
@@ -46,7 +47,8 @@ def k_means(
     model = KMeans(
         k, init="k-means++" if start is None else start, n_init=10 if start is None else 1, random_state=seed
     )
-    with warnings.catch_warnings():
+    # A handful of small points: threads would cost more than they do.
+    with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: the caller counts them
         label = model.fit(x, sample_weight=share * len(x)).labels_
     centre = np.stack([np.average(x[label == j], axis=0, weights=share[label == j]) for j in np.unique(label)])

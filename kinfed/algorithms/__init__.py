@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms.cgpfl import CGPFL
+from kinfed.algorithms.cgpfl_heur import CGPFLHeur
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
@@ -48,6 +49,7 @@ ALGORITHMS: dict[str, Entry] = {
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
     "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
     "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
+    "cgpfl_heur": Entry(CGPFLHeur, "CGPFL that chooses K after the first round"),
     "fedfomo": Entry(FedFomo, "each client mixes the models that do best on its validation examples"),
     "fedfomo_ma": Entry(FedFomoMA, "FedFomo judging averages with and without each model"),
     "selffl": Entry(SelfFL, "start, steps and weights of every client by its own uncertainty"),

@@ -1,0 +1,119 @@
+"""CGPFL-Heur: CGPFL that chooses the number of contexts itself, after the first round(s).
+
+Tang, Guo, Guo: Personalized Federated Learning with Contextualized Generalization, IJCAI 2022, Section 5, Eq. (11).
+
+    e(K) = sqrt( (K/m) G(d, m) ) + μ cost(K),       K̂ = argmin over K = 1 .. N/2
+    cost(K) = Σ_i (m_i/m) min_k ‖w_i − c_k‖²
+
+The first term grows with K (more models to learn from the same m examples), the cost falls. Both terms, the whole
+curve and K̂ are among the figures. K̂ is fixed afterwards; until it is chosen there is one context.
+
+Decisions: G(d, m) = d ln(e m/d) as printed for m ≥ d; for fewer examples than parameters that is negative and the
+bound on the growth function 2^m applies instead, G = m ln 2. The paper calls μ "appropriate": the automatic μ makes
+the total rise of the first term over the range equal to the total fall of the cost, so that neither end wins by
+scale alone. The server clusters the uploaded w_i (it never sees θ_i). cost(K) is made non-increasing by keeping the
+best clustering found so far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithms import cgpfl
+from kinfed.algorithms.cgpfl import CGPFL, Client, Down
+from kinfed.clustering import coordinates, k_means
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.task import Task
+
+
+@dataclass
+class Server(cgpfl.Server):
+    count: Tensor  # [N] examples of each client, once known
+    first: Tensor  # [K_max] first term of e(K), empty until chosen
+    cost: Tensor  # [K_max] cost(K), empty until chosen
+    mu: Tensor  # [] μ used
+
+
+@dataclass
+class Up(cgpfl.Up):
+    count: Tensor  # [n] examples
+
+
+@dataclass(frozen=True)
+class CGPFLHeur(CGPFL):
+    contexts: int = 1
+    """Contexts before K̂ is chosen."""
+    mu: float | None = None
+    """μ of Eq. (11); chosen automatically where none is given."""
+    max_contexts: int | None = None
+    """Largest K tried; N/2 where none is given."""
+    solve_rounds: int = 1
+    """Rounds before K̂ is chosen (paper: the first only)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu is not None and self.mu < 0:
+            raise ConfigError(f"mu must not be negative; got {self.mu}")
+        if self.solve_rounds < 1 or (self.max_contexts is not None and self.max_contexts < 1):
+            raise ConfigError("solve_rounds and max_contexts must be at least 1")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        base = super().init_server(task, clients)
+        none = torch.zeros(0, dtype=torch.float64)
+        count = torch.zeros(clients.num_clients, dtype=torch.float64)
+        return Server(**vars(base), count=count, first=none, cost=none, mu=torch.tensor(0.0, dtype=torch.float64))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        client, up = super().client_update(task, client, down, data)
+        return client, Up(up.omega, data.train.count.to(torch.float32))
+
+    def aggregate(self, server: cgpfl.Server, ids: Tensor, up: cgpfl.Up) -> Server:
+        assert isinstance(server, Server)
+        assert isinstance(up, Up)
+        count = server.count.clone()
+        count[ids] = up.count.to(torch.float64)
+        chosen = {"count": count, "first": server.first, "cost": server.cost, "mu": server.mu}
+        if not len(server.cost) and int(server.round) + 1 >= self.solve_rounds:
+            first, cost, mu, best = self._solve(server, up.omega, count[ids])
+            chosen |= {"first": first, "cost": cost, "mu": mu}
+            # All contexts start as copies of the one so far; clustering then separates them.
+            server = Server(**(vars(server) | {"omega": server.omega[:1].repeat(best, 1)}))
+        base = super().aggregate(server, ids, up)
+        return Server(**(vars(base) | chosen))
+
+    def _solve(self, server: Server, uploads: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        n, d = uploads.shape
+        most = max(1, min(n, self.max_contexts or len(server.context) // 2))
+        x, weight = coordinates(uploads), count.numpy()
+        cost = torch.zeros(most, dtype=torch.float64)
+        for k in range(1, most + 1):
+            seed = rng.numpy_seed(rng.fold(server.key, server.round, k))
+            cost[k - 1] = k_means(x, k, seed, weight=weight).cost
+        cost = torch.cummin(cost, 0).values
+        first = first_term(torch.arange(1, most + 1), d, float(count.sum()))
+        mu = self.mu
+        if mu is None:
+            fall = float(cost[0] - cost[-1])
+            mu = float(first[-1] - first[0]) / fall if fall > 0 else 0.0  # Eq. (11) with both terms on one scale
+        best = int(torch.argmin(first + mu * cost)) + 1
+        return first, cost, torch.tensor(mu, dtype=torch.float64), best
+
+    def server_figures(self, server: cgpfl.Server) -> dict[str, Any]:
+        assert isinstance(server, Server)
+        figures = super().server_figures(server)
+        if len(server.cost):
+            figures |= {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
+        return figures
+
+
+def first_term(contexts: Tensor, d: int, m: float) -> Tensor:
+    """sqrt((K/m) G(d, m)) for every K."""
+    growth = d * math.log(math.e * m / d) if m >= d else m * math.log(2)
+    return torch.sqrt(contexts.to(torch.float64) / m * growth)
