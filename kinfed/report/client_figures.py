@@ -19,6 +19,7 @@ MAX_COLUMNS = 100  # clients shown one by one in the map of classes
 POOLED_COLUMNS = 50
 MAX_NAMED_GROUPS = 10
 GAP = 0.3  # between groups, in columns
+BLANK = "\u00a0"  # a label that keeps the title of the axis below the map
 
 
 def sorted_gains(by_method: list[tuple[Method, list[Gain]]], first: Method) -> Figure:
@@ -206,7 +207,7 @@ def class_map(federations: dict[int, Federation]) -> Figure | None:
     labelled = range(0, classes, math.ceil(classes / 26))
     pooled = len(federation.names) > MAX_COLUMNS
     base = layout(
-        axis("Pools of clients" if pooled else "Clients", ticks="", showline=False, showticklabels=False),
+        axis("Pools of clients" if pooled else "Clients", ticks="", showline=False, tickvals=[0], ticktext=[BLANK]),
         axis(
             domain=[0, 1 - bars - 0.04],
             range=[classes - 0.5, -0.5],
@@ -248,7 +249,6 @@ def _group_ticks(federation: Federation, columns: list[Pool], places: list[float
     if not 1 < len(by_group) <= MAX_NAMED_GROUPS:
         return {}
     return {
-        "xaxis.showticklabels": True,
         "xaxis.tickvals": [(middles[0] + middles[-1]) / 2 for middles in by_group.values()],
         "xaxis.ticktext": [short(_group_name(federation, group)) for group in by_group],
     }
