@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from kinfed.algorithm import Algorithm
+from kinfed.algorithms.apfl import APFL
 from kinfed.algorithms.cgpfl import CGPFL
 from kinfed.algorithms.cgpfl_heur import CGPFLHeur
 from kinfed.algorithms.ditto import Ditto
@@ -18,7 +19,12 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedfomo import FedFomo
 from kinfed.algorithms.fedfomo_ma import FedFomoMA
+from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedprox import FedProx
+from kinfed.algorithms.fedrep import FedRep
+from kinfed.algorithms.ifca import IFCA
+from kinfed.algorithms.l2gd import L2GD
+from kinfed.algorithms.lgfedavg import LGFedAvg
 from kinfed.algorithms.local import Local
 from kinfed.algorithms.perfedavg import PerFedAvg
 from kinfed.algorithms.pfedme import PFedMe
@@ -48,6 +54,12 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, "personal models as Moreau envelopes around a global one"),
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
     "perfedavg_hf": Entry(PerFedAvg, "Per-FedAvg, Hessian-free", {"variant": "hf"}),
+    "apfl": Entry(APFL, "own and global model mixed in a learned proportion"),
+    "l2sgd": Entry(L2GD, "local models pulled towards their average (L2GD with stochastic gradients)"),
+    "lgfedavg": Entry(LGFedAvg, "own lower layers, shared upper layers"),
+    "fedper": Entry(FedPer, "shared base, own head, trained together"),
+    "fedrep": Entry(FedRep, "shared representation, own head, trained in turns"),
+    "ifca": Entry(IFCA, "K models; each client trains the one that fits it best"),
     "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
     "cgpfl_heur": Entry(CGPFLHeur, "CGPFL that chooses K after the first round"),
     "fedfomo": Entry(FedFomo, "each client mixes the models that do best on its validation examples"),

@@ -1,0 +1,106 @@
+"""IFCA: K models on the server; each client takes part in the one that fits its data best.
+
+Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Algorithm 1
+(model averaging).
+
+    client i:  j = argmin_k f_i(ω_k) on its *training* data, train ω_j;   server: ω_j ← mean of the models of cluster j
+
+K = 1 is FedAvg with equal weights. An empty cluster stays as it was; ties go to the lower number. The personal model
+is ω_j with j chosen afresh on training data (a released script chooses it on test data).
+
+K identical starts would never separate, so the default start is K independent random models; `init="kmeans"` lets
+everyone train once from a common start and takes the k-means centres of the results (a "good initialization").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithm import Algorithm
+from kinfed.clustering import coordinates, k_means, num_distinct
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Nothing, Tree
+
+
+@dataclass
+class Server(Tree):
+    omega: Tensor  # [K, P]
+    cluster: Tensor  # [N] int64 last known choice, −1 before the first
+    round: Tensor  # [] int64
+    key: Tensor  # [] int64
+
+
+@dataclass
+class Down(Tree):
+    omega: Tensor  # [n, K, P]
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, P] θ − ω_j
+    cluster: Tensor  # [n] int64 j
+
+
+@dataclass(frozen=True)
+class IFCA(Algorithm[Server, Nothing, Down, Up]):
+    clusters: int = 4
+    """K, the number of models."""
+    init: str = "random"
+    """Start of the models: "random" (independent) or "kmeans" (centres of everyone's first training)."""
+
+    leaks = ("the cluster chosen by training loss",)
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise ConfigError(f"clusters must be at least 1; got {self.clusters}")
+        if self.init not in ("random", "kmeans"):
+            raise ConfigError(f"init is random or kmeans; got {self.init!r}")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        same = self.init == "kmeans"
+        omega = torch.stack([task.init(clients.seed, 0 if same else k) for k in range(self.clusters)])
+        cluster = torch.full((clients.num_clients,), -1, dtype=torch.int64)
+        return Server(omega, cluster, torch.tensor(0), clients.key("ifca"))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.omega.expand(len(ids), -1, -1))
+
+    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
+        j = self._best(task, down, data)
+        omega = down.omega[torch.arange(len(j)), j]
+        return client, Up(sgd(task, omega, data.train.batches(self.work)) - omega, j)
+
+    def _best(self, task: Task, down: Down, data: Cohort) -> Tensor:
+        """[n] argmin_k f_i(ω_k) on training data; a model with a non-finite loss is never chosen over a finite one."""
+        losses = torch.stack([task.mean_loss(down.omega[:, k], data.train) for k in range(down.omega.shape[1])], 1)
+        return torch.argmin(torch.nan_to_num(losses, nan=torch.inf), 1).to(down.omega.device)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        cluster, omega = server.cluster.clone(), server.omega.clone()
+        label = cluster[ids] = up.cluster.cpu()
+        if self.init == "kmeans" and not bool(server.round):
+            models = up.delta + server.omega[0]
+            x = coordinates(models)
+            seed = rng.numpy_seed(server.key)
+            label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
+            cluster[ids] = label
+        for k in torch.unique(label).tolist():
+            omega[k] += up.delta[label == k].to(torch.float64).mean(0).to(omega.dtype)
+        return Server(omega, cluster, server.round + 1, server.key)
+
+    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+        return down.omega[torch.arange(len(data)), self._best(task, down, data)]
+
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        return {
+            "clusters_in_use": int(torch.unique(server.cluster[server.cluster >= 0]).numel()),
+            "cluster": server.cluster,
+        }

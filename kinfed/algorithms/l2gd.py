@@ -1,0 +1,114 @@
+"""L2SGD: local models pulled towards their average, with communication only when it is needed.
+
+Hanzely, Richtárik: Federated Learning of a Mixture of Global and Local Models, 2020, Algorithm 1 (L2GD) with
+stochastic gradients.
+
+    min_x  (1/n) Σ f_i(x_i) + (λ/2n) Σ ‖x_i − x̄‖²
+
+A coin decides each iteration: with probability 1 − p every client steps, x_i ← x_i − η_l g_i(x_i); with probability
+p all move to the average, x_i ← x_i − θ (x_i − x̄). Several equal results in a row need no communication in between,
+so one round here is: receive x̄, all moves towards it, the local steps until the next communication, send.
+In the paper's symbols η_l = α/(n (1 − p)) and θ = αλ/(np); their stability condition gives θ ≤ 1/2.
+
+`geometric=False` (default) takes the work's steps and one move per round, the expected lengths' shape, so that methods
+are compared at equal local work; `geometric=True` draws both run lengths as the coin would, with p = 1/(L + 1).
+θ = 0 is local training. Under full participation moving towards x̄ leaves Σ x_i unchanged; with partial participation
+only active clients move, and x̄ stays the mean of the last known x_i (clients send differences).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithm import Algorithm
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Tree
+
+
+@dataclass
+class Server(Tree):
+    mean: Tensor  # [P] x̄ over all clients' last known models
+    clients: Tensor  # [] int64, n
+    round: Tensor  # [] int64
+    key: Tensor  # [] int64
+    moves: Tensor  # [] int64 moves towards x̄ in the planned round
+    steps: Tensor  # [] int64 local steps in the planned round, 0 for the work's
+
+
+@dataclass
+class Client(Tree):
+    x: Tensor  # [n, P]
+
+
+@dataclass
+class Down(Tree):
+    mean: Tensor  # [n, P]
+    moves: Tensor | None  # [n] with geometric lengths
+    steps: Tensor | None  # [n] with geometric lengths
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, P] change of x_i since it was last sent
+
+
+@dataclass(frozen=True)
+class L2GD(Algorithm[Server, Client, Down, Up]):
+    theta: float = 0.25
+    """θ: share of the way to the average per move, in [0, 1/2]."""
+    geometric: bool = False
+    """Draw the number of local steps and of moves as the paper's coin does."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.theta <= 0.5:
+            raise ConfigError(f"theta lies in [0, 1/2] (above, L2GD is unstable); got {self.theta}")
+        if self.geometric and self.work.steps is None:
+            raise ConfigError("geometric lengths replace a number of steps; give steps instead of epochs")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        zero = torch.tensor(0)
+        return Server(
+            task.init(clients.seed), torch.tensor(clients.num_clients), zero, clients.key("l2gd"), zero + 1, zero
+        )
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Client(task.init(data.seed).expand(len(data), -1))
+
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        if not self.geometric:
+            return server
+        p = 1 / ((self.work.steps or 1) + 1)
+        u = rng.uniform(rng.fold(server.key, server.round), 2)
+        steps = 1 + math.floor(math.log1p(-float(u[0])) / math.log1p(-p))  # a run of heads: geometric, mean 1/p
+        moves = 1 + math.floor(math.log1p(-float(u[1])) / math.log(p))  # a run of tails: mean 1/(1 − p)
+        return Server(server.mean, server.clients, server.round, server.key, torch.tensor(moves), torch.tensor(steps))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        n = len(ids)
+        mean = server.mean.expand(n, -1)
+        return Down(mean, server.moves.expand(n), server.steps.expand(n)) if self.geometric else Down(mean, None, None)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        moves = 1 if down.moves is None else int(down.moves[0])
+        x = torch.lerp(client.x, down.mean, 1 - (1 - self.theta) ** moves)  # x ← x − θ (x − x̄), `moves` times
+        x = sgd(task, x, data.train.batches(self.work, steps=down.steps))
+        return Client(x), Up(x - client.x)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        change = up.delta.to(torch.float64).sum(0) / int(server.clients)  # x̄ ← x̄ + (1/n) Σ Δ_i
+        mean = (server.mean.to(torch.float64) + change).to(server.mean.dtype)
+        return Server(mean, server.clients, server.round + 1, server.key, server.moves, server.steps)
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return client.x
+
+    def global_model(self, server: Server) -> Tensor:
+        return server.mean
