@@ -144,6 +144,11 @@ def test_validation_share_of_one_client(n, held):
     assert sorted(split.train.rows.tolist() + split.val.rows.tolist()) == list(range(n))
 
 
+def test_below_five_examples_exactly_one_validates():
+    federation = Federation.from_arrays(np.zeros((4, 1)), np.zeros(4, int), ["a"] * 4, test_fraction=0)
+    assert federation.with_validation(0.6, seed=0).val.count.tolist() == [1]
+
+
 def test_validation_never_takes_the_last_training_example():
     federation = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6, int), ["a"] * 6, test_fraction=0)
     assert federation.with_validation(0.99, seed=0).train.count.tolist() == [1]
