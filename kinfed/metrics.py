@@ -4,7 +4,7 @@ The inputs are sums over each client's test examples, as `Task.score` returns th
 `n_test [K]`, and the training sizes `n_train [K]`. Everything is computed in float64.
 
 A client without test examples has no accuracy, so it is left out of every figure, also of the M in "10% of M
-clients". Ten percent means ceil(M / 10) clients, in integers: 0.1 * 30 is above 3 in floating point.
+clients". Ten percent means ceil(M / 10) clients, so at least one.
 """
 
 from __future__ import annotations

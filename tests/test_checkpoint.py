@@ -148,18 +148,20 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_labels_do_not_see_each_other(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, "mine")
-    labels = ["ditto", "ditto-0", "ditto-0-1", "../ditto", "a/b", "a%2Fb", "..", "Größe 1"]
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, "mine")
+    labels = ["ditto", "ditto-0", "ditto-0-1", "../ditto", "a/b", "a%2Fb", ".", "..", "Größe 1"]
     for round, label in enumerate(labels):
         checkpoints.save(label, round, state(round), {})
     for round, label in enumerate(labels):
         assert checkpoints.latest(label).round == round  # type: ignore[union-attr]
-    assert {path.parent for path in tmp_path.iterdir()} == {tmp_path}
+    assert list(tmp_path.iterdir()) == [folder]
+    assert len(list(folder.iterdir())) == len(labels)
     checkpoints.remove("ditto-0")
     checkpoints.remove("ditto-0")
     assert checkpoints.latest("ditto-0") is None
     assert checkpoints.latest("ditto-0-1") is not None
-    assert not (tmp_path / "ditto-0").exists()
+    assert not (folder / "ditto-0").exists()
     assert Checkpoints(tmp_path / "absent", "mine").latest(LABEL) is None
 
 

@@ -42,8 +42,7 @@ def test_weights_by_training_examples() -> None:
     assert found["accuracy_mean"] == pytest.approx(0.75)
 
 
-def test_ten_percent_rounds_up_in_integers() -> None:
-    """0.1 * 30 is 3.0000000000000004; a ceil of it would take four clients."""
+def test_ten_percent_rounds_up() -> None:
     correct = torch.arange(30, dtype=torch.float64)
     found = summarize(correct, correct, torch.full((30,), 100), torch.arange(30))
     assert found["worst10"] == pytest.approx((0 + 1 + 2) / 300)
