@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed import rng
 from kinfed.data import storage
 from kinfed.data.batches import Part
-from kinfed.data.columns import encode, encode_labels, name_keys
+from kinfed.data.columns import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.features import Features
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -185,8 +185,8 @@ class Federation:
         every example (any labels). `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each
         client's rows is drawn, keyed by the client's name. `groups` maps a client's label to its group.
         `standardize` scales every feature by mean and deviation of all training rows."""
-        features = Features(_as_features(x, tokens))
-        labels, class_names = _as_labels(y)
+        features = Features(as_features(x, tokens))
+        labels, class_names = as_labels(y)
         index, names = encode(clients, "clients")
         if not len(features) == len(labels) == len(index):
             raise DataError(
@@ -206,7 +206,7 @@ class Federation:
                     f"got {marked.dtype} of shape {tuple(marked.shape)}"
                 )
             train, test = owned.where(~marked[owned.rows]), owned.where(marked[owned.rows])
-        group_index, group_names = _groups_of(names, groups)
+        group_index, group_names = groups_of(names, groups)
         if num_classes is None:
             num_classes = len(class_names) if class_names else int(labels.max()) + 1
         if standardize:
@@ -344,39 +344,3 @@ def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragge
     trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
     train, test = rows.shuffled(keys).cut(trained)
     return train.ascending(), test.ascending()
-
-
-def _as_features(x: Any, tokens: bool) -> Tensor:
-    array = np.asarray(x)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"x should hold numbers; got {array.dtype}")
-    if array.ndim == 0:
-        raise DataError("x should hold one row per example; got a single number")
-    if array.ndim == 1:
-        array = array[:, None]
-    if tokens:
-        if array.dtype.kind not in "iu":
-            raise DataError(f"tokens are whole numbers; got {array.dtype}")
-        return torch.from_numpy(array.astype(np.int64))
-    return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
-
-
-def _as_labels(y: Any) -> tuple[Tensor, list[str] | None]:
-    """Whole numbers are the classes themselves; anything else is encoded and keeps its names."""
-    index, names = encode_labels(y, "y")
-    array = np.asarray(y)
-    if array.dtype.kind in "iuf":
-        return torch.from_numpy(array.astype(np.int64)), None
-    return index, names
-
-
-def _groups_of(names: list[str], groups: Mapping[Any, Any] | None) -> tuple[Tensor | None, list[str] | None]:
-    if groups is None:
-        return None, None
-    by_name = {str(label): group for label, group in groups.items()}
-    lacking = [name for name in names if name not in by_name]
-    if lacking:
-        raise DataError(
-            f"groups lacks {len(lacking)} of {len(names)} clients (first: {lacking[0]}); give every client a group"
-        )
-    return encode([by_name[name] for name in names], "groups")
