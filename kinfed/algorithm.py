@@ -106,8 +106,10 @@ def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
     """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
     weight = weight.to(rows.device, torch.float64)
     p = weight / weight.sum()
-    out = rows.new_empty(rows.shape[1])
-    # Columns in blocks that stay in cache: two to four times as fast as a float64 copy of all rows.
-    for block, mean in zip(torch.split(rows, 8192, 1), torch.split(out, 8192), strict=True):
-        mean.copy_(block.to(torch.float64).T @ p)
-    return out
+    out = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
+    for some, share in zip(torch.split(rows, 128), torch.split(p, 128), strict=True):
+        width = (1 << 17) // max(len(some), 1)
+        for block, mean in zip(torch.split(some, width, 1), torch.split(out, width), strict=True):
+            mean.addmv_(block.to(torch.float64).T, share)
+    return out.to(rows.dtype)

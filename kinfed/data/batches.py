@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -259,7 +260,7 @@ class _Windows:
         epochs = -(-many // np.maximum(self.per_epoch, 1)) if self.by_epoch else None
         if epochs is None:
             epochs = -(-(many * self.size.numpy()) // np.maximum(count, 1))
-        key = rng.fold(rng.root(part.seed, stream), part.round, part.ids)
+        key = rng.fold(_round_key(part.seed, stream, part.round), part.ids)
         self.order, self.offset = _epoch_orders(key, count, epochs)
 
     def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, list[bool]]:
@@ -284,6 +285,12 @@ class _Windows:
         index = self.part.rows[torch.from_numpy(start + local)]
         weight = np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0))
         return index, torch.from_numpy(weight), full
+
+
+@lru_cache(maxsize=64)
+def _round_key(seed: int, stream: str, round: int) -> Tensor:
+    """Kept, because every chunk of a round asks for it; never written to."""
+    return rng.fold(rng.root(seed, stream), round)
 
 
 def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
