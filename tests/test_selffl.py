@@ -474,6 +474,15 @@ def test_steps_before_and_after_the_variance_is_known(options: dict[str, Any], f
     assert seen[2] == [later] * 3 if later else seen[2] != seen[1]
 
 
+def test_a_batch_is_never_larger_than_the_clients_data():
+    """(19) divides by B_m: with one example and batches of 10 that is 1, so η/(B_m s) = 1/32 · 4."""
+    method = SelfFL(Work(lr=1 / 32, batch=10, steps=2))
+    down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
+    data = points(0.0).cohort(torch.tensor([0]), 0, 1)
+    client, _ = method.client_update(GaussianTask(doubles(1.0), 1.0, dtype=F64), ready_client(3.0), down, data)
+    assert client.last.raw.item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
+
+
 def test_the_learning_rate_of_the_round_decides_the_steps():
     work = Work(lr=0.01, batch=1, steps=2, lr_decay=0.5)
     method = SelfFL(work, contraction="gd", l_max=None)

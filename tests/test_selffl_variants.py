@@ -223,6 +223,10 @@ def test_clusters_are_found_by_the_level_of_uncertainty():
     # from least to most uncertain; the one of unknown variance goes with the most
     assert server.group.tolist() == [2, 0, 2, 1, 1, 1, 1, 0]
     assert server.seen.tolist() == [True, False, False]
+    # the new clusters have variances but no representative yet: the others are the first cluster alone
+    w = 1 / (float(server.s0) + 1.5e-4)
+    others = method.prepare(server, torch.arange(8)).others
+    assert others.tolist() == pytest.approx([w, 0, w, w, w, w, w, 0], rel=1e-6)
 
 
 def test_fewer_levels_than_clusters_make_fewer_clusters():

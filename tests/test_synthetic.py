@@ -50,12 +50,12 @@ def in_the_loop(
         loop = Loop(algorithm, task, pool, world.federation.population(seed, rate), Schedule(rate), first_round=first)
         while loop.completed < last:
             loop.round()
-        task.start, first = algorithm.global_model(loop.server), last + 1
-    models = loop.evaluate(keep_models=True).models
-    pool.close()
-    assert models is not None
-    assert task.start is not None
-    return task.start[0], models.squeeze(1)
+        models, server = loop.evaluate(keep_models=True).models, algorithm.global_model(loop.server)
+        pool.close()
+        assert models is not None
+        assert server is not None
+        task.start, first = server, last + 1
+    return server[0], models.squeeze(1)
 
 
 def options_of(rules: Any) -> dict[str, Any]:
@@ -100,10 +100,17 @@ CHECKED: dict[str, tuple[Method, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_batched_method_is_the_method(name: str):
-    batched, method, options = CHECKED[name]
-    rate = 0.5
     # Algorithm 2 trains to convergence in every round: in a few large steps, and for fewer rounds.
-    protocol = replace(PROTOCOL, lr=1e-2, rounds=4) if name == "Algorithm 2" else PROTOCOL
+    compare(name, 0.5, replace(PROTOCOL, lr=1e-2, rounds=4) if name == "Algorithm 2" else PROTOCOL)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedme", "estimated"])
+def test_so_it_is_where_some_clients_never_take_part(name: str):
+    compare(name, 0.17, replace(PROTOCOL, rounds=3))
+
+
+def compare(name: str, rate: float, protocol: Protocol) -> None:
+    batched, method, options = CHECKED[name]
     worlds = Worlds.draw(CASE, SEEDS)
     warm = fedavg(worlds, worlds.active(rate, 1, protocol.warm), torch.zeros(2, dtype=F64), protocol, rate)
     last = protocol.warm + protocol.rounds
