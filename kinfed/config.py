@@ -16,6 +16,7 @@ from kinfed.errors import ConfigError, unknown_name
 from kinfed.loop import Schedule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedprox", "ditto")
+DEFAULT_STEPS = 20
 # Settings that say how to compute, not what: they change neither results nor the identity of a run.
 INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models")
 
@@ -98,6 +99,14 @@ class RunConfig(BaseModel):
     save_models: bool = True
     data: Path | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, values: Any) -> Any:
+        """Without steps or epochs the default number of steps applies, and is written down."""
+        if isinstance(values, Mapping) and values.get("steps") is None and values.get("epochs") is None:
+            return {**values, "steps": DEFAULT_STEPS}
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
@@ -108,9 +117,8 @@ class RunConfig(BaseModel):
 
     @property
     def work(self) -> Work:
-        steps = 20 if self.steps is None and self.epochs is None else self.steps
         return Work(
-            lr=self.lr, batch=self.batch, steps=steps, epochs=self.epochs, momentum=self.momentum,
+            lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
             weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor,
         )  # fmt: skip
 
