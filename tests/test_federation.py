@@ -372,16 +372,6 @@ def test_a_save_that_fails_midway_keeps_the_old_federation(tmp_path, monkeypatch
     assert same(Federation.load(tmp_path), small())
 
 
-def test_a_failed_write_leaves_no_temporary_file(tmp_path):
-    def fail(path):
-        path.write_text("half")
-        raise OSError("no space left on device")
-
-    with pytest.raises(StorageError, match="no space left on device"):
-        storage.write_atomically(tmp_path / "file", fail)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_partition_alone_is_applied_to_its_source(tmp_path):
     federation = rich_federation()
     federation.save(tmp_path, data=False)
@@ -444,7 +434,7 @@ def test_cut_missing_and_foreign_files_are_refused(tmp_path):
         Federation.load(tmp_path)
     file.write_bytes(content)
     for broken, message in [
-        (text[: len(text) // 2], "cannot read"),
+        (text[: len(text) // 2], "not valid JSON"),
         ("[]", "not an object"),
         (json.dumps(json.loads(text) | {"version": 99}), "version 99"),
         (json.dumps({k: v for k, v in json.loads(text).items() if k != "names"}), "names missing"),

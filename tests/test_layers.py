@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("runs", {"experiment", "simulation", "synthetic", "synthetic_study", "bench", "testing"}),
     ("reports", {"report"}),
     ("recipes", {"recipes"}),
-    ("surface", {"kinfed", "cli"}),
+    ("surface", {"kinfed", "cli", "__main__"}),
 ]
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.
