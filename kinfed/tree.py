@@ -65,7 +65,7 @@ class Tree:
 
     def take(self, index: Tensor | slice) -> Self:
         if _names_rows(index):
-            return self.map(lambda tensor: tensor.index_select(0, index))
+            return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
         return self.map(lambda tensor: tensor[index])
 
     def put(self, index: Tensor | slice, rows: Self) -> None:
@@ -81,7 +81,7 @@ class Tree:
                 raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
             if _names_rows(index) and tensor.dtype == theirs[name].dtype:
-                tensor.index_copy_(0, index, theirs[name])
+                tensor.index_copy_(0, index.to(tensor.device), theirs[name])
             else:
                 tensor[index] = theirs[name]
 
