@@ -157,7 +157,7 @@ def test_equal_draws_do_not_tie_an_order_to_the_cohort(
 ) -> None:
     """With draws of two bits nearly all are equal; orders must still not depend on who else is sorted."""
     monkeypatch.setattr(module.rng, "_mix", lambda x: (x * 0x9E3779B97F4A7C15 // 2**32) & (3 << 62))
-    part = make_part([40, 33, 37, 5] * 20)
+    part = make_part([40, 33, 37, 5] * 20, seed=987)  # keys may be kept, and no other test shall meet these
     whole = collect(part.batches(work))
     for k in (0, 13, 79):
         assert collect(part.take(slice(k, k + 1)).batches(work))[k] == whole[k]

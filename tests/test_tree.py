@@ -108,6 +108,14 @@ def test_put_takes_slices_and_masks() -> None:
     assert rows.visits.tolist() == [70, 50, 51, 71]
 
 
+@pytest.mark.parametrize("index", [slice(1, 3), torch.tensor([1, 2]), torch.tensor([False, True, True])])
+def test_put_keeps_the_type_of_the_state(index: Tensor | slice) -> None:
+    rows = Inner(torch.zeros(3, dtype=torch.float64))
+    rows.put(index, Inner(torch.tensor([0.5, 1.5], dtype=torch.float32)))
+    assert rows.score.dtype == torch.float64
+    assert rows.score.tolist() == [0.0, 0.5, 1.5]
+
+
 def test_put_refuses_other_fields() -> None:
     rows = state(2)
     with pytest.raises(ValueError, match="cannot put rows with fields"):
