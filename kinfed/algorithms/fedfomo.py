@@ -111,7 +111,8 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
     available: str = "last_upload"
     """Models on offer: everyone's last upload, or only those of the "previous_round"."""
     newcomers: str = "train"
-    """A client that never trained begins at the common start ("train"), or at a combination of others ("combine")."""
+    """A client that never trained begins at the common start ("train") or at a combination of others ("combine").
+    Either way it weighs what it is sent, and the server learns from that."""
     norm: str = "l2"
     """The distance in Eq. (3): l2, l1, l2sq, or none."""
     affinity_update: str = "raw"
