@@ -77,13 +77,16 @@ class Tree:
             given, wanted = theirs[name].shape, (_places(index, len(tensor)), *tensor.shape[1:])
             if given != wanted:
                 raise ValueError(f"cannot put {name} of shape {list(given)} where {list(wanted)} is wanted")
+            if not torch.can_cast(theirs[name].dtype, tensor.dtype):
+                raise ValueError(f"cannot put {name} of type {theirs[name].dtype} into {tensor.dtype}")
             if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
-            if _names_rows(index) and tensor.dtype == theirs[name].dtype:
-                tensor.index_copy_(0, index.to(tensor.device), theirs[name])
+            value = theirs[name].to(tensor.dtype)
+            if _names_rows(index):
+                tensor.index_copy_(0, index.to(tensor.device), value)
             else:
-                tensor[index] = theirs[name]
+                tensor[index] = value
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:

@@ -114,6 +114,9 @@ def test_put_keeps_the_type_of_the_state(index: Tensor | slice) -> None:
     rows.put(index, Inner(torch.tensor([0.5, 1.5], dtype=torch.float32)))
     assert rows.score.dtype == torch.float64
     assert rows.score.tolist() == [0.0, 0.5, 1.5]
+    counts = Inner(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"cannot put score of type torch\.float32 into torch\.int64"):
+        counts.put(index, Inner(torch.tensor([0.5, 1.5])))
 
 
 def test_put_refuses_other_fields() -> None:
