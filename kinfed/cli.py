@@ -162,16 +162,25 @@ class _StopRequest:
 @app.command("list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="algorithms, datasets, partitions, models; all where absent.")
+        str | None,
+        typer.Argument(help="algorithms, datasets, partitions or models; or one of their names, for its options."),
     ] = None,
 ) -> None:
-    """Show what there is: methods, data sets, partitions, models."""
-    from kinfed.catalog import catalog
+    """Show what there is, or the options of one method, data set or partition."""
+    from kinfed.catalog import catalog, options_of
     from kinfed.errors import unknown_name
 
     kinds = catalog()
     if what is not None and what not in kinds:
-        raise unknown_name("list", what, kinds)
+        home = next((kind for kind, names in kinds.items() if what in names), None)
+        if home is None:
+            raise unknown_name("list", what, [*kinds, *(name for names in kinds.values() for name in names)])
+        console.print(f"{what}: {kinds[home][what]}", highlight=False)
+        for option in options_of(what):
+            console.print(f"  --set {_owner(home, what)}.{option.name}={option.default}", highlight=False, markup=False)
+            if option.doc:
+                console.print(f"      {option.doc}", style="dim", highlight=False, markup=False)
+        return
     for kind in [what] if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="bold")
@@ -181,6 +190,12 @@ def list_(
         console.print(table)
         if not what:
             console.print()
+    if what is None:
+        console.print("kinfed list NAME shows the options of a method, data set or partition.")
+
+
+def _owner(kind: str, name: str) -> str:
+    return name if kind == "algorithms" else kind.removesuffix("s")
 
 
 @app.command("describe")

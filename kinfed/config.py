@@ -15,7 +15,7 @@ from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.loop import Schedule
 
-DEFAULT_ALGORITHMS = ("local", "fedavg", "fedprox", "ditto")
+DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
 # Settings that say how to compute, not what: they change neither results nor the identity of a run.
 INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kinfed.config import RunConfig
 
 DEFAULT_CLIENTS = 20
+# Uneven enough that one model does not fit all, even enough that clients can learn from each other.
+DEFAULT_PARTITION = "dirichlet"
+DEFAULT_OPTIONS = {"alpha": 0.3}
 COLUMNS = ("client_column", "label_column", "group_column", "split_column")
 
 
@@ -31,7 +34,7 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
     source = load_source(name, config.data, seed, options)
     partition = partition_name(config)
-    how = {} if config.partition is None else dict(config.partition.options)
+    how = dict(config.partition.options) if config.partition else DEFAULT_OPTIONS if partition != "column" else {}
     clients = config.clients
     if partition != "column" and clients is None:
         clients = DEFAULT_CLIENTS
@@ -39,10 +42,10 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
 
 
 def partition_name(config: RunConfig) -> str:
-    """The partition of a configuration: the one named, a table's own clients, or `classes`."""
+    """The partition of a configuration: the one named, a table's own clients, or uneven shares of every class."""
     if config.partition is not None:
         return config.partition.name
-    return "column" if config.client_column or "client_column" in config.dataset.options else "classes"
+    return "column" if config.client_column or "client_column" in config.dataset.options else DEFAULT_PARTITION
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:
