@@ -59,8 +59,8 @@ def test_the_page_has_it(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("weight", "raw", "steps", "says"),
     [
-        (0.95, 3.4, 3, "ada learns almost entirely from all: its models vary by 0.25 from round to round, so the others "
-                       "are given a weight of 95 % and it trains 3 steps (the rule asks for 3.4)."),
+        (0.95, 3.4, 3, "ada learns almost entirely from all: its models vary by 0.25 from round to round, so the "
+                       "others are given a weight of 95 % and it trains 3 steps (the rule asks for 3.4)."),
         (0.6, 0.2, 1, "learns mostly from all"),
         (0.6, 0.2, 1, "trains 1 step (the rule asks for 0.2)"),
         (0.3, 70.0, 40, "learns mostly alone"),
