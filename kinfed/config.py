@@ -89,6 +89,7 @@ class RunConfig(BaseModel):
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     lr_floor: float = 0.0
+    augment: str | None = None
     warm_start: int = Field(0, ge=0)
     eval_every: int = Field(5, ge=0)
     checkpoint_every: int = Field(10, ge=1)
@@ -119,7 +120,7 @@ class RunConfig(BaseModel):
     def work(self) -> Work:
         return Work(
             lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
-            weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor,
+            weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment,
         )  # fmt: skip
 
     @property

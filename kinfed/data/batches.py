@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from kinfed import rng
+from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, unknown_name
 
 PLAN_EXAMPLES = 1 << 15  # whose places are worked out at once: a plan costs the same for one step as for dozens
 GATHER_BYTES = 1 << 20  # of examples fetched at once: few enough to stay in cache until they are used
@@ -42,6 +43,7 @@ class Work:
     lr_decay: float = 1.0  # factor per round
     lr_floor: float = 0.0
     poisson: bool = False  # every example joins a batch on its own with probability batch/n (needed for privacy)
+    augment: str | None = None  # random changes of training images, by name (kinfed.data.augment)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -60,6 +62,8 @@ class Work:
             raise ConfigError(f"momentum must lie in [0, 1); got {self.momentum}")
         if not 0 <= self.weight_decay < float("inf"):
             raise ConfigError(f"weight_decay must not be negative or infinite; got {self.weight_decay}")
+        if self.augment is not None and self.augment not in AUGMENTATIONS:
+            raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
 
     def rate(self, round: int) -> float:
         """Learning rate of a round (rounds count from 1)."""
@@ -196,10 +200,20 @@ class Batches:
             together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
             s = 0
             for piece in torch.split(index, together):
-                for x in part.features.gather(piece).unbind(0):
+                for x in self._gather(piece, ids, step + s).unbind(0):
                     yield active, Batch(x, y[s], w[s], ids, part.round, step + s, full[s])
                     s += 1
             step += planned
+
+    def _gather(self, index: Tensor, ids: Tensor, step: int) -> Tensor:
+        """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
+        part, name = self.part, self.work.augment
+        if name is None:
+            return part.features.gather(index)
+        change = augmentation(name, part.features.shape)
+        steps = step + torch.arange(len(index))
+        draw = draws(part.seed, self.stream, part.round, ids, steps, index.shape[2]).reshape(-1)
+        return part.features.gather(index, lambda raw: change(raw, draw))
 
     def _active(self, step: int) -> Tensor | slice:
         """The clients that take this step: a slice where they are the first ones, else their indices."""
@@ -234,7 +248,7 @@ class Batches:
             yield (
                 rows,
                 Batch(
-                    part.features.gather(index),
+                    self._gather(index[None], now.ids, step)[0],
                     part.features.to_device(part.labels[index]),
                     part.features.to_device(weight),
                     now.ids,

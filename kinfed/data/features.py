@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -50,9 +51,13 @@ class Features:
     def to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
-    def gather(self, index: Tensor) -> Tensor:
-        """Examples at `index` (any shape) as float32 [index.shape, ...] on the device."""
+    def gather(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Examples at `index` (any shape) as float32 [index.shape, ...] on the device.
+
+        `change` maps the raw examples, [index.numel(), ...], to others of the same shape before all else."""
         flat = self.raw.index_select(0, index.reshape(-1))
+        if change is not None:
+            flat = change(flat)
         x = self.to_device(flat).reshape(*index.shape, *self.shape)
         if self.is_tokens:
             return x

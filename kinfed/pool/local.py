@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithm import Algorithm
+from kinfed.data.augment import augmentation
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Federation
 from kinfed.pool.store import ClientStore
@@ -66,6 +67,8 @@ class LocalPool:
         chunk: int | None = None,
         state_folder: Path | None = None,
     ) -> None:
+        if algorithm.work.augment is not None:
+            augmentation(algorithm.work.augment, federation.features.shape)  # refused now, not in the first batch
         self.algorithm = algorithm
         self.task = task
         self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
