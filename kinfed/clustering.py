@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
@@ -30,13 +31,15 @@ def coordinates(points: Tensor) -> np.ndarray:
     x = x - x.mean(0)
     gram = (x @ x.T).numpy()
     values, vectors = np.linalg.eigh(gram)
-    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)))
+    # Eigenvalues that should be zero come out as rounding errors, whose roots would tell equal points apart.
+    values = np.where(values > 1e-13 * np.abs(values).max(), values, 0.0)
+    return np.asarray(vectors * np.sqrt(values))
 
 
 def num_distinct(x: np.ndarray) -> int:
     """How many of the points differ, up to rounding of the coordinates."""
-    scale = np.abs(x).max() if x.size else 0.0
-    return len(np.unique(np.round(x / scale, 9), axis=0)) if scale > 0 else min(len(x), 1)
+    near = cdist(x, x) <= 1e-7 * np.linalg.norm(x)
+    return int((~np.tril(near, -1).any(1)).sum())  # those that no earlier point equals
 
 
 def k_means(
@@ -51,6 +54,10 @@ def k_means(
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: the caller counts them
         label = model.fit(x, sample_weight=share * len(x)).labels_
+    if start is None:
+        # Numbered in the order of their first points: which of several equally good runs won does not show.
+        _, first, label = np.unique(label, return_index=True, return_inverse=True)
+        label = np.argsort(np.argsort(first))[label]
     centre = np.stack([np.average(x[label == j], axis=0, weights=share[label == j]) for j in np.unique(label)])
     own = centre[np.searchsorted(np.unique(label), label)]
     cost = float((share * ((x - own) ** 2).sum(1)).sum())

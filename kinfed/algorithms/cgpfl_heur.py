@@ -102,7 +102,9 @@ class CGPFLHeur(CGPFL):
         if mu is None:
             fall = float(cost[0] - cost[-1])
             mu = float(first[-1] - first[0]) / fall if fall > 0 else 0.0  # Eq. (11) with both terms on one scale
-        best = int(torch.argmin(first + mu * cost)) + 1
+        error = first + mu * cost
+        # The automatic μ makes both ends of the curve equal: of equal minima take the fewest contexts, not rounding's.
+        best = int((error <= error.min() * (1 + 1e-9)).nonzero()[0]) + 1
         return first, cost, torch.tensor(mu, dtype=torch.float64), best
 
     def server_figures(self, server: cgpfl.Server) -> dict[str, Any]:
