@@ -93,6 +93,18 @@ class Bench:
         lacks = self.algorithm.needs_validation and not int(federation.val.count.sum())
         return federation.with_validation(0.25, SEED) if lacks else federation
 
+    @functools.cached_property
+    def fewest(self) -> int:
+        """The smallest population that the method accepts with these hyper-parameters."""
+        task = make_task(self.model)
+        for count in range(max(self.algorithm.min_clients, 1), len(self.federation)):
+            try:
+                self.algorithm.check(task, tiny_federation((1,) * count).population(SEED))
+            except ConfigError:
+                continue
+            return count
+        return len(self.federation)
+
     @contextmanager
     def loop(
         self,
@@ -140,6 +152,8 @@ def outcome(loop: Loop) -> State:
     for kind, score in (("personal", evaluation.personal), ("global", evaluation.shared)):
         if score is not None:
             found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
+    for kind, score in evaluation.alternatives.items():
+        found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
     return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
 
 

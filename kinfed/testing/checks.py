@@ -143,9 +143,9 @@ def held_out_data_do_not_matter(bench: Bench) -> None:
     raw[rows] = raw[rows].flip(0)
     other = replace(data, features=replace(data.features, raw=raw), labels=labels)
     changed, usual = bench.run(federation=other), dict(bench.usual)
-    for name in ("personal correct", "personal loss", "global correct", "global loss"):
-        changed.pop(name, None)
-        usual.pop(name, None)
+    for name in [name for name in usual if name.endswith((" correct", " loss"))]:
+        changed.pop(name)
+        usual.pop(name)
     expect_equal(changed, usual, "other test data give the same states and models, bit for bit")
 
 
@@ -199,7 +199,14 @@ def trees_keep_their_shape(bench: Bench) -> None:
         )
         return theta
 
-    hooks = (prepare, download, client_update, aggregate, personalize)
+    def alternatives(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> dict[str, Tensor]:
+        with _left_alone("alternatives", client=client, down=down):
+            others: dict[str, Tensor] = inner(task, client, down, data)
+        for name, theta in others.items():
+            expect(theta.shape == (len(data), P), f"alternative {name} is models [{len(data)}, {P}]; got {theta.shape}")
+        return others
+
+    hooks = (prepare, download, client_update, aggregate, personalize, alternatives)
     watched = hooked(bench.algorithm, **{hook.__name__: hook for hook in hooks})
     expect_equal(bench.run(algorithm=watched), bench.usual, "a watched run is like any other")
 
@@ -354,8 +361,7 @@ def numbering_does_not_matter(bench: Bench) -> None:
 @check
 def odd_sizes_work(bench: Bench) -> None:
     """As few clients as the method allows, with one example each; epochs; a client without test examples."""
-    fewest = max(bench.algorithm.min_clients, 1)
-    work = bench.algorithm.work
+    fewest, work = bench.fewest, bench.algorithm.work
     by_epoch = replace(bench.algorithm, work=replace(work, batch=3, epochs=2, steps=None))
     for sizes, test, method in (
         ((1,) * fewest, 1, bench.algorithm),
