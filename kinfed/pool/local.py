@@ -30,7 +30,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 4 << 20  # parameters of one chunk: twice a core's L2 was the best of 1-16 MB on dense models
-MIN_CHUNKS = 4  # so that a small cohort still spreads over threads
+MIN_CHUNKS = 4  # so that a small cohort still spreads over threads, ...
+STEP_FLOPS = 20_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
 
 
 @dataclass
@@ -183,7 +184,9 @@ class LocalPool:
             if self.task.one_row_at_a_time:
                 size = 1
             else:
-                size = max(1, min(CHUNK_BYTES // (4 * self.task.num_params), -(-n // MIN_CHUNKS)))
+                fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
+                worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.work.batch) + 1
+                size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
         for begin in range(0, n, size):
             yield begin, min(begin + size, n)
 
