@@ -61,7 +61,7 @@ def held(federation):
 # Properties that every partition has.
 
 RULES = [name for name in PARTITIONS if name != "column"]
-SMALL = {"pfedme": {"low": 3, "high": 6, "base": 2}, "dirichlet": {"min_size": 2}, "powerlaw": {"base": 2}}
+SMALL = {"pfedme_split": {"low": 3, "high": 6, "base": 2}, "dirichlet": {"min_size": 2}, "powerlaw": {"base": 2}}
 
 
 @settings(max_examples=120)
@@ -175,8 +175,8 @@ def test_official_split_needs_official_test_rows():
             {"base": 9},
             "needs 27 examples of class 0, but there are 25; use fewer clients or a smaller base",
         ),
-        ("pfedme", {"classes": 2, "low": 5, "high": 4}, "0 <= low <= high"),
-        ("pfedme", {"classes": 2}, "needs 30 examples of class 0, but there are 25"),
+        ("pfedme_split", {"classes": 2, "low": 5, "high": 4}, "0 <= low <= high"),
+        ("pfedme_split", {"classes": 2}, "needs 30 examples of class 0, but there are 25"),
         ("lognormal", {"sigma": -1}, "sigma must be positive"),
         ("lognormal", {"mean": 99}, "mean is that of a size's logarithm"),
         ("dirichlet", {"alpha": 0}, "alpha must be positive"),

@@ -66,7 +66,7 @@ class PFedMe(CountRule):
     remain, otherwise none, where w is a lognormal(0, 2) share of the class. Later clients can end up with the base
     alone; how often is noted."""
 
-    name: ClassVar[str] = "pfedme"
+    name: ClassVar[str] = "pfedme_split"
     summary: ClassVar[str] = "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"
     split: SplitOption = "pooled"
     classes: Annotated[int, "classes of a client"] = 3
@@ -87,7 +87,7 @@ class PFedMe(CountRule):
         used = self.base * dealing.holders(slots, source.num_classes)
         dealing.require(
             used, available, source.class_names,
-            f"partition pfedme with {clients} clients and base {self.base}", "use fewer clients or a smaller base",
+            f"partition pfedme_split with {clients} clients and base {self.base}", "use fewer clients or a smaller base",
         )  # fmt: skip
         # Each class has one weight for every (client, slot) pair, of which only its own holders' are used.
         keys = rng.fold(self.key(seed, "weights"), torch.arange(source.num_classes))

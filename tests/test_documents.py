@@ -1,0 +1,65 @@
+"""What the documents show, runs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.catalog import catalog, options_of
+from kinfed.data.partition import PARTITIONS
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text("utf-8"), re.S)
+
+
+def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    found = blocks("README.md", "python")
+    assert len(found) >= 2
+    for block in found:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+def test_the_readme_has_two_commands_that_make_everything() -> None:
+    first = blocks("README.md", "")[0]
+    assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text("utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_example_method_runs_and_keeps_the_contract(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(ROOT / "examples" / "halfway.py"), run_name="__main__")
+    assert "share 0.5" in capsys.readouterr().out
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    for block in blocks("docs/adding-a-method.md", "python"):
+        exec(compile(block, "adding-a-method.md", "exec"), {})
+
+
+def test_every_partition_is_documented() -> None:
+    text = (ROOT / "docs/data.md").read_text("utf-8")
+    assert [name for name in PARTITIONS if f"`{name}`" not in text] == []
+
+
+def test_every_option_of_every_method_is_explained() -> None:
+    for name in ALGORITHMS:
+        for option in options_of(name):
+            assert option.doc or option.name == "nesterov", f"{name}.{option.name} has no sentence under it"
+
+
+def test_names_are_unique_over_all_kinds() -> None:
+    names = [name for kind in catalog().values() for name in kind]
+    assert len(names) == len(set(names))
