@@ -104,10 +104,13 @@ def test_the_average_is_the_weighted_mean(rows: int, width: int, seed: int) -> N
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-7, atol=1e-7)
 
 
-def test_the_average_of_wide_rows_has_all_columns() -> None:
-    rows = torch.arange(3 * 20_000, dtype=torch.float32).reshape(3, -1)
-    weight = torch.tensor([1.0, 2.0, 5.0])
-    assert torch.equal(mean_of(rows, weight), (rows.double().T @ (weight.double() / 8)).float())
+@pytest.mark.parametrize(("clients", "width"), [(3, 100_000), (128, 2049), (300, 1100), (1, 1), (2, 0)])
+def test_the_average_of_any_size_has_all_clients_and_columns(clients: int, width: int) -> None:
+    """Sizes beyond one block of rows and of columns."""
+    rows = torch.arange(clients * width, dtype=torch.float32).reshape(clients, width).sqrt()
+    weight = 1.0 + torch.arange(clients) % 5
+    wanted = rows.double().T @ (weight.double() / weight.double().sum())
+    torch.testing.assert_close(mean_of(rows, weight), wanted.float(), rtol=1e-7, atol=0)
 
 
 def test_the_average_of_equal_rows_is_that_row() -> None:

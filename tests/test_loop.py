@@ -264,6 +264,26 @@ def test_rounds_count_from_one_or_from_where_a_warm_start_ended() -> None:
         pool.close()
 
 
+def test_rounds_are_run_as_they_are_asked_for() -> None:
+    with Bench("fedavg").loop() as loop:
+        three = loop.rounds(3)
+        assert loop.completed == 0
+        assert next(three).round == 1
+        assert loop.completed == 1
+        assert [report.round for report in three] == [2, 3]
+        assert [report.round for report in loop.rounds(2)] == [4, 5]
+        assert list(loop.rounds(0)) == []
+
+
+def test_a_loaded_run_goes_on_from_its_round() -> None:
+    with Bench("fedavg").loop() as first, Bench("fedavg").loop() as second:
+        list(first.rounds(3))
+        second.load(3, {name: tensor.clone() for name, tensor in first.state().items()})
+        assert second.completed == 3
+        assert first.round().round == second.round().round == 4
+        assert torch.equal(first.server.named()["w"], second.server.named()["w"])
+
+
 def test_methods_are_told_the_participation_that_happens() -> None:
     data, task = tiny_federation(), make_task(tiny_model)
     method = FedAvg(work=WORK, smoothing="participation")
@@ -318,9 +338,11 @@ def test_evaluation_plans_for_all_clients() -> None:
 
 def test_the_global_score_is_that_of_the_servers_model_not_of_the_plan() -> None:
     with Bench(Plans(work=WORK)).loop(Schedule()) as loop:
+        start = loop.server.named()["w"].clone()
         found = loop.evaluate()
+        assert torch.equal(loop.server.named()["w"], start)  # the plan was for the evaluation only
         cohort = loop.pool.federation.cohort(torch.arange(6), SEED, 0)
-        by_hand = loop.task.score(loop.server.named()["w"].expand(6, -1), cohort.test)
+        by_hand = loop.task.score(start.expand(6, -1), cohort.test)
         assert found.shared is not None
         assert torch.equal(found.shared.loss, by_hand.loss)
 
