@@ -1,0 +1,106 @@
+"""What tests need that follow a method step by step: small federations, gradients by plain autograd, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data.batches import Work
+from kinfed.gaussian import Case, GaussianWorld, draw
+from kinfed.loop import Loop, Schedule
+from kinfed.pool.local import LocalPool
+from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.bench import SEED, outcome
+
+SIZES = (2, 6, 4)
+LR = 0.1
+ALL = Work(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
+WORKS = {
+    "steps": Work(batch=5, steps=4),
+    "epochs": Work(batch=3, steps=None, epochs=2),
+    "momentum and decay": Work(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
+}
+
+
+def linear() -> nn.Module:
+    """15 parameters in one layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+def deep() -> nn.Module:
+    """Layers "1" (20 parameters), "3" (15) and "5" (12)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+
+
+@contextmanager
+def by_hand(
+    method: Any, *, sizes: tuple[int, ...] = SIZES, model: Callable[[], nn.Module] = linear, **schedule: float
+) -> Iterator[Loop]:
+    """A method at a few clients, before its first round."""
+    with Bench(method, federation=tiny_federation(sizes), model=model).loop(Schedule(**schedule)) as loop:
+        yield loop
+
+
+@contextmanager
+def quadratic(
+    method: Any, *, s0: float = 1.0, start: float = 0.0, clients: int = 4, **schedule: float
+) -> Iterator[Any]:
+    """(loop, world): clients whose loss is (θ − z)²/(2 s), with exact gradients for full batches, in float64."""
+    world: GaussianWorld = draw(Case(s0=s0, low=2, high=9, clients=clients, v=4.0), SEED)
+    task = world.task(start, torch.float64)
+    pool = LocalPool(method, task, world.federation, SEED, workers=1)
+    try:
+        yield Loop(method, task, pool, world.federation.population(SEED), Schedule(**schedule)), world
+    finally:
+        pool.close()
+
+
+def gradient(loop: Loop, client: int, theta: Tensor) -> Tensor:
+    """∇f_m(θ) of the mean cross-entropy on the client's training examples, by plain autograd."""
+    task: Any = loop.task
+    rows = loop.pool.federation.train[client]
+    x, y = loop.pool.federation.features.gather(rows), loop.pool.federation.labels[rows]
+    theta = theta.clone().requires_grad_()
+    z = torch.func.functional_call(task.module, task.unflatten(theta), (x,))
+    (g,) = torch.autograd.grad(nn.functional.cross_entropy(z, y), theta)
+    return g
+
+
+def server(loop: Loop, name: str = "w") -> Tensor:
+    return loop.server.named()[name].clone()
+
+
+def state(loop: Loop, client: int, name: str) -> Tensor:
+    return loop.pool.clients.take(torch.tensor([client])).named()[name][0].clone()
+
+
+def models(loop: Loop) -> Tensor:
+    """[K, P] personal models."""
+    found = loop.evaluate(keep_models=True).models
+    assert found is not None
+    return found
+
+
+def weighted(rows: list[Tensor], weight: tuple[int, ...] = SIZES) -> Tensor:
+    """Σ p_m rows[m] with p_m = weight_m / Σ weight."""
+    return torch.stack([w / sum(weight) * row for w, row in zip(weight, rows, strict=True)]).sum(0)
+
+
+def mean(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows).mean(0)
+
+
+def close(found: Tensor, wanted: Tensor, within: float = 1e-6) -> None:
+    torch.testing.assert_close(found, wanted, rtol=10 * within, atol=within, check_dtype=False)
+
+
+def run(method: Any, rounds: int = 5, **schedule: float) -> dict[str, Tensor]:
+    """All that some rounds on the tiny federation lead to, two of three clients at a time."""
+    with Bench(method).loop(Schedule(**{"participation": 0.67, **schedule})) as loop:
+        for _ in range(rounds):
+            loop.round()
+        return outcome(loop)

@@ -1,0 +1,137 @@
+"""FedAdam, FedYogi and FedAdagrad against the paper's formulas, written out number by number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from method_bench import ALL, LR, by_hand, close, gradient, run, server, state, weighted
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.fedavg import FedAvg, Up
+from kinfed.algorithms.fedopt import FedOpt, Server
+from kinfed.algorithms.fedprox import FedProx
+from kinfed.data.batches import Work
+from kinfed.errors import ConfigError
+
+OPTIMIZERS = ("adam", "yogi", "adagrad")
+
+
+def second_moment(optimizer: str, v: float, delta: float, beta2: float) -> float:
+    if optimizer == "adagrad":
+        return v + delta**2
+    if optimizer == "adam":
+        return beta2 * v + (1 - beta2) * delta**2
+    sign = (v > delta**2) - (v < delta**2)
+    return v - (1 - beta2) * delta**2 * sign
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rounds_follow_algorithm_2(optimizer: str) -> None:
+    method = FedOpt(ALL, optimizer, server_lr=0.3, beta1=0.8, beta2=0.9, tau=0.01)
+    with by_hand(method) as loop:
+        m, v = torch.zeros(15), torch.full((15,), 0.01**2)
+        for _ in range(3):
+            w = server(loop)
+            delta = weighted([-LR * gradient(loop, k, w) for k in range(3)])
+            m = 0.8 * m + 0.2 * delta
+            v = torch.tensor([second_moment(optimizer, float(a), float(d), 0.9) for a, d in zip(v, delta, strict=True)])
+            loop.round()
+            close(server(loop, "m"), m)
+            close(server(loop, "v"), v, 1e-8)
+            close(server(loop), w + 0.3 * m / (v.sqrt() + 0.01))
+
+
+@given(
+    st.sampled_from(OPTIMIZERS),
+    st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),
+    st.floats(0, 0.99),
+    st.floats(0, 0.99),
+    st.floats(1e-3, 1),
+)
+def test_one_coordinate_over_many_rounds(
+    optimizer: str, deltas: list[float], beta1: float, beta2: float, tau: float
+) -> None:
+    """A scalar loop in float64; v never falls below zero, so the root exists."""
+    method = FedOpt(optimizer=optimizer, server_lr=0.5, beta1=beta1, beta2=beta2, tau=tau, weights="equal")
+    state = Server(torch.zeros(1), torch.zeros(1), torch.full((1,), tau**2))
+    w, m, v = 0.0, 0.0, tau**2
+    for delta in deltas:
+        m = beta1 * m + (1 - beta1) * delta
+        v = second_moment(optimizer, v, delta, beta2)
+        w += 0.5 * m / (math.sqrt(v) + tau)
+        state = method.aggregate(state, torch.tensor([0]), Up(torch.tensor([[delta]]), None))
+        assert float(state.v) >= 0
+    assert float(state.w) == pytest.approx(w, rel=1e-3, abs=1e-4)
+
+
+def test_an_update_small_against_tau_is_scaled_not_normalized() -> None:
+    """√v + τ is 2τ in the first round: with η = 2τ the step is FedAvg's."""
+    method = FedOpt(ALL, "adagrad", server_lr=2e3, beta1=0.0, tau=1e3)
+    with by_hand(method) as loop, by_hand(FedAvg(ALL)) as plain:
+        loop.round()
+        plain.round()
+        close(server(loop), server(plain), 1e-5)
+
+
+def test_an_update_large_against_tau_moves_every_coordinate_alike() -> None:
+    method = FedOpt(ALL, "adagrad", server_lr=0.05, beta1=0.0, tau=1e-9)
+    with by_hand(method) as loop:
+        w = server(loop)
+        delta = weighted([-LR * gradient(loop, k, w) for k in range(3)])
+        loop.round()
+        close(server(loop) - w, 0.05 * delta.sign(), 1e-5)
+
+
+def test_clients_train_as_in_fedavg_or_fedprox() -> None:
+    with by_hand(FedOpt(ALL)) as loop:
+        w = server(loop)
+        loop.round()
+        for k in range(3):
+            close(state(loop, k, "theta"), w - LR * gradient(loop, k, w))
+    work = Work(batch=5, steps=4)
+    for mu, local in ((0.0, FedAvg(work)), (0.7, FedProx(work, mu=0.7))):
+        ours, theirs = run(FedOpt(work, mu=mu), 1), run(local, 1)
+        assert torch.equal(ours["clients.rows.theta"], theirs["clients.rows.theta"])
+
+
+def test_equal_weights() -> None:
+    with by_hand(FedOpt(ALL, beta1=0.0, weights="equal")) as loop:
+        w = server(loop)
+        delta = weighted([-LR * gradient(loop, k, w) for k in range(3)], (1, 1, 1))
+        loop.round()
+        close(server(loop, "m"), delta)
+
+
+def test_bytes_are_those_of_fedavg() -> None:
+    with by_hand(FedOpt(ALL)) as loop:
+        report = loop.round()
+        assert (report.bytes_down, report.bytes_up) == (3 * 15 * 4, 3 * (15 + 1) * 4)
+
+
+def test_registered_variants() -> None:
+    assert make_algorithm("fedadam", ALL) == FedOpt(ALL, "adam")
+    assert make_algorithm("fedyogi", ALL) == FedOpt(ALL, "yogi")
+    assert make_algorithm("fedadagrad", ALL) == FedOpt(ALL, "adagrad", beta1=0.0)
+    assert make_algorithm("fedadagrad", ALL, {"beta1": 0.5}) == FedOpt(ALL, "adagrad", beta1=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "sgd"}, "optimizer is adam, yogi or adagrad; got 'sgd'"),
+        ({"server_lr": 0}, "server_lr must be positive"),
+        ({"tau": -1}, "tau must be positive"),
+        ({"beta1": 1}, r"beta1 must lie in \[0, 1\)"),
+        ({"beta2": -0.1}, r"beta2 must lie in \[0, 1\)"),
+        ({"weights": "none"}, "weights is examples or equal"),
+        ({"mu": 100.0}, "unstable"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_algorithm("fedadam", ALL, options)
