@@ -1,0 +1,197 @@
+"""CFL: one model for all until training stalls while clients still pull apart; then two, and so on.
+
+Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
+Constraints, IEEE TNNLS 2021, Algorithms 2 and 3.
+
+    cluster c with model w_c:  Δ_i = θ_i − w_c after local training
+    split if ‖mean Δ_i‖ < ε₁  and  max ‖Δ_i‖ > ε₂:   near a stationary point of the cluster, not of its members
+    in two parts that make the largest cosine between them, α_cross, small;   w_c ← w_c + mean of Δ_i of its members
+
+Without a split it is FedAvg with equal weights. The personal model is the cluster's.
+
+Decisions:
+  * Members of a part are named by their ids. Released code (and code that copies it) keeps positions inside the
+    parent, so that from the second split on clients end up in each other's clusters.
+  * `linkage="complete"` on the cosines, as in that code. It does not always find the best cut; "single" does: it
+    cuts the weakest edge of the maximum spanning tree, which minimizes α_cross exactly.
+  * ε₁ and ε₂ depend on the model and the learning rate; `eps1_rel` and `eps2_rel` give them as shares of the largest
+    update of the first round. Both norms are among the figures, because a run that never splits should show why.
+  * Partial participation: a cluster is judged by the last update of every member since the cluster came to be, and
+    only when there is one of each; until then a split is postponed. For this the server keeps one update per client.
+  * An update of length zero has the cosine 0 with all others.
+  * The part with more members (or the lowest id) keeps the cluster's number, so numbers do not jump in figures;
+    `parent` and `born` say from which cluster and in which round each other one was split: the tree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm, mean_of
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.hierarchy import agglomerate, cosines
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Nothing, Tree
+
+
+@dataclass
+class Server(Tree):
+    model: Tensor  # [C, P]
+    cluster: Tensor  # [N] int64 cluster of each client
+    parent: Tensor  # [C] int64 cluster that each was split from, −1 for the first
+    born: Tensor  # [C] int64 round of that split, 0 for the first
+    last: Tensor  # [S, P] last update of each client since its cluster came to be
+    owner: Tensor  # [S] int64 whose, ascending
+    mean_norm: Tensor  # [C] float64 ‖mean Δ‖ when the cluster was last judged, 0 before
+    max_norm: Tensor  # [C] float64 max ‖Δ‖ then
+    scale: Tensor  # [] float64 largest ‖Δ‖ of the first round
+    round: Tensor  # [] int64 completed rounds
+
+
+@dataclass
+class Down(Tree):
+    w: Tensor  # [n, P] the cluster's model
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, P] Δ_i
+
+
+@dataclass(frozen=True)
+class CFL(Algorithm[Server, Nothing, Down, Up]):
+    eps1: float = 0.4
+    """ε₁: a cluster may be split once the norm of its mean update is below this."""
+    eps2: float = 1.6
+    """ε₂: ... and the largest norm of a member's update is above this."""
+    eps1_rel: float | None = None
+    """ε₁ as a share of the largest update of the first round, instead of `eps1`."""
+    eps2_rel: float | None = None
+    """ε₂ as a share of the largest update of the first round, instead of `eps2`."""
+    t_min: int = 20
+    """Rounds before the first split."""
+    min_size: int = 3
+    """Clusters with fewer members are not split."""
+    linkage: str = "complete"
+    """How parts are found: "complete" (released code) or "single" (the best cut)."""
+    gamma_max: float | None = None
+    """Split only if √((1 − α_cross)/2) exceeds this: the parts must differ more than noise would make them."""
+
+    def __post_init__(self) -> None:
+        for name in ("eps1", "eps2", "eps1_rel", "eps2_rel"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be positive; got {value}")
+        if self.t_min < 0 or self.min_size < 2:
+            raise ConfigError(f"CFL needs t_min >= 0 and min_size >= 2; got {self.t_min}, {self.min_size}")
+        if self.linkage not in ("complete", "single"):
+            raise ConfigError(f"linkage is complete or single; got {self.linkage!r}")
+        if self.gamma_max is not None and not 0 <= self.gamma_max < 1:
+            raise ConfigError(f"gamma_max lies in [0, 1); got {self.gamma_max}")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        w, none = task.init(clients.seed), torch.zeros(1, dtype=torch.float64)
+        return Server(
+            model=w[None],
+            cluster=torch.zeros(clients.num_clients, dtype=torch.int64),
+            parent=torch.tensor([-1]),
+            born=torch.tensor([0]),
+            last=w.new_empty(0, len(w)),
+            owner=torch.empty(0, dtype=torch.int64),
+            mean_norm=none,
+            max_norm=none.clone(),
+            scale=none[0].clone(),
+            round=torch.tensor(0),
+        )
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.model[server.cluster[ids]])
+
+    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
+        return client, Up(sgd(task, down.w, data.train.batches(self.work)) - down.w)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        owner, last = _latest(server, ids, up.delta)
+        norm = torch.linalg.vector_norm(last, dim=1, dtype=torch.float64).cpu()
+        scale = server.scale if bool(server.round) else norm.max()
+        eps1 = self.eps1 if self.eps1_rel is None else self.eps1_rel * float(scale)
+        eps2 = self.eps2 if self.eps2_rel is None else self.eps2_rel * float(scale)
+        cluster, parent, born = server.cluster.clone(), server.parent.tolist(), server.born.tolist()
+        mean_norm, max_norm = server.mean_norm.tolist(), server.max_norm.tolist()
+        known = torch.ones(len(owner), dtype=torch.bool)
+        for c in range(len(server.model)):
+            members = (server.cluster == c).nonzero().squeeze(1)
+            rows = torch.isin(owner, members).nonzero().squeeze(1)
+            if len(rows) < len(members):
+                continue  # somebody has not been heard since the cluster came to be
+            updates = last[rows]
+            mean_norm[c] = float(mean_of(updates, torch.ones(len(rows))).norm(dtype=torch.float64))
+            max_norm[c] = float(norm[rows].max())
+            stalls = mean_norm[c] < eps1 and max_norm[c] > eps2
+            if not stalls or len(members) < self.min_size or int(server.round) + 1 <= self.t_min:
+                continue
+            leaves = self._cut(updates)
+            if leaves is None:
+                continue
+            cluster[members[leaves]] = len(parent)
+            parent.append(c)
+            born.append(int(server.round) + 1)
+            mean_norm[c] = max_norm[c] = 0.0
+            mean_norm.append(0.0)
+            max_norm.append(0.0)
+            known[rows] = False
+        origin = torch.cat([torch.arange(len(server.model)), torch.tensor(parent[len(server.model) :]).long()])
+        model = server.model[origin]
+        for c in torch.unique(cluster[ids]).tolist():
+            rows = (cluster[ids] == c).nonzero().squeeze(1)
+            model[c] += mean_of(up.delta[rows], torch.ones(len(rows)))
+        if not bool(known.all()):
+            owner, last = owner[known], last[known]
+        return Server(
+            model, cluster, torch.tensor(parent), torch.tensor(born), last, owner,
+            torch.tensor(mean_norm, dtype=torch.float64), torch.tensor(max_norm, dtype=torch.float64),
+            scale, server.round + 1,
+        )  # fmt: skip
+
+    def _cut(self, updates: Tensor) -> Tensor | None:
+        """bool [n]: the part that leaves, or None where the parts would not differ enough."""
+        second = agglomerate(updates, self.linkage, "cosine", clusters=2) == 1
+        if self.gamma_max is not None:
+            cross = float(cosines(updates)[~second.numpy()][:, second.numpy()].max())  # α_cross
+            if not math.sqrt((1 - cross) / 2) > self.gamma_max:
+                return None
+        return second if int(second.sum()) * 2 <= len(second) else ~second
+
+    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+        return down.w
+
+    def global_models(self, server: Server, ids: Tensor) -> Tensor:
+        return server.model[server.cluster[ids]]
+
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        judged = server.max_norm > 0
+        return {
+            "clusters": len(server.model),
+            "smallest_mean_update": float(server.mean_norm[judged].min()) if bool(judged.any()) else 0.0,
+            "largest_update": float(server.max_norm.max()),
+            "cluster": server.cluster,
+            "parent": server.parent,
+            "born": server.born,
+        }
+
+
+def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids (ascending) and updates of all who have one, those of this round in place of older ones."""
+    older = (~torch.isin(server.owner, ids)).nonzero().squeeze(1)
+    if not len(older):
+        return ids, delta
+    owner = torch.cat([server.owner[older], ids])
+    order = torch.argsort(owner)
+    return owner[order], torch.cat([server.last[older], delta])[order]
