@@ -3,6 +3,7 @@
 An algorithm is a frozen dataclass; its fields are its hyper-parameters. State and messages are trees of tensors
 declared at the head of the method's file. One round, for every method and every pool:
 
+    active = call(server, active)                          who is called: the schedule's choice, as a rule
     server = prepare(server, active)                       plan the round (who gets which models, sums over the active)
     down   = download(server, ids)                         rows for any subset of the active clients
     client, up = client_update(task, client, down, data)   at the clients; `client` stays there
@@ -51,6 +52,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Nothing()  # type: ignore[return-value]
+
+    def call(self, server: Server, active: Tensor) -> Tensor:
+        """Ids (ascending) to call this round, for a method with a round that needs others than the schedule chose."""
+        return active
 
     def prepare(self, server: Server, ids: Tensor) -> Server:
         """Called once with all active ids before their downloads; may not change `server` in place."""

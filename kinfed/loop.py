@@ -89,7 +89,8 @@ class Loop:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
         number, seed = self.completed + 1, self.clients.seed
-        active = self.schedule.active(seed, number, self.clients.num_clients)
+        chosen = self.schedule.active(seed, number, self.clients.num_clients)
+        active = self.algorithm.call(self.server, chosen)
         ids, effort = active, None
         if self.schedule.dropout:
             ids = ids[~self.schedule.lost(seed, number, ids)]

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms.apfl import APFL
+from kinfed.algorithms.cfl import CFL
 from kinfed.algorithms.cgpfl import CGPFL
 from kinfed.algorithms.cgpfl_heur import CGPFLHeur
 from kinfed.algorithms.ditto import Ditto
@@ -19,9 +20,11 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedfomo import FedFomo
 from kinfed.algorithms.fedfomo_ma import FedFomoMA
+from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.fedrep import FedRep
+from kinfed.algorithms.flhc import FLHC
 from kinfed.algorithms.ifca import IFCA
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.lgfedavg import LGFedAvg
@@ -50,6 +53,9 @@ ALGORITHMS: dict[str, Entry] = {
     "fedavg_smooth": Entry(FedAvg, "FedAvg with Self-FL's smoothing average only", {"smoothing": "participation"}),
     "fedprox": Entry(FedProx, "FedAvg held near the received model"),
     "fedavgm": Entry(FedAvgM, "FedAvg with server momentum"),
+    "fedadam": Entry(FedOpt, "FedAvg with Adam at the server"),
+    "fedyogi": Entry(FedOpt, "FedAvg with Yogi at the server", {"optimizer": "yogi"}),
+    "fedadagrad": Entry(FedOpt, "FedAvg with Adagrad at the server", {"optimizer": "adagrad", "beta1": 0.0}),
     "ditto": Entry(Ditto, "personal models held near a FedAvg model"),
     "pfedme": Entry(PFedMe, "personal models as Moreau envelopes around a global one"),
     "perfedavg": Entry(PerFedAvg, "a global model one own gradient step away from good personal ones (first order)"),
@@ -60,6 +66,8 @@ ALGORITHMS: dict[str, Entry] = {
     "fedper": Entry(FedPer, "shared base, own head, trained together"),
     "fedrep": Entry(FedRep, "shared representation, own head, trained in turns"),
     "ifca": Entry(IFCA, "K models; each client trains the one that fits it best"),
+    "cfl": Entry(CFL, "one model, split in two where clients pull apart, again and again"),
+    "flhc": Entry(FLHC, "FedAvg, then FedAvg inside clusters of similar updates"),
     "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
     "cgpfl_heur": Entry(CGPFLHeur, "CGPFL that chooses K after the first round"),
     "fedfomo": Entry(FedFomo, "each client mixes the models that do best on its validation examples"),
