@@ -43,8 +43,8 @@ class StackedNet:
     @classmethod
     def compile(cls, module: nn.Module) -> StackedNet | None:
         """The network as a chain of dense layers, or None where it is anything else."""
-        chain = _chain(module)
-        if chain is None or not _owns_its_parameters(module, chain):
+        chain = chain_of(module, (nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
+        if chain is None or not owns_its_parameters(module, chain):
             return None
         steps: list[tuple[Dense, str]] = []
         position = 0
@@ -121,7 +121,7 @@ class StackedNet:
         values = self._forward(layers, x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self._layers(out)
-        for number, delta in self._backward(layers, values, _output_delta(values[-1], y, weight)):
+        for number, delta in self._backward(layers, values, output_delta(values[-1], y, weight)):
             slot, bias = slots[number]
             torch.bmm(delta.transpose(1, 2), values[number], out=slot)
             if bias is not None:
@@ -144,7 +144,7 @@ class StackedNet:
         layers = self._layers(theta)
         values = self._forward(layers, x)
         rate = lr[:, None] if isinstance(lr, Tensor) else lr
-        delta = _output_delta(values[-1], y, weight * (-rate))
+        delta = output_delta(values[-1], y, weight * (-rate))
         centers: Layers = []
         if pull is not None:
             centers, amount = self._layers(pull[1]), pull[0] * lr
@@ -168,7 +168,7 @@ class StackedNet:
         values = self._forward(layers, x)
         out = theta.new_empty(*y.shape, theta.shape[1])
         ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
-        for number, delta in self._backward(layers, values, _output_delta(values[-1], y, ones)):
+        for number, delta in self._backward(layers, values, output_delta(values[-1], y, ones)):
             dense, below = self.steps[number][0], values[number]
             stop = dense.weight + dense.inputs * dense.outputs
             out[..., dense.weight : stop] = (delta[..., :, None] * below[..., None, :]).flatten(2)
@@ -177,10 +177,10 @@ class StackedNet:
         return out
 
 
-def _output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy. Overwrites the logits."""
     delta = _softmax_(logits)
-    delta.scatter_add_(-1, y[..., None], delta.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+    delta.scatter_add_(-1, y[..., None], delta.new_full((), -1.0).expand(*y.shape, 1))
     return delta.mul_(weight[..., None])
 
 
@@ -194,16 +194,22 @@ def _softmax_(z: Tensor) -> Tensor:
     return z.div_(z.sum(-1, keepdim=True))
 
 
-def _owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
+def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
     """Whether the module's parameters are those of the chain's layers, each once and in order: no tied weights,
     no reparametrized layer."""
-    expected = [p for layer in chain if type(layer) is nn.Linear for p in (layer.weight, layer.bias) if p is not None]
+    expected = [
+        p
+        for layer in chain
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+        for p in (layer.weight, layer.bias)
+        if p is not None
+    ]
     found = list(module.parameters())
     return len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
 
 
-def _chain(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of nested nn.Sequential in order, or None for anything that is not such a chain.
+def chain_of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module] | None:
+    """The layers of nested nn.Sequential in order, or None where one is of no such kind.
 
     Exact types only: a subclass may compute something else, and so may a hook."""
     if module._forward_hooks or module._forward_pre_hooks:
@@ -211,11 +217,9 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
     if type(module) is nn.Sequential:
         out: list[nn.Module] = []
         for child in module:
-            inner = _chain(child)
+            inner = chain_of(child, kinds)
             if inner is None:
                 return None
             out += inner
         return out
-    if type(module) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity):
-        return [module]
-    return None
+    return [module] if type(module) in kinds else None

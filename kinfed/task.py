@@ -3,7 +3,8 @@
 `theta [n, P]` holds one model per row. Three ways compute the same gradient, `make_task` picks per model:
 
   stacked  hand-written forward and backward of dense layers on [n, ...] (kinfed.stacked): 5-9x a plain loop
-  rows     one row after the other with autograd; best for convolutions, which gain nothing from stacking
+  rows     one row after the other: by hand for chains of convolutions (kinfed.convolutional), which gain nothing
+           from stacking, with autograd for anything else
   vmap     torch.func on any other module
 
 All three agree to 1e-5 and are tested against each other and against plain autograd.
@@ -14,7 +15,8 @@ from __future__ import annotations
 import copy
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from kinfed import rng
+from kinfed.convolutional import ConvolutionalNet, Into
 from kinfed.data.batches import Batch, Part
 from kinfed.errors import ModelError
 from kinfed.stacked import StackedNet
@@ -204,15 +207,8 @@ class ModuleTask(Task):
 
     def _call(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
         """The module's output for x [B, ...] with these parameters."""
-        try:
+        with _explained(x.shape[1:], self._hint):
             z: Tensor = functional_call(self._thread_module(), named, (x,))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise ModelError(
-                f"the model fails on examples of shape {list(x.shape[1:])}: {reason}{self._hint}"
-            ) from error
         return z
 
 
@@ -249,6 +245,7 @@ class RowsTask(ModuleTask):
         # the usual one: their forward may call view(), which the other layout does not allow.
         self._channels_last = all(type(m).__module__.startswith("torch.nn.") for m in self.module.modules())
         self._repeats = False  # the module was seen to draw no random numbers
+        self.net = ConvolutionalNet.compile(self.module)
 
     def _call(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
         if self._channels_last and x.dim() == 4:
@@ -273,7 +270,16 @@ class RowsTask(ModuleTask):
             loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
             return torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
 
+    def _add_gradient(self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, into: Into) -> None:
+        with _explained(batch.x.shape[2:]):
+            net.add_gradient(theta[i], batch.x[i], batch.y[i], batch.weight[i], into)
+
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        if self.net is not None:
+            out = torch.zeros_like(theta, memory_format=torch.contiguous_format)
+            for i in range(len(theta)):
+                self._add_gradient(self.net, i, theta, batch, Into(out[i], 1.0))
+            return out
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for i in range(len(theta)):
             grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
@@ -288,10 +294,16 @@ class RowsTask(ModuleTask):
     def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
-            grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
+            center, amount = None, 0.0
             if pull is not None:
                 lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
-                theta[i].lerp_(pull[1][i], rate * lam)
+                center, amount = pull[1][i], rate * lam
+            if self.net is not None:
+                self._add_gradient(self.net, i, theta, batch, Into(theta[i], -rate, center, amount))
+                continue
+            grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
+            if center is not None:
+                theta[i].lerp_(center, amount)
             for layer, g in zip(self.layers, grads, strict=True):
                 theta[i, layer.start : layer.stop].view(layer.shape).add_(g, alpha=-rate)
 
@@ -311,6 +323,18 @@ class VmapTask(ModuleTask):
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         out: Tensor = vmap(lambda row, inputs: self._call(self.unflatten(row), inputs))(theta, x)
         return out
+
+
+@contextmanager
+def _explained(shape: torch.Size, hint: str = "") -> Iterator[None]:
+    """An error of torch inside says on which examples the model failed, and what to try."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"the model fails on examples of shape {list(shape)}: {reason}{hint}") from error
 
 
 _GENERATOR = threading.Lock()

@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
     ("mathematics", {"theory", "uncertainty", "clustering", "affinity", "metrics", "gain"}),
     ("data", {"data", "embedding"}),
-    ("models", {"models", "stacked", "task", "local", "gaussian"}),
+    ("models", {"models", "stacked", "convolutional", "task", "local", "gaussian"}),
     ("methods", {"algorithm", "algorithms"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
