@@ -255,6 +255,27 @@ def export(
     console.print(f"wrote    {written.path} ({written.summary})", highlight=False, soft_wrap=True)
 
 
+@app.command()
+def gain(
+    source: Annotated[Path, typer.Argument(help="Folder of a Self-FL run, or a table: client, estimate, variance, n.")],
+    algorithm: Annotated[str | None, typer.Option(help="Self-FL method of the run (default: the first).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
+    s0: Annotated[float | None, typer.Option(help="Variance between clients, where it is known.")] = None,
+    margin: Annotated[float, typer.Option(help="Smaller changes than this share count as none.")] = 0.05,
+    limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
+) -> None:
+    """Who gains from federating: each client's theoretical error alone, with Self-FL's estimate, with the exact one."""
+    from kinfed.gain import gain_from_table, render, summary
+    from kinfed.gain_of_run import gain_from_run
+
+    if source.is_dir():
+        found = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
+    else:
+        found = gain_from_table(source, s0=s0, margin=margin)
+    console.print(render(found, limit))
+    console.print(summary(found), highlight=False, soft_wrap=True)
+
+
 def _integers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())

@@ -89,6 +89,25 @@ def test_describe_shows_who_holds_what(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
+def test_gain_of_a_table_and_of_a_run(tmp_path: Path, finished: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,estimate,variance,n\na,1.0,0.1,10\nb,1.2,0.1,200\nc,0.9,0.1,15\n")
+    done = kinfed("gain", "t.csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "alone" in done.stdout
+    without = kinfed("gain", finished, cwd=tmp_path)
+    assert without.returncode == 2
+    assert "run selffl first" in without.stderr
+    assert (
+        kinfed(
+            "run", *QUICK[:4], "--rounds", "6", "--seeds", "0", "--algorithms", "selffl", "--out", "s", cwd=tmp_path
+        ).returncode
+        == 0
+    )
+    done = kinfed("gain", "s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "clients" in done.stdout
+
+
 def test_own_table(tmp_path: Path) -> None:
     lines = ["hospital,age,pressure,outcome"]
     lines += [

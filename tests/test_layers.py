@@ -23,7 +23,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("methods", {"algorithm", "algorithms"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
-    ("records", {"config", "catalog", "checkpoint", "journal", "export", "display"}),
+    ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run"}),
     ("runs", {"experiment", "simulation", "synthetic", "synthetic_study", "bench", "testing"}),
     ("reports", {"report"}),
     ("recipes", {"recipes"}),
