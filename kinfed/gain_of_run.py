@@ -1,8 +1,8 @@
 """Who gains from federating, judged from a finished Self-FL run.
 
 The run's own estimates stand for the two-level model's quantities: a client's last model for z_m, its uncertainty
-σ_m² (movement of its models over the rounds) for s_m, σ_0² for s0. They measure the trajectory of training as much as the
-sampling of data (docs/selffl.md), so the result says what Self-FL believed, not what is true.
+σ_m² (movement of its models over the rounds) for s_m, σ_0² for s0. They measure the trajectory of training as much
+as the sampling of data (docs/selffl.md), so the result says what Self-FL believed, not what is true.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def gain_from_run(
     s0: float | None = None,
     margin: float = 0.05,
 ) -> GainReport:
-    """Theoretical limits per client of a run that holds a Self-FL method, with its last σ_0² for s0 unless one is given."""
+    """Theoretical limits per client of a run that holds a Self-FL method; s0 is its last σ_0² unless given."""
     run = RunFolder(folder)
     records = [
         record
