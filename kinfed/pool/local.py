@@ -7,6 +7,7 @@ torch thread, so any number of workers gives the same bits.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,14 +192,34 @@ class LocalPool:
             yield begin, min(begin + size, n)
 
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        jobs = list(jobs)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.workers, "kinfed", initializer=torch.set_num_threads, initargs=(1,))
-        return self._threads.map(function, jobs)
+            self._threads = _one_core_threads(self.workers)
+        return self._threads.map(function, list(jobs))
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one_core_threads(count: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch uses one core; everywhere else its setting stays as it was.
+
+    torch keeps the number per thread, but a thread new to torch takes over the number set last anywhere in the
+    process. So all workers start here, and the caller's number is set once more after them."""
+    before = torch.get_num_threads()
+    all_set = threading.Barrier(count + 1)
+
+    def start() -> None:
+        torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
+        torch.set_num_threads(1)
+        all_set.wait()
+
+    threads = ThreadPoolExecutor(count, "kinfed", initializer=start)
+    for _ in range(count):
+        threads.submit(int)  # a job finds nobody idle, so each starts one more thread
+    all_set.wait()
+    torch.set_num_threads(before)
+    return threads
 
 
 @contextmanager
