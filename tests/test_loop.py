@@ -194,17 +194,18 @@ def test_fedavg_drops_stragglers_and_fedprox_keeps_their_part() -> None:
     effort = schedule.effort(SEED, 1, torch.arange(6))
     slow = effort < 1
     assert 0 < int(slow.sum()) < 6
-    for method in (FedAvg(work=WORK), FedProx(work=WORK)):
+    for method, keeps in ((FedAvg(work=WORK), False), (FedProx(work=WORK), True), (Local(work=WORK), True)):
         watch = Watch(method)
+        size = 0 if isinstance(method, Local) else MODEL_BYTES
         with Bench(method).loop(schedule, algorithm=watch.method, chunk=2) as loop:
             report = loop.round()
-        kept = torch.ones(6, dtype=torch.bool) if method.keeps_stragglers else ~slow
+        kept = torch.ones(6, dtype=torch.bool) if keeps else ~slow
         steps = torch.ceil(effort * 4).clamp_min(1).to(torch.int64)
         assert watch.aggregated == [kept.nonzero().squeeze(1).tolist()]
         assert watch.steps == {k: int(steps[k]) for k in kept.nonzero().squeeze(1).tolist()}
         assert report.dropped == int((~kept).sum())
-        assert report.bytes_down == 6 * MODEL_BYTES
-        assert report.bytes_up == int(kept.sum()) * (MODEL_BYTES + 4)
+        assert report.bytes_down == 6 * size
+        assert report.bytes_up == int(kept.sum()) * (size + 4 if size else 0)
 
 
 def test_rejected_updates_were_sent_and_are_counted() -> None:
