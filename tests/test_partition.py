@@ -37,7 +37,7 @@ def source_of(per_class, test_per_class=None, *, owners=None, seed=0):
         named = torch.arange(len(labels)) % owners
     return Source(
         "toy",
-        Features(torch.zeros(len(labels), 1, dtype=torch.uint8)),
+        Features((order % 251).to(torch.uint8)[:, None]),
         labels[order],
         len(counts),
         is_test=is_test[order] if test_per_class is not None else None,
@@ -61,7 +61,12 @@ def held(federation):
 # Properties that every partition has.
 
 RULES = [name for name in PARTITIONS if name != "column"]
-SMALL = {"pfedme_split": {"low": 3, "high": 6, "base": 2}, "dirichlet": {"min_size": 2}, "powerlaw": {"base": 2}}
+SMALL = {
+    "pfedme_split": {"low": 3, "high": 6, "base": 2},
+    "dirichlet": {"min_size": 2},
+    "powerlaw": {"base": 2},
+    "latent": {"groups": 2},
+}
 
 
 @settings(max_examples=120)
@@ -144,7 +149,8 @@ def test_a_number_of_clients_is_needed(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_one_client_can_have_everything(name):
-    f = make_federation(source_of([40] * 5), name, 1, SMALL.get(name))
+    options = {"groups": 1} if name == "latent" else SMALL.get(name)
+    f = make_federation(source_of([40] * 5), name, 1, options)
     assert f.names == ["client-0"]
 
 

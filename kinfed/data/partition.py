@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.data.federation import Federation, Ragged
+from kinfed.data.latent import Latent
 from kinfed.data.options import build
 from kinfed.data.rules import RULES, Partition
 from kinfed.data.source import Source
@@ -29,7 +30,7 @@ def register_partition(rule: type[Partition]) -> None:
     PARTITIONS[rule.name] = rule
 
 
-for _rule in RULES:
+for _rule in (*RULES, Latent):
     register_partition(_rule)
 
 
