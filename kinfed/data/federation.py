@@ -150,13 +150,16 @@ class Federation:
         return replace(self, train=train.ascending(), val=val, notes=notes)
 
     def with_foreign_targets(self, seed: int) -> Federation:
-        """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution."""
+        """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
+
+        `description["target_of"]` says whose pair each client has now; here and there it is its own."""
         order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
+        before = self.description.get("target_of", range(self.num_clients))
         return replace(
             self,
             val=self.val.take(order),
             test=self.test.take(order),
-            description={**self.description, "foreign_targets": seed, "target_of": order.tolist()},
+            description={**self.description, "foreign_targets": seed, "target_of": [before[k] for k in order.tolist()]},
         )
 
     def on(self, device: torch.device) -> Federation:
