@@ -17,10 +17,10 @@ import kinfed
 
 LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
-    ("mathematics", {"theory", "uncertainty", "clustering", "affinity", "metrics", "gain"}),
+    ("mathematics", {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain"}),
     ("data", {"data", "embedding"}),
     ("models", {"models", "stacked", "convolutional", "task", "local", "gaussian"}),
-    ("methods", {"algorithm", "algorithms"}),
+    ("methods", {"algorithm", "algorithms", "privacy"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
     ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run"}),
@@ -34,7 +34,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
 OPTIONAL: dict[str, set[str]] = {
     "matplotlib": set(),
     "opacus": set(),
-    "dp_accounting": set(),
+    "dp_accounting": {"privacy.accounting"},
     "ray": {"pool.ray"},
     "flwr": {"pool.flower"},
     "optuna": {"tune"},
