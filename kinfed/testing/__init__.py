@@ -22,10 +22,20 @@ from typing import Any
 from torch import nn
 
 from kinfed.data.federation import Federation
-from kinfed.testing.bench import Bench, ContractError, Method, tiny_federation, tiny_model
-from kinfed.testing.checks import CHECKS
+from kinfed.testing import hardship, invariance, messages
+from kinfed.testing.bench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
 
-__all__ = ["CHECKS", "Bench", "ContractError", "check_algorithm", "tiny_federation", "tiny_model"]
+__all__ = [
+    "CHECKS",
+    "Bench",
+    "ContractError",
+    "check_algorithm",
+    "hardship",
+    "invariance",
+    "messages",
+    "tiny_federation",
+    "tiny_model",
+]
 
 
 def check_algorithm(

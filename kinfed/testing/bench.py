@@ -188,3 +188,20 @@ def hooked(algorithm: Method, **hooks: Callable[..., Any]) -> Method:
     for name, hook in hooks.items():
         object.__setattr__(copy, name, functools.partial(hook, getattr(copy, name)))
     return copy
+
+
+CHECKS: dict[str, Callable[[Bench], None]] = {}
+
+
+def check(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
+    """Register a check; its failures begin with the method's and the check's name."""
+
+    @functools.wraps(function)
+    def named(bench: Bench) -> None:
+        try:
+            function(bench)
+        except ContractError as error:
+            raise ContractError(f"{type(bench.algorithm).__name__}, {function.__name__}: {error}") from None
+
+    CHECKS[function.__name__] = named
+    return named

@@ -1,0 +1,151 @@
+"""What goes wrong in a federation, and what must come out of it all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError
+from kinfed.loop import Schedule
+from kinfed.testing.bench import (
+    SEED,
+    Bench,
+    ContractError,
+    check,
+    expect,
+    expect_equal,
+    outcome,
+    state_of,
+    tiny_federation,
+)
+
+
+@check
+def outsiders_are_left_alone(bench: Bench) -> None:
+    """Who is not called keeps its state, bit for bit; who was never called has none."""
+    schedule = Schedule(participation=0.34)
+    with bench.loop(schedule) as loop:
+        called: set[int] = set()
+        store, count = loop.pool.clients, len(bench.federation)
+        for number in range(1, 5):
+            active = set(schedule.active(SEED, number, count).tolist())
+            others = torch.tensor(sorted(called - active), dtype=torch.int64)
+            before = store.take(others).clone().named() if len(others) else {}
+            loop.round()
+            called |= active
+            expect(set(store.seen.tolist()) == called, "only clients that were called have a state")
+            after = store.take(others).named() if len(others) else {}
+            expect_equal(after, before, "clients that are not called keep their state")
+
+
+@dataclass(frozen=True)
+class _Loses(Schedule):
+    """Loses one client in the second round."""
+
+    dropout: float = 0.5
+    client: int = 0
+
+    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        return (ids == self.client) & (round == 2)
+
+
+def _poisonable(federation: Federation) -> tuple[Federation, Callable[[Tensor], None]]:
+    """A copy, and a function that makes the training (and validation) features of some clients NaN."""
+    features = replace(federation.features, raw=federation.features.raw.clone())
+    copy = replace(federation, features=features)
+
+    def poison(ids: Tensor) -> None:
+        for k in ids.tolist():
+            features.raw[torch.cat([copy.train[k], copy.val[k]])] = torch.nan
+
+    return copy, poison
+
+
+@check
+def poisoned_clients_are_rejected(bench: Bench) -> None:
+    """A client whose training ends in NaN is as good as lost: named, without effect on others, its state kept."""
+    victim, everyone = 2, torch.arange(len(bench.federation))
+    with bench.loop(_Loses(client=victim), chunk=1) as loop:
+        loop.round()
+        loop.round()
+        without = state_of(loop)
+    federation, poison = _poisonable(bench.federation)
+    with bench.loop(Schedule(), federation=federation, chunk=1) as loop:
+        loop.round()
+        poison(torch.tensor([victim]))
+        report = loop.round()
+        alone = report.rejected == [victim] and report.dropped == 1
+        expect(alone, f"the update of client {victim}, and no other, is rejected; rejected were {report.rejected}")
+        expect_equal(state_of(loop), without, "a rejected update leaves what a lost one would")
+        for name, tensor in state_of(loop).items():
+            expect(bool(torch.isfinite(tensor).all()), f"NaN of one client gets nowhere; it is in {name}")
+        before = state_of(loop)
+        poison(everyone)
+        report = loop.round()
+        expect(report.rejected == everyone.tolist(), f"all updates are rejected; rejected were {report.rejected}")
+        expect_equal(state_of(loop), before, "a round of rejected updates leaves every state as it was")
+
+
+@check
+def odd_sizes_work(bench: Bench) -> None:
+    """As few clients as the method allows, with one example each; epochs; a client without test examples."""
+    fewest, work = bench.fewest, bench.algorithm.work
+    by_epoch = replace(bench.algorithm, work=replace(work, batch=3, epochs=2, steps=None))
+    for sizes, test, method in (
+        ((1,) * fewest, 1, bench.algorithm),
+        ((2,) * fewest, 0, bench.algorithm),
+        ((1, 3, 5, *(4,) * fewest), 2, by_epoch),
+    ):
+        data = bench.fitting(tiny_federation(sizes, test))
+        with bench.loop(Schedule(), algorithm=replace(method), federation=data, chunk=None) as loop:
+            for _ in range(3):
+                report = loop.round()
+                who = [sizes[k] for k in report.rejected]
+                expect(not who, f"clients with {sizes} examples train; updates of those with {who} are not finite")
+            for name, tensor in outcome(loop).items():
+                expect(bool(torch.isfinite(tensor).all()), f"clients with {sizes} examples leave {name} finite")
+
+
+@check
+def too_few_clients_are_refused(bench: Bench) -> None:
+    fewest = bench.algorithm.min_clients
+    if fewest < 2:
+        return
+    try:
+        bench.run(Schedule(), 1, federation=bench.fitting(tiny_federation((3,) * (fewest - 1))))
+    except ConfigError:
+        return
+    raise ContractError(f"min_clients is {fewest}, but {fewest - 1} are accepted")
+
+
+@check
+def losses_are_survived(bench: Bench) -> None:
+    """Drop-outs and stragglers: every round ends, and what remains is finite."""
+    schedule = Schedule(participation=0.5, dropout=0.5, stragglers=0.5)
+    dropped = 0
+    with bench.loop(schedule) as loop:
+        for _ in range(6):
+            report = loop.round()
+            dropped += report.dropped
+            expect(not report.rejected, f"nothing is rejected where no data are bad; rejected were {report.rejected}")
+        expect(dropped > 0, "drop-outs are counted")
+        for name, tensor in outcome(loop).items():
+            expect(bool(torch.isfinite(tensor).all()), f"drop-outs and stragglers leave {name} finite")
+
+
+@check
+def it_learns(bench: Bench) -> None:
+    """On three well separated classes personal models are well above chance after a few rounds."""
+    with bench.loop(Schedule(), chunk=None) as loop:
+        for _ in range(12):
+            loop.round()
+        score = loop.evaluate().personal
+        assert score is not None
+        accuracy = float(score.correct.sum() / score.count.sum())
+    chance = 1 / bench.federation.num_classes
+    wanted = chance + (1 - chance) / 3
+    expect(accuracy >= wanted, f"personal accuracy reaches {wanted:.2f} (chance is {chance:.2f}); got {accuracy:.2f}")

@@ -1,0 +1,118 @@
+"""What must not matter: how clients are chunked, threaded, numbered; interruptions; evaluation; test data."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+
+from kinfed import rng
+from kinfed.loop import Schedule
+from kinfed.task import make_task
+from kinfed.testing.bench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
+
+
+@check
+def chunks_do_not_matter(bench: Bench) -> None:
+    """Clients one by one, two by two, or all at once."""
+    for chunk in (1, len(bench.federation)):
+        expect_equal(bench.run(chunk=chunk), bench.usual, f"chunks of {chunk} give what chunks of 2 give", 1e-5)
+
+
+@check
+def workers_do_not_matter(bench: Bench) -> None:
+    expect_equal(bench.run(workers=2), bench.usual, "two workers give what one gives, bit for bit")
+
+
+@check
+def gradient_paths_agree(bench: Bench) -> None:
+    """Gradients of stacked models, row by row, or by vmap: nothing a method does depends on how a task works."""
+    reference = bench.run(rounds=3)
+    for path in ("rows", "vmap"):
+        found = bench.run(rounds=3, task=make_task(bench.model, path=path))
+        expect_equal(found, reference, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
+
+
+@check
+def numbering_does_not_matter(bench: Bench) -> None:
+    """The same clients under other numbers get the same models (full batches, everybody takes part)."""
+    if not bench.algorithm.symmetric:
+        return
+    data = bench.federation
+    order = rng.permutation(rng.root(SEED, "numbering"), len(data))
+    groups = None if data.groups is None else data.groups[order]
+    renumbered = replace(
+        data, train=data.train.take(order), val=data.val.take(order), test=data.test.take(order), groups=groups
+    )
+    most = int(data.train.count.max())
+    method = replace(bench.algorithm, work=replace(bench.algorithm.work, batch=most, steps=3, epochs=None))
+    ours = bench.run(Schedule(), 2, algorithm=method)["personal models"]
+    theirs = bench.run(Schedule(), 2, algorithm=replace(method), federation=renumbered)["personal models"]
+    promise = "renumbered clients get the same models (or the method declares symmetric = False)"
+    expect_equal({"personal models": theirs}, {"personal models": ours[order]}, promise, 1e-4)
+
+
+@check
+def resume_is_exact(bench: Bench) -> None:
+    """A run that is stopped, stored as bytes and taken up by new objects equals one that was not."""
+    with bench.loop() as first:
+        for _ in range(ROUNDS // 2):
+            first.round()
+        stored = to_bytes({name: tensor.contiguous() for name, tensor in state_of(first).items()})
+    with bench.loop() as second:
+        second.load(ROUNDS // 2, from_bytes(stored))
+        for _ in range(ROUNDS - ROUNDS // 2):
+            second.round()
+        expect_equal(outcome(second), bench.usual, "a resumed run equals the uninterrupted one, bit for bit")
+
+
+@check
+def evaluation_is_pure(bench: Bench) -> None:
+    """Evaluating, as often as one likes and on any split, changes nothing."""
+    with bench.loop() as loop:
+        for _ in range(ROUNDS):
+            before = state_of(loop)
+            for split in ("train", "val", "test", "test"):
+                loop.evaluate(split)
+            expect_equal(state_of(loop), before, "evaluation leaves every state as it was")
+            loop.round()
+        expect_equal(outcome(loop), outcome(loop), "two evaluations in a row agree")
+        expect_equal(outcome(loop), bench.usual, "a run that was evaluated in between ends as one that was not")
+
+
+@check
+def global_generators_are_untouched(bench: Bench) -> None:
+    """All draws are keyed by (seed, purpose, ...): torch's, numpy's and Python's generators stay where they are."""
+    before = _generators()
+    bench.run()
+    for name, state in _generators().items():
+        expect(state == before[name], f"nothing is drawn from the global generator of {name}")
+
+
+def _generators() -> dict[str, Any]:
+    numpy: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": (numpy[1].tolist(), numpy[2:]),
+        "random": random.getstate(),
+    }
+
+
+@check
+def held_out_data_do_not_matter(bench: Bench) -> None:
+    """Training, aggregation and personalization never look at test examples or their labels."""
+    data = bench.federation
+    raw, labels, rows = data.features.raw.clone(), data.labels.clone(), data.test.rows
+    labels[rows] = (labels[rows] + 1) % data.num_classes
+    raw[rows] = raw[rows].flip(0)
+    other = replace(data, features=replace(data.features, raw=raw), labels=labels)
+    changed, usual = bench.run(federation=other), dict(bench.usual)
+    for name in [name for name in usual if name.endswith((" correct", " loss"))]:
+        changed.pop(name)
+        usual.pop(name)
+    expect_equal(changed, usual, "other test data give the same states and models, bit for bit")

@@ -1,0 +1,186 @@
+"""What is kept and what travels: trees of tensors with a row per client, counted to the byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.loop import Schedule
+from kinfed.task import make_task
+from kinfed.testing.bench import Bench, ContractError, State, check, expect, expect_equal, hooked
+from kinfed.tree import Tree
+
+
+@check
+def settings_are_plain(bench: Bench) -> None:
+    """Hyper-parameters are fields of a frozen dataclass, and can be written to a file."""
+    method = bench.algorithm
+    frozen = dataclasses.is_dataclass(method) and type(method).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    expect(frozen, "a method is a frozen dataclass whose fields are its hyper-parameters")
+    expect(replace(method) == method, "two methods with equal hyper-parameters are equal")
+    try:
+        json.dumps(method.options())
+    except TypeError as error:
+        raise ContractError(f"options() are numbers, text, booleans, None or lists of them; {error}") from None
+
+
+@check
+def trees_keep_their_shape(bench: Bench) -> None:
+    """States and messages are trees of tensors with a row per client, of fields and types that never change."""
+    P, first_up = make_task(bench.model).num_params, State()
+
+    def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
+        with _left_alone("prepare", server=server):
+            plan: Tree = inner(server, ids)
+        _same_kind("the server state that prepare returns", plan, server)
+        return plan
+
+    def download(inner: Any, server: Tree, ids: Tensor) -> Tree:
+        with _left_alone("download", server=server):
+            down: Tree = inner(server, ids)
+        _has_rows("a Down message", down, len(ids))
+        for r in range(len(ids)):
+            one, row = inner(server, ids[r : r + 1]), down.take(slice(r, r + 1))
+            expect_equal(
+                one.named(), row.named(), "download acts row by row: for one client it gives that client's row"
+            )
+        return down
+
+    def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
+        _has_rows("a client state", client, len(data))
+        with _left_alone("client_update", client=client, down=down):
+            new, up = inner(task, client, down, data)
+        _has_rows("a client state", new, len(data))
+        _same_kind("the client state that client_update returns", new, client, rows=True)
+        _has_rows("an Up message", up, len(data))
+        kind = {name: tensor[:0] for name, tensor in up.named().items()}
+        first_up.update(first_up or kind)
+        expect_equal(kind, first_up, "all Up messages of a run have the same fields and types")
+        return new, up
+
+    def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree) -> Tree:
+        expect(bool((ids[1:] > ids[:-1]).all()), "the pool gives aggregate ascending ids")
+        with _left_alone("aggregate", server=server, up=up):
+            new: Tree = inner(server, ids, up)
+        _same_kind("the server state that aggregate returns", new, server)
+        return new
+
+    def personalize(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor:
+        with _left_alone("personalize", client=client, down=down):
+            theta: Tensor = inner(task, client, down, data)
+        good = theta.shape == (len(data), P) and theta.dtype == torch.float32 and bool(torch.isfinite(theta).all())
+        expect(
+            good, f"personalize returns finite float32 models [{len(data)}, {P}]; got {theta.dtype} {list(theta.shape)}"
+        )
+        return theta
+
+    def alternatives(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> dict[str, Tensor]:
+        with _left_alone("alternatives", client=client, down=down):
+            others: dict[str, Tensor] = inner(task, client, down, data)
+        for name, theta in others.items():
+            expect(theta.shape == (len(data), P), f"alternative {name} is models [{len(data)}, {P}]; got {theta.shape}")
+        return others
+
+    hooks = (prepare, download, client_update, aggregate, personalize, alternatives)
+    watched = hooked(bench.algorithm, **{hook.__name__: hook for hook in hooks})
+    expect_equal(bench.run(algorithm=watched), bench.usual, "a watched run is like any other")
+
+
+@contextmanager
+def _left_alone(stage: str, **trees: Tree) -> Iterator[None]:
+    before = {name: tree.clone().named() for name, tree in trees.items()}
+    yield
+    for name, tree in trees.items():
+        expect_equal(tree.named(), before[name], f"{stage} returns new tensors and leaves its argument {name} alone")
+
+
+def _has_rows(what: str, tree: Tree, count: int) -> None:
+    for name, tensor in tree.named().items():
+        fits = isinstance(tensor, Tensor) and tensor.dim() > 0 and len(tensor) == count
+        expect(
+            fits,
+            f"every tensor of {what} has one row per client ({count}); {name} is {getattr(tensor, 'shape', tensor)}",
+        )
+
+
+def _same_kind(what: str, new: Tree, old: Tree, rows: bool = False) -> None:
+    def kinds(tree: Tree) -> dict[str, Any]:
+        return {name: (t.dtype, t.shape[1:] if rows else None) for name, t in tree.named().items()}
+
+    expect(isinstance(new, Tree), f"{what} is a Tree; got {type(new).__name__}")
+    expect(kinds(new) == kinds(old), f"{what} keeps fields and types {kinds(old)}; got {kinds(new)}")
+
+
+@check
+def bytes_are_counted(bench: Bench) -> None:
+    """The report's bytes are those of the tensors in all messages, of lost clients' downloads too."""
+    sent = {"down": 0, "up": 0}
+
+    def download(inner: Any, server: Tree, ids: Tensor) -> Tree:
+        down: Tree = inner(server, ids)
+        sent["down"] += _bytes_by_hand(down)
+        return down
+
+    def client_update(inner: Any, *args: Any) -> tuple[Tree, Tree]:
+        client, up = inner(*args)
+        sent["up"] += _bytes_by_hand(up)
+        return client, up
+
+    watched = hooked(bench.algorithm, download=download, client_update=client_update)
+    with bench.loop(Schedule(dropout=0.4), algorithm=watched) as loop:
+        for _ in range(3):
+            sent.update(down=0, up=0)
+            report = loop.round()
+            counted = {"down": report.bytes_down, "up": report.bytes_up}
+            expect(counted == sent, f"a round reports the bytes of its messages, {sent}; it reported {counted}")
+
+
+def _bytes_by_hand(tree: Tree) -> int:
+    total = 0
+    for field in dataclasses.fields(tree):
+        value = getattr(tree, field.name)
+        if isinstance(value, Tree):
+            total += _bytes_by_hand(value)
+        elif isinstance(value, Tensor):
+            total += value.numel() * value.element_size()
+        else:
+            expect(value is None, f"messages hold tensors; {field.name} is {type(value).__name__}")
+    return total
+
+
+@check
+def figures_can_be_written(bench: Bench) -> None:
+    """A method's own figures are numbers and tensors: at all rounds the same names, one value per client."""
+
+    def client_figures(inner: Any, client: Tree) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = inner(client)
+        rows = {len(tensor) for tensor in client.named().values()}
+        for name, value in found.items():
+            fits = value.dim() == 1 and {len(value)} == rows
+            expect(fits, f"client figure {name} is one number per client; got {list(value.shape)} for {rows} clients")
+        return found
+
+    with bench.loop(algorithm=hooked(bench.algorithm, client_figures=client_figures)) as loop:
+        loop.round()
+        loop.evaluate()
+        method, count = loop.algorithm, len(bench.federation)
+        figures = method.server_figures(loop.server)
+        for name, value in figures.items():
+            expect(
+                isinstance(value, int | float | Tensor), f"server figure {name} is a number or tensor; got {value!r}"
+            )
+        ids = torch.arange(count)
+        shared = method.global_models(loop.server, ids)
+        if shared is not None:
+            one = method.global_models(loop.server, ids[1:2])
+            assert one is not None
+            expect_equal({"model": one}, {"model": shared[1:2]}, "global_models acts row by row")
+        loop.round()
+        expect(method.server_figures(loop.server).keys() == figures.keys(), "figures have the same names at all rounds")
