@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.fedavg import Client, Down, FedAvg, Server, Up
 from kinfed.data.batches import Work
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
-from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation, tiny_model
+from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
 
 WORK = Work(batch=5, steps=5)
 
@@ -236,9 +236,28 @@ def test_every_check_is_seen_to_fail() -> None:
 
 
 def test_a_method_of_ones_own_is_put_to_all_checks() -> None:
-    check_algorithm(FedAvg(work=WORK), federation=tiny_federation((3, 5, 8, 2)), model=tiny_model)
     with pytest.raises(ContractError, match="DoesNotLearn, it_learns"):
         check_algorithm(DoesNotLearn(work=WORK))
+
+
+def test_a_method_may_bring_its_own_data_and_model() -> None:
+    """Tokens, and a model that the tiny federation's examples would not fit."""
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 90)
+    words = 5 * labels[:, None] + draw.integers(0, 5, (90, 3))  # every class has its own words
+    data = Federation.from_arrays(words, labels, draw.integers(0, 4, 90), tokens=True)
+    check_algorithm(FedAvg(work=Work(lr=0.5, batch=5, steps=5)), federation=data, model=BagOfWords)
+
+
+class BagOfWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.top = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.top(self.words(x).mean(-2))
+        return z
 
 
 def test_options_belong_to_a_name() -> None:

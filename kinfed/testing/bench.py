@@ -93,13 +93,31 @@ class Bench:
         lacks = self.algorithm.needs_validation and not int(federation.val.count.sum())
         return federation.with_validation(0.25, SEED) if lacks else federation
 
+    def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
+        """The federation's examples dealt to other clients, with `sizes` training and `test` test examples."""
+        data, clients = self.federation, len(sizes)
+
+        def deal(rows: Tensor, counts: Tensor) -> Ragged:
+            owner = torch.repeat_interleave(torch.arange(clients), counts)
+            return Ragged.grouped(rows[torch.arange(len(owner)) % len(rows)], owner, clients)
+
+        dealt = replace(
+            data,
+            train=deal(data.train.rows, torch.tensor(sizes)),
+            val=Ragged.empty(clients),
+            test=deal(data.test.rows, torch.full((clients,), test)),
+            names=[f"client-{k}" for k in range(clients)],
+            groups=None if data.groups is None else torch.arange(clients) % 2,
+        )
+        return self.fitting(dealt)
+
     @functools.cached_property
     def fewest(self) -> int:
         """The smallest population that the method accepts with these hyper-parameters."""
         task = make_task(self.model)
         for count in range(max(self.algorithm.min_clients, 1), len(self.federation)):
             try:
-                self.algorithm.check(task, tiny_federation((1,) * count).population(SEED))
+                self.algorithm.check(task, self.resized((1,) * count, 0).population(SEED))
             except ConfigError:
                 continue
             return count
