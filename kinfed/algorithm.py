@@ -42,6 +42,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     needs_validation: ClassVar[bool] = False  # clients need validation examples
     min_clients: ClassVar[int] = 1
     keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
+    plain_steps: ClassVar[bool] = False  # has no place for momentum and weight decay, and refuses them
     symmetric: ClassVar[bool] = True  # renumbering the clients renumbers the results; False where draws go by id
     private: ClassVar[bool] = True  # all that leaves a client comes from gradients of its training data
     # What else leaves a client, computed from its data outside any gradient (named in privacy reports).
@@ -100,6 +101,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         if clients.num_clients < self.min_clients:
             raise ConfigError(
                 f"{type(self).__name__} needs at least {self.min_clients} clients; got {clients.num_clients}"
+            )
+        if self.plain_steps and (self.work.momentum or self.work.weight_decay):
+            raise ConfigError(
+                f"{type(self).__name__}'s local steps are its own, without momentum or weight decay; got "
+                f"momentum={self.work.momentum}, weight_decay={self.work.weight_decay}; set both to 0 for this method"
             )
 
     def options(self) -> dict[str, Any]:
