@@ -60,6 +60,8 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
     adapt_steps: int = 1
     """Steps on training data that turn w into a personal model."""
 
+    plain_steps = True
+
     def __post_init__(self) -> None:
         if self.variant not in ("fo", "hf"):
             raise ConfigError(f"variant is fo or hf; got {self.variant!r}")
@@ -83,14 +85,15 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         batches = data.train.batches(self.work)
-        others = [data.train.batches(self.work, stream=name) for name in ("meta", "hessian")]
+        streams = ("meta", "hessian") if self.variant == "hf" else ("meta",)
+        others = [data.train.batches(self.work, stream=name) for name in streams]
         alpha, beta = self._rates(batches.lr)
         w = down.w.clone()
-        for (b, [x]), (_, b1), (_, b2) in zip(each_step(batches, w), *others, strict=True):
+        for (b, [x]), (_, b1), *rest in zip(each_step(batches, w), *others, strict=True):
             tilde = x.clone()
             task.descend_(tilde, b, alpha)
             v = task.grad(tilde, b1)
-            if self.variant == "hf":
+            for _, b2 in rest:  # one with "hf", none with "fo"
                 delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
                 q = (task.grad(x + delta * v, b2) - task.grad(x - delta * v, b2)) / (2 * delta)
                 v = v - alpha * q

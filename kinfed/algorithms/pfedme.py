@@ -67,6 +67,8 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
     recompute: bool = False
     """Evaluate a proximal point freshly computed at the current w (K steps on training data) for every client."""
 
+    plain_steps = True
+
     def __post_init__(self) -> None:
         if self.weights not in ("examples", "equal"):
             raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
@@ -78,7 +80,10 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
                 f"got {self.work.lr} * {self.lam}"
             )
         if not 0 < self._inner_lr(self.work.lr) * self.lam < 2:
-            raise ConfigError(f"the inner steps are unstable for personal_lr * lam >= 2; got lam = {self.lam}")
+            raise ConfigError(
+                f"pFedMe's inner steps need 0 < personal_lr * lam < 2 (they are unstable above); "
+                f"got {self._inner_lr(self.work.lr)} * {self.lam}"
+            )
 
     def _inner_lr(self, lr: float) -> float:
         """η_p, decaying in step with the common rate."""
