@@ -60,6 +60,8 @@ class APFL(Algorithm[Server, Client, Down, Up]):
     weights: str = "equal"
     """Weights of the average: "equal" (paper) or "examples"."""
 
+    plain_steps = True
+
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha lies in [0, 1]; got {self.alpha}")
