@@ -97,9 +97,10 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         return Down(mean, server.moves.expand(n), server.steps.expand(n)) if self.geometric else Down(mean, None, None)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        moves = 1 if down.moves is None else int(down.moves[0])
-        x = torch.lerp(client.x, down.mean, 1 - (1 - self.theta) ** moves)  # x ← x − θ (x − x̄), `moves` times
-        x = sgd(task, x, data.train.batches(self.work, steps=down.steps))
+        moves = torch.ones(len(data)) if down.moves is None else down.moves.cpu()
+        share = 1 - (1 - self.theta) ** moves.to(torch.float64)  # x ← x − θ (x − x̄), `moves` times
+        x = torch.lerp(client.x, down.mean, share[:, None].to(down.mean))
+        x = sgd(task, x, data.train.batches(self.work, steps=None if down.steps is None else down.steps.cpu()))
         return Client(x), Up(x - client.x)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
