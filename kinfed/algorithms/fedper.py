@@ -4,7 +4,8 @@ Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization
 
     θ_m = (base, head_m);   clients train both, the server averages the base by examples, heads never leave
 
-An empty head (`head_layers = 0`) is FedAvg. A client that has not trained yet uses the common initial head.
+An empty head (`head_layers = 0`) is FedAvg. The personal model joins the current base and the client's own head, as
+it was left by its last training; a client that has not trained yet uses the common initial head.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
         if self.head_layers < 0:
             raise ConfigError(f"head_layers must not be negative; got {self.head_layers}")
 
+    @property
+    def named_head(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.head.split(",") if name.strip())
+
     def own_mask(self, task: Task) -> Tensor:
         """bool [P]: parameters that stay with the client."""
         names = task.layer_names()
-        chosen = tuple(name.strip() for name in self.head.split(",") if name.strip())
-        return task.layer_mask(chosen or names[len(names) - min(self.head_layers, len(names)) :]).to(task.device)
+        last = min(self.head_layers, len(names))
+        return task.layer_mask(self.named_head or names[len(names) - last :]).to(task.device)
 
     def check(self, task: Task, clients: Population) -> None:
         super().check(task, clients)
