@@ -97,8 +97,11 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
 
     needs_validation: ClassVar[bool] = True
     symmetric: ClassVar[bool] = False
-    private: ClassVar[bool] = False
-    leaks: ClassVar[tuple[str, ...]] = ("weights computed from losses on validation examples",)
+    # Of training examples only gradients leave a client, but its choice of models is made by validation examples.
+    leaks: ClassVar[tuple[str, ...]] = (
+        "weights of other clients' models, computed from losses on validation examples (on training examples where a "
+        "client has no others)",
+    )
 
     models: int = 5
     """M: candidates of a client per round, its own model included."""
