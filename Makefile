@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
