@@ -22,6 +22,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Federation
+from kinfed.mixture import task_for
 from kinfed.pool.store import ClientStore
 from kinfed.task import Score, Task
 from kinfed.tree import Tree
@@ -53,7 +54,7 @@ class Evaluation:
     personal: Score | None
     shared: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
-    models: Tensor | None = None  # [n, P] personal models, where asked for
+    models: Tensor | None = None  # [n, P] personal models, where asked for; wider rows are mixtures (kinfed.mixture)
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
 
 
@@ -91,7 +92,10 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        def work(piece: Tensor) -> tuple[Tree, Tree, Tensor]:
+        updates = _Updates(ids, self.clients)
+
+        def work(number: int) -> None:
+            piece = pieces[number]
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
             with _named("client_update", who, round):
@@ -99,27 +103,11 @@ class LocalPool:
                 down = download(who).to(self.task.device)
                 client, up = self.algorithm.client_update(self.task, state, down, cohort)
                 good = up.finite_rows(len(who)) & client.finite_rows(len(who))
-            return client, up, good
+            updates.add(number, piece, client, up, good)
 
-        replied = torch.zeros(len(ids), dtype=torch.bool)
-        rows: Tree | None = None  # of all updates, in the order of `ids`
-        nbytes = 0
-        for piece, (client, up, good) in zip(pieces, self._map(work, pieces), strict=True):
-            nbytes += up.nbytes
-            replied[piece] = good
-            if not bool(good.all()):
-                keep = good.nonzero().squeeze(1)
-                piece, client, up = piece[keep], client.take(keep), up.take(keep)
-            if len(piece):
-                self.clients.put(ids[piece], client)
-                if rows is None:
-                    rows = up.map(lambda tensor: tensor.new_empty(len(ids), *tensor.shape[1:]))
-                rows.put(piece, up)
-        if rows is None:
-            return Reply(ids[:0], None, nbytes, ids.tolist())
-        if bool(replied.all()):
-            return Reply(ids, rows, nbytes)
-        return Reply(ids[replied], rows.take(replied.nonzero().squeeze(1)), nbytes, ids[~replied].tolist())
+        for _ in self._map(work, range(len(pieces))):
+            pass
+        return updates.reply()
 
     def evaluate(
         self,
@@ -147,11 +135,11 @@ class LocalPool:
             part: Part = getattr(cohort, split)
             other = None if shared is None else shared(who)
             return (
-                self.task.score(theta, part),
+                task_for(self.task, theta).score(theta, part),
                 None if other is None else self.task.score(other, part),
                 self.algorithm.client_figures(state),
                 theta.clone() if keep_models else None,
-                {name: self.task.score(model, part) for name, model in others.items()},
+                {name: task_for(self.task, model).score(model, part) for name, model in others.items()},
             )
 
         results = list(self._map(work, pieces))
@@ -195,6 +183,52 @@ class LocalPool:
         if self._threads is None:
             self._threads = _one_core_threads(self.workers)
         return self._threads.map(function, list(jobs))
+
+
+class _Updates:
+    """What the chunks of a round bring home, taken in by the workers themselves.
+
+    Chunks enter in their own order, whichever is done first, so that what is kept does not depend on the number of
+    workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
+    would then take the cores from the workers while they wait for the next piece."""
+
+    def __init__(self, ids: Tensor, clients: ClientStore[Tree]) -> None:
+        self._ids = ids
+        self._clients = clients
+        self._replied = torch.zeros(len(ids), dtype=torch.bool)
+        self._rows: Tree | None = None  # of all updates, in the order of `ids`
+        self._nbytes = 0
+        self._lock = threading.Lock()
+        self._early: dict[int, tuple[Tensor, Tree, Tree, Tensor]] = {}
+        self._next = 0
+
+    def add(self, number: int, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
+        """New states and updates of the clients ids[piece], of which the `good` ones count."""
+        with self._lock:
+            self._early[number] = (piece, client, up, good)
+            while self._next in self._early:
+                self._enter(*self._early.pop(self._next))
+                self._next += 1
+
+    def _enter(self, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
+        self._nbytes += up.nbytes
+        self._replied[piece] = good
+        if not bool(good.all()):
+            keep = good.nonzero().squeeze(1)
+            piece, client, up = piece[keep], client.take(keep), up.take(keep)
+        if len(piece):
+            self._clients.put(self._ids[piece], client)
+            if self._rows is None:
+                self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
+            self._rows.put(piece, up)
+
+    def reply(self) -> Reply:
+        if self._rows is None:
+            return Reply(self._ids[:0], None, self._nbytes, self._ids.tolist())
+        if bool(self._replied.all()):
+            return Reply(self._ids, self._rows, self._nbytes)
+        good = self._replied.nonzero().squeeze(1)
+        return Reply(self._ids[good], self._rows.take(good), self._nbytes, self._ids[~self._replied].tolist())
 
 
 def available_cores() -> int:
