@@ -35,6 +35,9 @@ Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
 
+EXAMPLE_COUNT = "the number of training examples of each client"
+
+
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
     work: Work = field(default_factory=Work)
@@ -116,6 +119,21 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
     """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
     weight = weight.to(rows.device, torch.float64)
+    def leaked(self) -> dict[str, str]:
+        """`leaks` and what these options add to them, each with the way to avoid it ("" where there is none)."""
+        counts = {EXAMPLE_COUNT: 'weights = "equal"'} if getattr(self, "weights", "equal") == "examples" else {}
+        return dict.fromkeys(self.leaks, "") | counts
+
+    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
+        """What a client with `count` [n] training examples computes in a round at most: on how many batches [n] it
+        takes k gradients, by k. None: there is no bound. Differential privacy plans with it, and holds it against
+        what is really done."""
+        return {1: self.work.num_steps(count)}
+
+    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
+        """The same for `personalize`, whose batches are of a stream of its own."""
+        return {}
+
     p = weight / weight.sum()
     out = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.

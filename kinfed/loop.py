@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.data.federation import Population
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pool.local import Evaluation, LocalPool, Reply
+from kinfed.privacy.accounts import Accounts
 from kinfed.task import Task
 from kinfed.tree import Tree
 
@@ -74,6 +76,7 @@ class Loop:
         schedule: Schedule | None = None,
         *,
         first_round: int = 1,
+        privacy: Accounts | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -93,6 +96,11 @@ class Loop:
         active = self.algorithm.call(self.server, chosen)
         ids, effort = active, None
         if self.schedule.dropout:
+        if self.privacy is not None:
+            active = self.privacy.admit(active)
+        if not len(active):
+            self.completed = number
+            return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
             ids = ids[~self.schedule.lost(seed, number, ids)]
         if self.schedule.stragglers:
             effort = self.schedule.effort(seed, number, ids)
@@ -108,7 +116,8 @@ class Loop:
 
         for one in active[~torch.isin(active, ids)]:
             download(one[None])  # a client that will not reply was sent its message all the same
-        reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
+        with nullcontext() if self.privacy is None else self.privacy.training():
+            reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
         self.completed = number
@@ -136,19 +145,22 @@ class Loop:
             return self.algorithm.global_models(self.server, who)
 
         has_shared = shared(ids[:1]) is not None
-        return self.pool.evaluate(
-            ids,
-            lambda who: self.algorithm.download(server, who),
-            self.completed,
-            split=split,
-            shared=shared if has_shared else None,
-            keep_models=keep_models,
-        )
+        with nullcontext() if self.privacy is None else self.privacy.evaluating():
+            return self.pool.evaluate(
+                ids,
+                lambda who: self.algorithm.download(server, who),
+                self.completed,
+                split=split,
+                shared=shared if has_shared else None,
+                keep_models=keep_models,
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold."""
         server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
-        return server | {f"clients.{name}": tensor for name, tensor in self.pool.clients.named().items()}
+        clients = {f"clients.{name}": tensor for name, tensor in self.pool.clients.named().items()}
+        asked = {} if self.privacy is None else self.privacy.named()
+        return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
         server = _below(tensors, "server.")
@@ -161,5 +173,7 @@ class Loop:
         self.completed = completed
 
 
+        if self.privacy is not None:
+            self.privacy.load(_below(tensors, "privacy."))
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -176,6 +176,19 @@ class StackedNet:
                 out[..., dense.bias : dense.bias + dense.outputs] = delta
         return out
 
+    @torch.no_grad()
+    def example_norms(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
+        theirs (Goodfellow 2015) and the gradient itself is never formed."""
+        layers = self._layers(theta)
+        values = self._forward(layers, x)
+        ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
+        square = torch.zeros_like(ones)
+        for number, delta in self._backward(layers, values, output_delta(values[-1], y, ones)):
+            below = values[number].square().sum(-1)
+            square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
+        return square.sqrt_()
+
 
 def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy. Overwrites the logits."""

@@ -98,6 +98,16 @@ class Task(ABC):
         rows = theta.repeat_interleave(b, 0)
         return self.grad(rows, single).reshape(n, b, -1)
 
+    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
+        """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
+        a gradient per example and parameter in memory."""
+        one = torch.ones(len(batch), 1, device=theta.device)
+        columns = [
+            Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], one, batch.ids, batch.round, batch.step)
+            for b in range(batch.y.shape[1])
+        ]
+        return torch.stack([torch.linalg.vector_norm(self.grad(theta, column), dim=1) for column in columns], 1)
+
     @torch.no_grad()
     def score(self, theta: Tensor, part: Part) -> Score:
         """Correct predictions and summed loss of each row's model on each client's examples."""
@@ -233,6 +243,9 @@ class StackedTask(ModuleTask):
 
     def per_example_grad(self, theta: Tensor, batch: Batch) -> Tensor:
         return self.net.per_example_grad(theta, batch.x, batch.y)
+
+    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
+        return self.net.example_norms(theta, batch.x, batch.y)
 
 
 class RowsTask(ModuleTask):

@@ -48,6 +48,10 @@ class Work:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
+        if self.poisson and self.epochs is not None:
+            raise ConfigError(
+                "Poisson sampling (which privacy needs) draws every batch anew and knows no epochs; give steps instead"
+            )
         for name in ("batch", "steps", "epochs"):
             value = getattr(self, name)
             if value is not None and (value < 1 or value != int(value)):
@@ -80,6 +84,18 @@ class Work:
 
 
 @dataclass
+class Draw:
+    """Which Poisson samples the rows of a batch are: rows with equal keys hold the same sample."""
+
+    key: Tensor  # [n] int64
+    q: Tensor  # [n] float64, the chance of every example to be in the sample
+    expected: Tensor  # [n] float32, the expected size, by which sums are divided
+
+    def rows(self, index: Tensor | slice) -> Draw:
+        return Draw(self.key[index], self.q[index], self.expected[index])
+
+
+@dataclass
 class Batch:
     """One batch for each of n clients. Rows of clients with fewer examples are padded with weight 0."""
 
@@ -90,12 +106,16 @@ class Batch:
     round: int = 0
     step: int = 0
     full: bool = True  # no padding: every weight is 1/B
+    draw: Draw | None = None  # of Poisson samples only
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
     def rows(self, index: Tensor | slice) -> Batch:
-        return replace(self, x=self.x[index], y=self.y[index], weight=self.weight[index], ids=self.ids[index])
+        return replace(
+            self, x=self.x[index], y=self.y[index], weight=self.weight[index], ids=self.ids[index],
+            draw=None if self.draw is None else self.draw.rows(index),
+        )  # fmt: skip
 
 
 @dataclass
@@ -256,6 +276,7 @@ class Batches:
                     step,
                     full=False,
                 ),
+                    draw=Draw(step_key, q, expected),
             )
 
 

@@ -1,0 +1,161 @@
+"""Epsilon of what was asked, and the noise for a wanted epsilon. Needs the extra `dp` (Google's dp-accounting).
+
+The numbers come from privacy loss distributions (PLD), which are tight: every value is an upper bound, above the exact
+one by less than 0.1 % (1 % where epsilon is in the hundreds). Renyi accounting (RDP) stands beside it, because most
+papers print it; its epsilon is larger by 5 to 20 %, and by as much again with the conversion of 2017 that older
+libraries use. Accountants that approximate by a Gaussian limit are not offered: they report less than is spent.
+
+Neighbouring data sets differ in one example that one of them lacks (add or remove one).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kinfed.errors import ConfigError
+from kinfed.privacy.ledger import Event, Events, skyline
+
+try:
+    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.rdp import RdpAccountant
+except ImportError as error:
+    raise ConfigError(
+        "differential privacy needs the package dp-accounting, which is not installed: pip install 'kinfed[dp]'"
+    ) from error
+
+# Points of the grid of privacy losses, over all losses that matter to epsilon and over those of one gradient. A
+# coarser grid gives a larger epsilon, never a smaller one.
+POINTS, POINTS_OF_ONE = 7e3, 2e5
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
+NOISE_PRECISION = 1e-3  # relative, of the noise found for an epsilon
+
+Measure = Callable[[Events, float, float], float]
+
+
+@lru_cache(maxsize=4096)
+def epsilon(events: Events, noise: float, delta: float) -> float:
+    """ε(δ) of one client's events under noise of `noise` times the clipping norm; inf without noise."""
+    if not events:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    step = _grid(events, noise, delta)
+    total: Any = None
+    for event in events:
+        part = _loss(event.q, noise / math.sqrt(event.gradients), step)
+        part = part if event.batches == 1 else part.self_compose(event.batches)
+        total = part if total is None else total.compose(part)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=64)
+def _loss(q: float, noise: float, step: float) -> Any:
+    """Of one gradient; kept, because the same client is asked about again and again."""
+    return privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=step)
+
+
+def _grid(events: Events, noise: float, delta: float) -> float:
+    """Distance of the grid's points: a power of two, so that few different ones occur.
+
+    The size of epsilon is guessed from a Gaussian limit, or from no sampling at all, whichever gives less; a bad
+    guess costs time or tightness, never truth."""
+    sampled = plain = one = 0.0
+    for event in events:
+        mu2 = event.gradients / noise**2
+        plain += event.batches * mu2
+        sampled += event.batches * event.q**2 * math.expm1(min(mu2, 700.0))
+        one = max(one, mu2 / 2 + 7 * math.sqrt(mu2))
+    mu = math.sqrt(min(plain, sampled))
+    size = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    return float(2.0 ** math.floor(math.log2(max(size / POINTS, one / POINTS_OF_ONE))))
+
+
+@lru_cache(maxsize=1024)
+def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = "tight") -> float:
+    """ε(δ) by Renyi accounting at the usual orders. `conversion` is "tight" (Canonne, Kamath, Steinke 2020), or "2017"
+    (Mironov) to compare with figures printed before."""
+    if not events:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    with _quiet():
+        accountant = RdpAccountant(ORDERS)
+        for event in events:
+            accountant.compose(_as_dp_event(event, noise), event.batches)
+        if conversion == "tight":
+            return float(accountant.get_epsilon(delta))
+        rdp = np.asarray(accountant.rdp)
+    return float(np.min(rdp + math.log(1 / delta) / (np.asarray(ORDERS) - 1)))
+
+
+def _as_dp_event(event: Event, noise: float) -> Any:
+    gaussian = dp_accounting.GaussianDpEvent(noise / math.sqrt(event.gradients))
+    return dp_accounting.PoissonSampledDpEvent(event.q, gaussian)
+
+
+def largest(all_events: Iterable[Events], noise: float, delta: float, measure: Measure = epsilon) -> float:
+    """The largest epsilon of any client; only those that no other client surely exceeds are computed."""
+    return max((measure(events, noise, delta) for events in skyline(all_events)), default=0.0)
+
+
+def noise_for(target: float, all_events: Iterable[Events], delta: float) -> float:
+    """The least noise (to 0.1 %, rounded up) with which no client's epsilon exceeds the target."""
+    worst = skyline(all_events)
+    low = high = 1.0
+    if not worst:
+        return high
+    while largest(worst, high, delta) > target:
+        low, high = high, 2 * high
+    while low == high or largest(worst, low, delta) <= target:
+        low, high = low / 2, low
+    while high > low * (1 + NOISE_PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if largest(worst, middle, delta) <= target else (middle, high)
+    return float(f"{high * 1.00005:.5g}")
+
+
+def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget: float, horizon: int) -> int:
+    """How many more rounds of `each` the budget allows after `spent`, up to `horizon`."""
+
+    def fits(rounds: int) -> bool:
+        return epsilon(together(spent, each, rounds), noise, delta) <= budget
+
+    if fits(horizon):
+        return horizon
+    good, bad = 0, horizon
+    if not fits(1):
+        return 0
+    good = 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def together(one: Events, other: Events, times: int = 1) -> Events:
+    """What both ask of one client, the other one several times."""
+    total: dict[tuple[float, int], int] = {}
+    for events, factor in ((one, 1), (other, times)):
+        for e in events:
+            total[e.q, e.gradients] = total.get((e.q, e.gradients), 0) + factor * e.batches
+    return tuple(sorted(Event(q, k, batches) for (q, k), batches in total.items() if batches))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """dp-accounting warns of every order that it leaves out; the others give a valid, if larger, epsilon."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

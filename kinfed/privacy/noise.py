@@ -1,0 +1,103 @@
+"""Where the noise comes from.
+
+A source gives standard normal noise for a named gradient: `source(name [n], theta [n, P]) -> [n, P]`. A name stands for
+one gradient of one client (which sample of its examples, and the how manieth gradient on it).
+
+In a simulation noise is a function of (seed, name) like every other draw, so runs repeat and resume bit for bit. At a
+real client that would be no noise at all: whoever knows the seed can subtract it. There a `Secret` takes the place of
+the seed. It has to hide two things, the noise and which examples were sampled: epsilon counts on both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.data.federation import Cohort
+from kinfed.errors import ConfigError
+
+Source = Callable[[Tensor, Tensor], Tensor]
+
+BLOCK = 1 << 15  # pairs of draws made at once: few enough to stay in cache
+SECRET_BYTES = 32
+
+
+def simulated(seed: int) -> Source:
+    """Noise that everyone with the seed can repeat: for simulations only."""
+    root = rng.root(seed, "dp-noise")
+
+    def normal(name: Tensor, theta: Tensor) -> Tensor:
+        out = torch.empty(theta.shape, dtype=torch.float32)
+        key = rng.fold(root, name)[:, None]
+        pairs = (theta.shape[1] + 1) // 2
+        width = max(1, BLOCK // max(len(theta), 1))
+        for begin in range(0, pairs, width):
+            first = 2 * torch.arange(begin, min(begin + width, pairs))
+            _box_muller_(out, 2 * begin, rng.to_unit(rng.at(key, first)), rng.to_unit(rng.at(key, first + 1)))
+        return out.to(theta.device, theta.dtype)
+
+    return normal
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A client's own secret; it must never leave the client, and never be shared by two clients.
+
+    Noise is a keyed hash (SHAKE-256) of the secret, the name of the gradient *and the model it is taken at*. So a
+    message that is sent again gets the same answer again and tells nothing new, while a server that asks for the
+    same round with another model gets other noise: with noise that depends on the round alone, the difference of
+    two answers would be free of it."""
+
+    key: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.key) < SECRET_BYTES:
+            raise ConfigError(
+                f"a secret has at least {SECRET_BYTES} random bytes; got {len(self.key)}; use Secret.new()"
+            )
+
+    @classmethod
+    def new(cls) -> Secret:
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def noise(self, name: Tensor, theta: Tensor) -> Tensor:
+        """A `Source`."""
+        out = torch.empty(theta.shape, dtype=torch.float32)
+        pairs = (theta.shape[1] + 1) // 2
+        for row, which in enumerate(name.tolist()):
+            model = np.ascontiguousarray(theta[row].detach().cpu().numpy()).tobytes()
+            stream = self._hash(16 * pairs, "noise", which.to_bytes(8, "little", signed=True), model)
+            draws = torch.from_numpy(np.frombuffer(stream, "<i8").copy()).reshape(pairs, 2)
+            u = rng.to_unit(draws)
+            _box_muller_(out[row : row + 1], 0, u[None, :, 0], u[None, :, 1])
+        return out.to(theta.device, theta.dtype)
+
+    def conceal(self, data: Cohort) -> Cohort:
+        """The same data with training batches sampled by the secret instead of the run's seed."""
+        seed = int.from_bytes(self._hash(8, "sampling"), "little", signed=True)
+        return replace(data, train=replace(data.train, seed=seed))
+
+    def _hash(self, size: int, purpose: str, *parts: bytes) -> bytes:
+        stream = hashlib.shake_256()
+        for part in (self.key, purpose.encode(), *parts):
+            stream.update(len(part).to_bytes(8, "little") + part)  # lengths, so that no two inputs read alike
+        return stream.digest(size)
+
+
+def _box_muller_(out: Tensor, start: int, u: Tensor, v: Tensor) -> None:
+    """Write the normal pairs of uniform draws u, v [n, pairs] to out[:, start:], the last one perhaps cut in half."""
+    radius, angle = torch.sqrt(-2.0 * torch.log1p(-u)), 2.0 * math.pi * v
+    target = out[:, start : start + 2 * u.shape[1]]
+    target[:, 0::2] = radius * torch.cos(angle)
+    target[:, 1::2] = (radius * torch.sin(angle))[:, : target.shape[1] // 2]
