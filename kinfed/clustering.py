@@ -1,22 +1,33 @@
 """k-means on models, which are few points in very many dimensions.
 
 k-means sees points only through distances, and n points span at most n dimensions. So the points (and the centres
-it starts from) are first written in an orthonormal basis of their span, exactly, and scikit-learn then works on
-[n, n] numbers instead of [n, P]: the cost of clustering stays small beside a round of training.
+it starts from) are first written in an orthonormal basis of their span, and k-means then works on [n, n] numbers
+instead of [n, P]: the cost of clustering stays small beside a round of training.
+
+Everything is in float64 and on one thread, and the points are put in an order of their own first, so that neither
+the machine's cores nor the numbering of clients decide who belongs to whom.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLOCK = 1 << 17  # numbers of the models that are worked on at once: a megabyte, which stays in cache
+RESOLUTION = 1e-7  # of distances, in parts of the largest: what products of float64 can tell apart
+MAX_ITERATIONS = 300
 
 
 @dataclass(frozen=True)
@@ -25,40 +36,138 @@ class Clusters:
     cost: float  # Σ_i weight_i ‖x_i − c_label(i)‖², weights summing to one
 
 
-def coordinates(points: Tensor) -> np.ndarray:
-    """Rows with the same pairwise distances as `points` [n, P], in at most n dimensions (float64)."""
+def coordinates(points: Tensor) -> Array:
+    """Rows with the same pairwise distances as `points` [n, P], in at most n dimensions (float64).
+
+    Distances below RESOLUTION of the largest may become zero; float32 models that close differ in their last bits."""
+    if points.shape[1] <= len(points):
+        return np.asarray(_centred(points).numpy())
+    n = len(points)
+    gram = torch.zeros(n, n, dtype=torch.float64)
+    for block in torch.split(points, max(1, BLOCK // n), dim=1):
+        x = _centred(block)
+        gram.addmm_(x, x.T)
+    values, vectors = np.linalg.eigh(gram.numpy())
+    noise = n * np.finfo(np.float64).eps * values[-1]
+    return np.asarray(vectors * np.sqrt(np.where(values > noise, values, 0.0)))
+
+
+def _centred(points: Tensor) -> Tensor:
+    """The points minus their mean: products of close models then lose nothing. Equal ones become exactly zero."""
     x = points.to("cpu", torch.float64)
+    x = x - x[:1]
+    return x - x.mean(0)
+
+
+def distances(points: Tensor) -> Tensor:
+    """[n, n] Euclidean distances between models, float64."""
+    x = torch.from_numpy(coordinates(points))
+    found: Tensor = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    return found
+
+
+def num_distinct(x: Array) -> int:
+    """How many of the points [n, D] differ by more than the coordinates' resolution."""
+    return len(np.unique(_twins(x)))
+
+
+def _twins(x: Array) -> Array:
+    """[n] for every point the first one that it coincides with."""
     x = x - x.mean(0)
-    gram = (x @ x.T).numpy()
-    values, vectors = np.linalg.eigh(gram)
-    # Eigenvalues that should be zero come out as rounding errors, whose roots would tell equal points apart.
-    values = np.where(values > 1e-13 * np.abs(values).max(), values, 0.0)
-    return np.asarray(vectors * np.sqrt(values))
+    square = _squares(x)
+    near = square[:, None] + square - 2 * x @ x.T <= RESOLUTION**2 * square.max()
+    np.fill_diagonal(near, True)
+    first = np.arange(len(x))
+    for i in range(len(x)):
+        if first[i] == i:  # only a point that is its own first one can be another's
+            first[i:][near[i, i:] & (first[i:] == np.arange(i, len(x)))] = i
+    return first
 
 
-def num_distinct(x: np.ndarray) -> int:
-    """How many of the points differ, up to rounding of the coordinates."""
-    near = cdist(x, x) <= 1e-7 * np.linalg.norm(x)
-    return int((~np.tril(near, -1).any(1)).sum())  # those that no earlier point equals
+def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Array | None = None) -> Clusters:
+    """The best of ten k-means++ runs on the points x [n, D], and of one from `start` [k, D] where given.
+
+    Points that coincide stay together, so there are fewer clusters than k where there are fewer distinct points.
+    Clusters are numbered from the one that reaches nearest to the mean of all points."""
+    share = _shares(x, weight)
+    kept, twin = np.unique(_twins(x), return_inverse=True)
+    together = np.bincount(twin, weights=share)
+    order = np.argsort(_squares(x[kept] - share @ x), kind="stable")  # not by the clients' numbers
+    label = np.zeros(len(kept), np.int64)
+    if min(k, len(kept)) > 1:
+        model = KMeans(min(k, len(kept)), n_init=10, tol=0.0, max_iter=MAX_ITERATIONS, random_state=seed)
+        with warnings.catch_warnings(), _threads().limit(limits=1):
+            warnings.simplefilter("ignore", ConvergenceWarning)  # points just beyond the resolution
+            label[order] = model.fit(x[kept][order], sample_weight=together[order] * len(kept)).labels_
+    found = Clusters(torch.from_numpy(label[twin]), _cost(x, label[twin], share))
+    if start is not None and (other := lloyd(x, start, weight)).cost < found.cost:
+        found = other
+    first = dict.fromkeys(found.label[torch.from_numpy(kept[order])].tolist())
+    number = {old: new for new, old in enumerate(first)}
+    return Clusters(torch.tensor([number[j] for j in found.label.tolist()]), found.cost)
 
 
-def k_means(
-    x: np.ndarray, k: int, seed: int, start: np.ndarray | None = None, weight: np.ndarray | None = None
-) -> Clusters:
-    """Clusters of coordinates x [n, D]; from `start` [k, D] where given, else the best of ten k-means++ runs."""
-    share = np.full(len(x), 1.0 / len(x)) if weight is None else weight / weight.sum()
-    model = KMeans(
-        k, init="k-means++" if start is None else start, n_init=10 if start is None else 1, random_state=seed
-    )
-    # A handful of small points: threads would cost more than they do.
-    with warnings.catch_warnings(), threadpool_limits(1):
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: the caller counts them
-        label = model.fit(x, sample_weight=share * len(x)).labels_
-    if start is None:
-        # Numbered in the order of their first points: which of several equally good runs won does not show.
-        _, first, label = np.unique(label, return_index=True, return_inverse=True)
-        label = np.argsort(np.argsort(first))[label]
-    centre = np.stack([np.average(x[label == j], axis=0, weights=share[label == j]) for j in np.unique(label)])
-    own = centre[np.searchsorted(np.unique(label), label)]
-    cost = float((share * ((x - own) ** 2).sum(1)).sum())
-    return Clusters(torch.from_numpy(label.astype(np.int64)), cost)
+def k_means_path(x: Array, seeds: Sequence[int], weight: Array | None = None) -> list[Clusters]:
+    """k-means with 1, 2, ..., len(seeds) clusters. Each is also tried from the one before and the point farthest from
+    its centre, so that the cost never rises."""
+    share = _shares(x, weight)
+    path: list[Clusters] = []
+    start = x[:1]
+    for k, seed in enumerate(seeds, 1):
+        path.append(k_means(x, k, seed, weight, start))
+        label = path[-1].label.numpy()
+        centre = _means(x, label, share, np.zeros((int(label.max()) + 1, x.shape[1])))
+        farthest = _squares(x - centre[label]).argmax()
+        start = np.concatenate([centre, x[farthest, None]])
+    return path
+
+
+def lloyd(x: Array, start: Array, weight: Array | None = None, held: Array | None = None) -> Clusters:
+    """k-means on the points x [n, D] from the centres `start` [k, D]; a centre keeps its number.
+
+    A centre without points is moved to the point farthest from its own centre, as long as a cluster has points that
+    differ; unless it is `held` [k] by someone who is not among the points: then it stays as it is."""
+    share, k = _shares(x, weight), len(start)
+    keep = np.zeros(k, bool) if held is None else held
+    tolerance = RESOLUTION**2 * _squares(x - x.mean(0)).max()
+    centre, label = start.astype(np.float64), np.full(len(x), -1)
+    for _ in range(MAX_ITERATIONS):
+        new = np.stack([_squares(x - c) for c in centre], 1).argmin(1)
+        for j in np.flatnonzero((np.bincount(new, minlength=k) == 0) & ~keep):
+            away = _squares(x - _means(x, new, share, centre)[new])
+            if away.max() <= tolerance:
+                break
+            new[away.argmax()] = j
+        if (new == label).all():
+            break
+        label = new
+        centre = _means(x, label, share, centre)
+    return Clusters(torch.from_numpy(label.astype(np.int64)), _cost(x, label, share))
+
+
+def _means(x: Array, label: Array, share: Array, otherwise: Array) -> Array:
+    """[k, D] the centre of every cluster; that of an empty one as given."""
+    centre = otherwise.copy()
+    for j in np.unique(label):
+        mine = label == j
+        centre[j] = (share[mine, None] * x[mine]).sum(0) / share[mine].sum()
+    return centre
+
+
+def _cost(x: Array, label: Array, share: Array) -> float:
+    centre = _means(x, label, share, np.zeros((int(label.max()) + 1, x.shape[1])))
+    return float((share * _squares(x - centre[label])).sum())
+
+
+def _shares(x: Array, weight: Array | None) -> Array:
+    return np.full(len(x), 1.0 / len(x)) if weight is None else np.asarray(weight / weight.sum())
+
+
+def _squares(difference: Array) -> Array:
+    return np.asarray((difference**2).sum(1))
+
+
+@cache
+def _threads() -> Any:
+    """The thread pools of this process; finding them takes longer than clustering a handful of points."""
+    return ThreadpoolController()

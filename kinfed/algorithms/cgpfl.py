@@ -9,42 +9,51 @@ A client receives its context model ω, takes S proximal steps of θ per batch, 
 local rounds (the work's steps), and sends the copy back; the server clusters the copies (k-means++).
 K = 1 with `restart` is pFedMe with equal weights and β = α. K = N leaves every client alone with its own ω.
 
-Decisions where the paper is silent or its letter does not work:
+Decisions where the paper is silent or its letter does not work (docs/cgpfl.md has the measurements):
   * `pull`. The printed step is ω − β (2/N) (ω − θ) with a β that is never given; with β = lr, 60% of the *initial*
     model remains after all rounds. The step is parametrized as ω − pull (ω − θ); the default pull = lr λ is pFedMe's
     step, which the K = 1 equivalence claimed by the paper requires. β = pull N / 2 is among the figures.
   * θ_i carries over from round to round (Θ_I^0 is an input of Algorithm 1); `restart` begins at the received ω.
-  * Contexts keep their identity: after the first round k-means starts from the current Ω, so α < 1 averages like
-    with like. Fewer distinct replies than K: they are clustered afresh and matched to the nearest old contexts; a
-    context without members stays as it was.
-  * Inactive clients keep their context (`recluster="active"`), or take part with their last upload ("all").
+  * Contexts keep their identity: once they differ, k-means starts from the current Ω, so α < 1 averages like with
+    like. A context that has lost all its clients is moved to the reply that fits its own context worst.
+  * The paper calls all clients in every round. Here a context whose clients are not called stays as it is, whatever
+    the others send; clients that are not called keep their context (`recluster="active"`) or take part with their last
+    upload ("all"). A client that has never replied belongs to no context yet (−1) and is sent the mean of the
+    contexts: sent one of them, it would hardly get away from it. With "all", as long as clients reply for the first
+    time, their contexts are found afresh and matched with the old ones: the first few say little about those to come.
+  * Weight decay is part of f_i; momentum, which proximal steps do not have, is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from kinfed import rng
-from kinfed.algorithm import Algorithm
-from kinfed.clustering import coordinates, k_means, num_distinct
+from kinfed.algorithm import Algorithm, mean_of
+from kinfed.clustering import Array, Clusters, coordinates, distances, k_means, lloyd
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import each_step
 from kinfed.task import Task
 from kinfed.tree import Tree
 
+NONE = -1  # the context of a client that has not replied yet
+
 
 @dataclass
 class Server(Tree):
     omega: Tensor  # [K, P] context models
-    context: Tensor  # [N] int64, context of each client
+    context: Tensor  # [N] int64, context of each client; −1 before its first reply
+    start: Tensor  # [P] for clients without context: mean of the contexts, each counted by its clients
     last: Tensor  # [N, P] last upload of each client with recluster="all", else [0, P]
-    known: Tensor  # [N] bool, clients that have uploaded
+    moved: Tensor  # [] int64 clients that changed their context in the last round
+    spread: Tensor  # [] float64 mean ‖ω̃_i − mean of its context‖² over the clustered uploads
     round: Tensor  # [] int64 completed rounds
     key: Tensor  # [] int64 for k-means' random starts
 
@@ -95,8 +104,14 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
             raise ConfigError(f"the proximal steps are unstable for personal_lr * lam >= 2; got lam = {self.lam}")
         if self.recluster not in ("active", "all"):
             raise ConfigError(f"recluster is active or all; got {self.recluster!r}")
+        if self.work.momentum:
+            raise ConfigError(
+                f"the proximal steps of {type(self).__name__} have no momentum; got {self.work.momentum}: "
+                "set this method's own momentum to 0"
+            )
 
     def _pull(self, lr: float) -> float:
+        """Of a round, decaying in step with the common rate."""
         return lr * self.lam if self.pull is None else self.pull
 
     def _inner_lr(self, lr: float) -> float:
@@ -110,75 +125,106 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
     def init_server(self, task: Task, clients: Population) -> Server:
         n, w = clients.num_clients, task.init(clients.seed)
         return Server(
-            w.repeat(self.contexts, 1),
-            torch.zeros(n, dtype=torch.int64),
-            w.new_zeros(n if self.recluster == "all" else 0, len(w)),
-            torch.zeros(n, dtype=torch.bool),
-            torch.tensor(0),
-            clients.key("contexts"),
+            omega=w.repeat(self.contexts, 1),
+            context=torch.full((n,), NONE),
+            start=w.clone(),
+            last=w.new_zeros(n if self.recluster == "all" else 0, len(w)),
+            moved=torch.tensor(0),
+            spread=torch.tensor(0.0, dtype=torch.float64),
+            round=torch.tensor(0),
+            key=clients.key("contexts"),
         )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.omega[server.context[ids]])
+        return Down(self.global_models(server, ids))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         batches = data.train.batches(self.work)
         eta, pull = self._inner_lr(batches.lr), self._pull(batches.lr)
+        # With weight decay κ: λ (θ − ω) + κ θ = (λ + κ) (θ − ω λ/(λ + κ))
+        hold = self.lam + self.work.weight_decay
         own = client.seen[:, None].to(down.omega.device) & (not self.restart)
         omega, theta = down.omega.clone(), torch.where(own, client.theta, down.omega)
         for batch, (w, x) in each_step(batches, omega, theta):
+            centre = w * (self.lam / hold) if self.work.weight_decay else w
             for _ in range(self.inner_steps):
-                task.descend_(x, batch, eta, (self.lam, w))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
+                task.descend_(x, batch, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
             w.lerp_(x, pull)  # ω ← ω − β (2/N) (ω − θ)
         return Client(theta, torch.ones_like(client.seen)), Up(omega)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        known, last = server.known.clone(), server.last
-        known[ids] = True
-        members, uploads = ids, up.omega
-        if self.recluster == "all":
-            last = last.clone()
-            last[ids] = up.omega
-            members = known.nonzero().squeeze(1)
-            uploads = last[members]
-        label = self._assign(server, uploads)
+        server, members, uploads = self.gather(server, ids, up)
+        found = self.assign(server, members, uploads)
         omega, context = server.omega.clone(), server.context.clone()
-        context[members] = label
-        for k in torch.unique(label).tolist():
-            mean = uploads[label == k].to(torch.float64).mean(0).to(omega.dtype)
-            omega[k].lerp_(mean, self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
-        return Server(omega, context, last, known, server.round + 1, server.key)
+        context[members] = found.label.to(context)
+        for k in torch.unique(found.label).tolist():
+            mine = uploads[found.label == k]
+            omega[k].lerp_(mean_of(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
+        changed = (context != server.context) & (server.context >= 0)
+        return replace(
+            server,
+            omega=omega,
+            context=context,
+            start=mean_of(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
+            moved=changed.sum(),
+            spread=torch.tensor(found.cost, dtype=torch.float64),
+            round=server.round + 1,
+        )
 
-    def _assign(self, server: Server, uploads: Tensor) -> Tensor:
-        """[n] the context of each upload: k-means from the current contexts, afresh where they do not differ yet."""
-        k, n = len(server.omega), len(uploads)
+    def gather(self, server: Server, ids: Tensor, up: Up) -> tuple[Server, Tensor, Tensor]:
+        """The server with the uploads it keeps, and who is to be clustered by which upload [n, P]."""
+        if self.recluster == "active":
+            return server, ids, up.omega
+        known = server.context >= 0
+        known[ids] = True
+        last = server.last.index_copy(0, ids.to(server.last.device), up.omega)
+        members = known.nonzero().squeeze(1)
+        return replace(server, last=last), members, last[members]
+
+    def assign(self, server: Server, members: Tensor, uploads: Tensor) -> Clusters:
+        """The context of each upload [n, P]: by k-means from the current contexts, or afresh."""
+        n, k = len(uploads), len(server.omega)
         x = coordinates(torch.cat([uploads, server.omega]))
         points, centres = x[:n], x[n:]
+        alike = bool((server.omega == server.omega[:1]).all())
+        new = server.context[members] < 0
+        if not alike and not (self.recluster == "all" and bool(new.any())):
+            absent = server.context >= 0
+            absent[members] = False
+            held = torch.bincount(server.context[absent], minlength=k) > 0
+            return lloyd(points, centres, held=held.cpu().numpy())
         seed = rng.numpy_seed(rng.fold(server.key, server.round))
-        distinct = num_distinct(points)
-        if distinct >= k and num_distinct(centres) == k:
-            return k_means(points, k, seed, centres).label
-        label = k_means(points, min(k, distinct), seed).label
-        if not bool(server.round):
-            return label
-        means = torch.stack([torch.from_numpy(points)[label == j].mean(0) for j in torch.unique(label)])
-        rows, columns = linear_sum_assignment(torch.cdist(means, torch.from_numpy(centres)).square().numpy())
-        return torch.from_numpy(columns)[torch.searchsorted(torch.from_numpy(rows), label)]
+        found = k_means(points, k, seed)
+        return found if alike else Clusters(matched(found.label, points, centres), found.cost)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where(client.seen[:, None].to(down.omega.device), client.theta, down.omega)
 
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
-        return server.omega[server.context[ids]]
+        context = server.context[ids]
+        own = server.omega[context.clamp_min(0)]
+        return (
+            torch.where((context >= 0)[:, None].to(own.device), own, server.start) if bool((context < 0).any()) else own
+        )
 
     def server_figures(self, server: Server) -> dict[str, Any]:
-        n = len(server.context)
         return {
             "contexts": len(server.omega),
-            "beta": self._pull(self.work.lr) * n / 2,
+            "contexts_in_use": int(torch.unique(server.context[server.context >= 0]).numel()),
+            "moved": int(server.moved),
+            "spread": float(server.spread),
+            "beta": self._pull(self.work.lr) * len(server.context) / 2,
             "context": server.context,
-            "distances": torch.cdist(server.omega.to(torch.float64), server.omega.to(torch.float64)),
+            "distances": distances(server.omega),
         }
+
+
+def matched(label: Tensor, points: Array, centres: Array) -> Tensor:
+    """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
+    squared, have the least sum (Hungarian method)."""
+    means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
+    apart = ((means[:, None] - centres[None]) ** 2).sum(-1)
+    return torch.from_numpy(linear_sum_assignment(apart)[1])[label]

@@ -18,7 +18,7 @@ best clustering found so far.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfed import rng
 from kinfed.algorithms import cgpfl
 from kinfed.algorithms.cgpfl import CGPFL, Client, Down
-from kinfed.clustering import coordinates, k_means
+from kinfed.clustering import coordinates, k_means_path
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
@@ -49,7 +49,7 @@ class Up(cgpfl.Up):
 @dataclass(frozen=True)
 class CGPFLHeur(CGPFL):
     contexts: int = 1
-    """Contexts before K̂ is chosen."""
+    """Contexts before K̂ is chosen; always one."""
     mu: float | None = None
     """μ of Eq. (11); chosen automatically where none is given."""
     max_contexts: int | None = None
@@ -59,63 +59,77 @@ class CGPFLHeur(CGPFL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mu is not None and self.mu < 0:
+        if self.contexts != 1:
+            raise ConfigError(
+                f"CGPFL-Heur chooses the number of contexts itself; got contexts = {self.contexts}: use cgpfl for a "
+                "given number, or max_contexts for the largest one to try"
+            )
+        if self.mu is not None and not self.mu >= 0:
             raise ConfigError(f"mu must not be negative; got {self.mu}")
         if self.solve_rounds < 1 or (self.max_contexts is not None and self.max_contexts < 1):
             raise ConfigError("solve_rounds and max_contexts must be at least 1")
 
     def init_server(self, task: Task, clients: Population) -> Server:
-        base = super().init_server(task, clients)
         none = torch.zeros(0, dtype=torch.float64)
-        count = torch.zeros(clients.num_clients, dtype=torch.float64)
-        return Server(**vars(base), count=count, first=none, cost=none, mu=torch.tensor(0.0, dtype=torch.float64))
+        return Server(
+            **vars(super().init_server(task, clients)),
+            count=torch.zeros(clients.num_clients, dtype=torch.float64),
+            first=none,
+            cost=none,
+            mu=torch.tensor(0.0, dtype=torch.float64),
+        )
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         client, up = super().client_update(task, client, down, data)
         return client, Up(up.omega, data.train.count.to(torch.float32))
 
-    def aggregate(self, server: cgpfl.Server, ids: Tensor, up: cgpfl.Up) -> Server:
+    def aggregate(self, server: cgpfl.Server, ids: Tensor, up: cgpfl.Up) -> cgpfl.Server:
         assert isinstance(server, Server)
         assert isinstance(up, Up)
-        count = server.count.clone()
-        count[ids] = up.count.to(torch.float64)
-        chosen = {"count": count, "first": server.first, "cost": server.cost, "mu": server.mu}
+        count = server.count.index_copy(0, ids.to(server.count.device), up.count.to(server.count))
+        server = replace(server, count=count)
         if not len(server.cost) and int(server.round) + 1 >= self.solve_rounds:
-            first, cost, mu, best = self._solve(server, up.omega, count[ids])
-            chosen |= {"first": first, "cost": cost, "mu": mu}
-            # All contexts start as copies of the one so far; clustering then separates them.
-            server = Server(**(vars(server) | {"omega": server.omega[:1].repeat(best, 1)}))
-        base = super().aggregate(server, ids, up)
-        return Server(**(vars(base) | chosen))
+            server = self._solved(server, *self.gather(server, ids, up)[1:])
+        return super().aggregate(server, ids, up)
 
-    def _solve(self, server: Server, uploads: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        n, d = uploads.shape
-        most = max(1, min(n, self.max_contexts or len(server.context) // 2))
-        x, weight = coordinates(uploads), count.numpy()
-        cost = torch.zeros(most, dtype=torch.float64)
-        for k in range(1, most + 1):
-            seed = rng.numpy_seed(rng.fold(server.key, server.round, k))
-            cost[k - 1] = k_means(x, k, seed, weight=weight).cost
-        cost = torch.cummin(cost, 0).values
-        first = first_term(torch.arange(1, most + 1), d, float(count.sum()))
-        mu = self.mu
-        if mu is None:
-            fall = float(cost[0] - cost[-1])
-            mu = float(first[-1] - first[0]) / fall if fall > 0 else 0.0  # Eq. (11) with both terms on one scale
-        error = first + mu * cost
-        # The automatic μ makes both ends of the curve equal: of equal minima take the fewest contexts, not rounding's.
-        best = int((error <= error.min() * (1 + 1e-9)).nonzero()[0]) + 1
-        return first, cost, torch.tensor(mu, dtype=torch.float64), best
+    def _solved(self, server: Server, members: Tensor, uploads: Tensor) -> Server:
+        """The server with K̂ contexts, all alike still: clustering separates them. Who is not clustered now gets no
+        part in that, and belongs to no context until its next reply."""
+        count = server.count[members].cpu()
+        most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
+        seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
+        path = k_means_path(coordinates(uploads), seeds, count.numpy())
+        cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
+        first = first_term(torch.arange(1, most + 1), uploads.shape[1], float(count.sum()))
+        mu = balance(first, cost) if self.mu is None else self.mu
+        best = smallest(first + mu * cost) + 1  # K̂
+        return replace(
+            server,
+            omega=server.omega[:1].repeat(best, 1),
+            context=torch.full_like(server.context, cgpfl.NONE),
+            first=first,
+            cost=cost,
+            mu=torch.tensor(mu, dtype=torch.float64),
+        )
 
     def server_figures(self, server: cgpfl.Server) -> dict[str, Any]:
         assert isinstance(server, Server)
-        figures = super().server_figures(server)
-        if len(server.cost):
-            figures |= {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
-        return figures
+        chosen = {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
+        return super().server_figures(server) | chosen
 
 
 def first_term(contexts: Tensor, d: int, m: float) -> Tensor:
     """sqrt((K/m) G(d, m)) for every K."""
     growth = d * math.log(math.e * m / d) if m >= d else m * math.log(2)
     return torch.sqrt(contexts.to(torch.float64) / m * growth)
+
+
+def balance(first: Tensor, cost: Tensor) -> float:
+    """μ with which the cost falls by as much as the first term rises over the whole range; 0 where it does not fall."""
+    fall = float(cost[0] - cost[-1])
+    return float(first[-1] - first[0]) / fall if fall > 0 else 0.0
+
+
+def smallest(e: Tensor) -> int:
+    """Where e is least, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
+    return int((e <= e.min() * (1 + 1e-9)).nonzero()[0])
