@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.batches import Work
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
@@ -50,6 +50,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     private: ClassVar[bool] = True  # all that leaves a client comes from gradients of its training data
     # What else leaves a client, computed from its data outside any gradient (named in privacy reports).
     leaks: ClassVar[tuple[str, ...]] = ()
+
+    def exchange(self, federation: Federation, clients: Population) -> tuple[Federation, Population]:
+        """Before everything else: what clients hold and the server knows, for a method that has examples shared.
+        Whoever makes a pool and a loop from a federation gives them what this returns."""
+        return federation, clients
 
     def init_server(self, task: Task, clients: Population) -> Server:
         raise NotImplementedError

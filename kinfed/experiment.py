@@ -258,8 +258,8 @@ class Experiment:
     def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: ModuleTask, data: Federation, seed: int, first: int,
               folder: RunFolder | None = None) -> Loop:  # fmt: skip
         states = folder.path / "states" if folder is not None and self.config.state == "disk" else None
+        data, clients = algorithm.exchange(data, data.population(seed, self.config.participation))
         pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
-        clients = data.population(seed, self.config.participation)
         return Loop(algorithm, task, pool, clients, self.config.schedule, first_round=first)
 
     def _warm_start(self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None) -> Tensor:

@@ -85,6 +85,7 @@ class Loop:
         # Who takes part is the schedule's to say: what a method is told must be what happens.
         self.clients = replace(clients, participation=self.schedule.participation)
         self.completed = first_round - 1
+        self._first = first_round
         algorithm.check(task, self.clients)
         self.server: Tree = algorithm.init_server(task, self.clients)
 
@@ -121,13 +122,14 @@ class Loop:
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
         self.completed = number
+        before_down, before_up = self.clients.exchanged if number == self._first else (0, 0)
         return RoundReport(
             round=number,
             seconds=time.perf_counter() - began,
             active=len(active),
             dropped=len(active) - len(reply.ids),
-            bytes_down=sum(sent),
-            bytes_up=reply.nbytes,
+            bytes_down=before_down + sum(sent),
+            bytes_up=before_up + reply.nbytes,
             rejected=reply.rejected,
         )
 

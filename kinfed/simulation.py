@@ -47,6 +47,6 @@ def simulate(
     else:
         task = make_task(model)
     chosen = make_algorithm(algorithm, work or Work(), options) if isinstance(algorithm, str) else algorithm
+    federation, clients = chosen.exchange(federation, federation.population(seed, participation))
     pool = LocalPool(chosen, task, federation, seed, workers=workers)
-    schedule = Schedule(participation, dropout, stragglers)
-    return Loop(chosen, task, pool, federation.population(seed, participation), schedule)
+    return Loop(chosen, task, pool, clients, Schedule(participation, dropout, stragglers))

@@ -17,6 +17,7 @@ from kinfed.algorithms.cgpfl import CGPFL
 from kinfed.algorithms.cgpfl_heur import CGPFLHeur
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedfomo import FedFomo
 from kinfed.algorithms.fedfomo_ma import FedFomoMA
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, Entry] = {
     "fedavg": Entry(FedAvg, "one model, averaged by examples; personal = fine-tuned"),
     "fedavg_smooth": Entry(FedAvg, "FedAvg with Self-FL's smoothing average only", {"smoothing": "participation"}),
     "fedprox": Entry(FedProx, "FedAvg held near the received model"),
+    "fedavg_data": Entry(FedAvgData, "FedAvg after clients have shared some of their examples"),
     "fedavgm": Entry(FedAvgM, "FedAvg with server momentum"),
     "fedadam": Entry(FedOpt, "FedAvg with Adam at the server"),
     "fedyogi": Entry(FedOpt, "FedAvg with Yogi at the server", {"optimizer": "yogi"}),

@@ -131,8 +131,9 @@ def run_benchmarks(
 def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
     algorithm = FedAvg(workload.work)
     task = make_task(workload.build)
+    federation, clients = algorithm.exchange(federation, federation.population(0, workload.participation))
     pool = LocalPool(algorithm, task, federation, 0, workers=workers)
-    return Loop(algorithm, task, pool, federation.population(0, workload.participation))
+    return Loop(algorithm, task, pool, clients)
 
 
 def disagreement(workload: Workload, federation: Federation, loop: PlainLoop) -> float:

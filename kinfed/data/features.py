@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,11 +51,15 @@ class Features:
     def to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
+    def rows(self, index: Tensor) -> Tensor:
+        """Raw examples at `index` [n]; a copy."""
+        return self.raw.index_select(0, index)
+
     def gather(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Examples at `index` (any shape) as float32 [index.shape, ...] on the device.
 
         `change` maps the raw examples, [index.numel(), ...], to others of the same shape before all else."""
-        flat = self.raw.index_select(0, index.reshape(-1))
+        flat = self.rows(index.reshape(-1))
         if change is not None:
             flat = change(flat)
         x = self.to_device(flat).reshape(*index.shape, *self.shape)
@@ -71,7 +75,7 @@ class Features:
 
     def on(self, device: torch.device) -> Features:
         """The same features, gathered to another device; the raw array stays where it is."""
-        return Features(self.raw, self.mean, self.std, device)
+        return replace(self, device=device)
 
     def standardized(self, rows: Tensor) -> Features:
         """Every feature shifted and scaled to mean 0 and variance 1 over `rows`; a constant one is only shifted."""

@@ -65,6 +65,8 @@ class Population:
     groups: Tensor | None = None  # [K] public group labels, such as device types
     num_groups: int = 0
     train_count: Tensor | None = None  # [K] for methods that declare they need sizes in advance
+    pool: Part | None = None  # examples that the server holds, where a method had some shared
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
 
     def key(self, purpose: str) -> Tensor:
         return rng.root(self.seed, purpose)

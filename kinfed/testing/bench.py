@@ -138,9 +138,10 @@ class Bench:
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = make_task(self.model) if task is None else task
+        federation, clients = algorithm.exchange(federation, federation.population(SEED))
         pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
         try:
-            yield Loop(algorithm, task, pool, federation.population(SEED), schedule)
+            yield Loop(algorithm, task, pool, clients, schedule)
         finally:
             pool.close()
 

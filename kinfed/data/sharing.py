@@ -1,0 +1,70 @@
+"""Examples that clients give away before training: a pool at the server, and a part of it for everyone.
+
+The pool holds copies. They lie behind the data set's own examples, so that nothing is stored twice but what is shared,
+and what happens to a donor's data later does not reach those who received a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.data.batches import Part
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation, Population
+from kinfed.data.ragged import Ragged
+from kinfed.errors import ConfigError
+
+
+@dataclass
+class SharedFeatures(Features):
+    """Features with copies of some examples behind them: index len(raw) + i is copy i."""
+
+    copies: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.raw) + len(self.copies)
+
+    def rows(self, index: Tensor) -> Tensor:
+        own = len(self.raw)
+        found = self.raw.index_select(0, index.clamp_max(own - 1))
+        copied = (index >= own).nonzero().squeeze(1)
+        found[copied] = self.copies.index_select(0, index[copied] - own)
+        return found
+
+
+def share_examples(
+    federation: Federation, clients: Population, size: int, fraction: float, key: Tensor
+) -> tuple[Federation, Population]:
+    """The clients' training examples with a shared pool, and what the server knows about it.
+
+    `size` different training examples are drawn for the pool; every client trains on its own and on a random
+    `fraction` of the pool, less what it owns itself. Counted in bytes: every drawn example once up, and every example
+    that a client receives once down, as raw features and a label."""
+    rows = torch.unique(federation.train.rows)
+    if not 1 <= size <= len(rows):
+        raise ConfigError(f"a pool holds between 1 and all {len(rows)} training examples; got {size}")
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"clients receive a fraction of the pool in (0, 1]; got {fraction}")
+    drawn = rows[rng.choose(rng.fold(key, 0), len(rows), size)]
+    part = max(round(fraction * size), 1)
+    first = len(federation.labels)
+    received = []
+    for client, own in enumerate(federation.train.lists()):
+        chosen = rng.choose(rng.fold(key, 1, client), size, part)
+        received.append(first + chosen[~torch.isin(drawn[chosen], own)])
+    given = Ragged.of(received)
+    old = federation.features
+    features = SharedFeatures(old.raw, old.mean, old.std, old.device, copies=old.rows(drawn))
+    labels = torch.cat([federation.labels, federation.labels[drawn]])
+    shared = replace(federation, features=features, labels=labels, train=federation.train.joined(given))
+    pool = Part(
+        features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
+        clients.seed, 0,
+    )  # fmt: skip
+    one = old.raw[0].numel() * old.raw.element_size() + labels.element_size()
+    exchanged = (one * len(given.rows), one * size)
+    return shared, replace(clients, pool=pool, exchanged=exchanged, train_count=shared.train.count.clone())
