@@ -71,17 +71,21 @@ def test_clients_of_like_size_share_a_chunk() -> None:
     pool.close()
 
 
-def test_chunks_fit_the_cache_and_spread_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tiny_federation((3,) * 20)
+def test_chunks_fit_the_cache_spread_over_threads_and_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, example = tiny_federation((3,) * 20), 6 * 115  # operations of a step for one example
 
-    def sizes(path: str = "auto") -> list[int]:
+    def sizes(path: str = "auto", workers: int = 2) -> list[int]:
         method, chunks = watched(FedAvg(work=WORK))
-        pool = pool_of(method, data, path=path)
+        pool = pool_of(method, data, path=path, workers=workers)
         pool.train(torch.arange(20), start_of(pool), round=1)
         pool.close()
         return sorted((len(ids) for ids in chunks), reverse=True)
 
-    assert sizes() == [5, 5, 5, 5]  # a small model: four chunks
+    assert sizes() == [20]  # so small a model is not worth cutting the cohort
+    monkeypatch.setattr(local, "STEP_FLOPS", 9 * example * WORK.batch)
+    assert sizes() == [10, 10]  # nine clients' steps are too little work for a chunk, ten are enough
+    monkeypatch.setattr(local, "STEP_FLOPS", 0)
+    assert sizes(workers=1) == sizes(workers=2) == sizes(workers=7) == [5, 5, 5, 5]
     monkeypatch.setattr(local, "CHUNK_BYTES", 3 * 4 * 115)
     assert sizes() == [3, 3, 3, 3, 3, 3, 2]  # room for three models of 115 parameters
     monkeypatch.setattr(local, "CHUNK_BYTES", 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,33 +13,45 @@ from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.loop import Schedule
 from kinfed.testing.bench import (
-    SEED,
     Bench,
     ContractError,
+    State,
     check,
     expect,
     expect_equal,
+    hooked,
     outcome,
     state_of,
 )
+from kinfed.tree import Tree
 
 
 @check
 def outsiders_are_left_alone(bench: Bench) -> None:
     """Who is not called keeps its state, bit for bit; who was never called has none."""
-    schedule = Schedule(participation=0.34)
-    with bench.loop(schedule) as loop:
-        called: set[int] = set()
-        store, count = loop.pool.clients, len(bench.federation)
-        for number in range(1, 5):
-            active = set(schedule.active(SEED, number, count).tolist())
-            others = torch.tensor(sorted(called - active), dtype=torch.int64)
-            before = store.take(others).clone().named() if len(others) else {}
+    active: set[int] = set()
+    ever: set[int] = set()
+    before: State = {}
+
+    def others() -> State:
+        """States of those called before but not now."""
+        ids = torch.tensor(sorted(ever - active), dtype=torch.int64)
+        return loop.pool.clients.take(ids).clone().named() if len(ids) else {}
+
+    def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
+        active.clear()
+        active.update(ids.tolist())
+        before.clear()
+        before.update(others())
+        plan: Tree = inner(server, ids)
+        return plan
+
+    with bench.loop(Schedule(participation=0.34), algorithm=hooked(bench.algorithm, prepare=prepare)) as loop:
+        for _ in range(4):
             loop.round()
-            called |= active
-            expect(set(store.seen.tolist()) == called, "only clients that were called have a state")
-            after = store.take(others).named() if len(others) else {}
-            expect_equal(after, before, "clients that are not called keep their state")
+            expect_equal(others(), before, "clients that are not called keep their state")
+            ever |= active
+            expect(set(loop.pool.clients.seen.tolist()) == ever, "only clients that were called have a state")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ def settings_are_plain(bench: Bench) -> None:
 def trees_keep_their_shape(bench: Bench) -> None:
     """States and messages are trees of tensors with a row per client, of fields and types that never change."""
     P, first_up = make_task(bench.model).num_params, State()
+    models = f"float32 models [n, {P}], or mixtures of them [n, K ({P} + 1)]"
+
+    def rows_of_models(theta: Tensor, count: int) -> bool:
+        width = theta.shape[-1]
+        return theta.shape == (count, width) and theta.dtype == torch.float32 and (width == P or width % (P + 1) == 0)
 
     def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
         with _left_alone("prepare", server=server):
@@ -75,17 +80,15 @@ def trees_keep_their_shape(bench: Bench) -> None:
     def personalize(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor:
         with _left_alone("personalize", client=client, down=down):
             theta: Tensor = inner(task, client, down, data)
-        good = theta.shape == (len(data), P) and theta.dtype == torch.float32 and bool(torch.isfinite(theta).all())
-        expect(
-            good, f"personalize returns finite float32 models [{len(data)}, {P}]; got {theta.dtype} {list(theta.shape)}"
-        )
+        expect(rows_of_models(theta, len(data)), f"personalize returns {models}; got {theta.dtype} {list(theta.shape)}")
+        expect(bool(torch.isfinite(theta).all()), "personalize returns finite models")
         return theta
 
     def alternatives(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> dict[str, Tensor]:
         with _left_alone("alternatives", client=client, down=down):
             others: dict[str, Tensor] = inner(task, client, down, data)
         for name, theta in others.items():
-            expect(theta.shape == (len(data), P), f"alternative {name} is models [{len(data)}, {P}]; got {theta.shape}")
+            expect(rows_of_models(theta, len(data)), f"alternative {name} is {models}; got {list(theta.shape)}")
         return others
 
     hooks = (prepare, download, client_update, aggregate, personalize, alternatives)
