@@ -95,6 +95,11 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
 
+    def gradients(self, count: Tensor) -> dict[int, Tensor]:
+        one, other = self.work.num_steps(count), self._personal_work.num_steps(count)
+        both = torch.minimum(one, other)  # the branches take the same batches
+        return {2: both, 1: torch.maximum(one, other) - both}
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.v
 

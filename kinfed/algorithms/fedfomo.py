@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from kinfed import affinity, rng
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithm import EXAMPLE_COUNT, Algorithm, mean_of
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
@@ -227,6 +227,9 @@ class FedFomo(Fomo[Client, Down]):
         super().__post_init__()
         if self.subglobal < 0:
             raise ConfigError(f"subglobal is a number of groups, 0 for none; got {self.subglobal}")
+
+    def leaked(self) -> dict[str, str]:
+        return super().leaked() | ({EXAMPLE_COUNT: "subglobal = 0"} if self.subglobal else {})
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)

@@ -40,3 +40,7 @@ class FedRep(FedPer):
             work = self.work if self.head_steps is None else self.work.with_steps(self.head_steps)
             theta = sgd(task, theta, data.train.batches(work, stream="head"), mask=own)
         return sgd(task, theta, data.train.batches(self.work), mask=~own)
+
+    def gradients(self, count: Tensor) -> dict[int, Tensor]:
+        head = self.work if self.head_steps is None else self.work.with_steps(self.head_steps)
+        return {1: self.work.num_steps(count) + head.num_steps(count)}

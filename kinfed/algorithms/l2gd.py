@@ -108,6 +108,9 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         mean = (server.mean.to(torch.float64) + change).to(server.mean.dtype)
         return Server(mean, server.clients, server.round + 1, server.key, server.moves, server.steps)
 
+    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
+        return None if self.geometric else super().gradients(count)
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.x
 

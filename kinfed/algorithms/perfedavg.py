@@ -103,6 +103,13 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + mean_of(up.delta, torch.ones(len(ids))))
 
+    def gradients(self, count: Tensor) -> dict[int, Tensor]:
+        steps = self.work.num_steps(count)
+        return {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps}
+
+    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
+        return {1: torch.full_like(count, self.adapt_steps)}
+
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         batches = data.train.batches(self.work.with_steps(self.adapt_steps), stream="adapt")
         alpha, _ = self._rates(batches.lr)

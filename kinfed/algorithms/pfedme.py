@@ -120,6 +120,12 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + self.beta * mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
 
+    def gradients(self, count: Tensor) -> dict[int, Tensor]:
+        return {self.inner_steps: self.work.num_steps(count)}
+
+    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
+        return {self.inner_steps: torch.ones_like(count)} if self.recompute else {}
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         if not self.recompute:
             return torch.where(client.seen[:, None].to(down.w.device), client.theta, down.w)

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithm import EXAMPLE_COUNT, Algorithm, mean_of
 from kinfed.data.batches import Work
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
@@ -117,6 +117,7 @@ class SelfFLClient(Rules, Algorithm[S, C, D, U]):
 
     def check(self, task: Task, clients: Population) -> None:
         super().check(task, clients)
+        _ = self.local_work  # refuses epochs that do not go with the way batches are drawn
         if self.known:
             truth(task)
 
@@ -142,6 +143,17 @@ class SelfFLClient(Rules, Algorithm[S, C, D, U]):
             usual,
         )
         return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained
+
+    def leaked(self) -> dict[str, str]:
+        return super().leaked() | ({} if self.use_agg else {EXAMPLE_COUNT: "use_agg = true"})
+
+    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
+        usual = self.local_work.num_steps(count)
+        if not self.use_steps or self.fixed_epochs is not None:
+            return {1: usual}
+        if self.l_init is not None:
+            usual = torch.full_like(usual, self.l_init)
+        return None if self.l_max is None else {1: usual.clamp_min(self.l_max)}
 
     def start(self, theta: Tensor, own: Tensor, plan: Plan) -> Tensor:
         return start_of(theta, own, plan.ratio) if self.use_init else theta  # (18)

@@ -59,6 +59,9 @@ class SelfFLAugmented(SelfFLClient[Server, Client, Down, Up]):
     max_extra: int = 10
     """Most epochs after the early stop."""
 
+    private = False
+    leaks = ("models trained until the loss on training examples settles",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.tol >= 0:
