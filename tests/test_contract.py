@@ -23,14 +23,22 @@ from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_f
 WORK = Work(batch=5, steps=5)
 
 
-# Four contexts for the four clients of a round: two clients are equally far from their mean, and rounding would
-# decide which of them keeps the context's number.
-OPTIONS: dict[str, dict[str, Any]] = {"cgpfl": {"contexts": 2}}
+def linear_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+# What some methods need in place of the usual.
+SETTINGS: dict[str, dict[str, Any]] = {
+    # Four contexts for the four clients of a round: two clients are equally far from their mean, and rounding would
+    # decide which of them keeps the context's number.
+    "cgpfl": {"options": {"contexts": 2}},
+    "mocha": {"model": linear_model},
+}
 
 
 @functools.cache
 def bench(name: str) -> Bench:
-    return Bench(name, options=OPTIONS.get(name))
+    return Bench(name, **SETTINGS.get(name, {}))
 
 
 @pytest.mark.parametrize("check", CHECKS)
