@@ -80,7 +80,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         raise NotImplementedError
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        """[n, P]: the model each client would deploy now. May use training and validation data, never test."""
+        """[n, P]: the model each client would deploy now. May use training and validation data, never test.
+
+        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.mixture)."""
         raise NotImplementedError
 
     def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:

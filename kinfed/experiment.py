@@ -30,6 +30,7 @@ from kinfed.export import save_layout
 from kinfed.journal import RunFolder
 from kinfed.loop import Loop, RoundReport
 from kinfed.metrics import summarize
+from kinfed.mixture import module_for
 from kinfed.models import build_model
 from kinfed.pool.local import Evaluation, LocalPool
 from kinfed.task import ModuleTask, Score, make_task
@@ -112,7 +113,7 @@ class RunResult:
         models = result.evaluation.models
         if models is None:
             raise ConfigError("this run did not keep its models (save_models = false)")
-        return self.task.module_of(models[client_number(self.federations[result.seed].names, client)])
+        return module_for(self.task, models[client_number(self.federations[result.seed].names, client)])
 
     def global_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
         w = self.of(label, seed).shared_model

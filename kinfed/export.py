@@ -2,10 +2,14 @@
 
 A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
 every parameter in a row; together they give a state dict for plain PyTorch.
+
+A row of FedEM is a mixture (kinfed.mixture): its state dict has the K models as components.0 ..., and their weights as
+pi, and fits a kinfed.mixture.MixtureModule.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from kinfed import storage
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.journal import RunFolder
+from kinfed.mixture import num_components
 from kinfed.task import ModuleTask
 
 _BUFFERS = "models/buffers.safetensors"
@@ -39,20 +44,28 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
 def state_dict(folder: Path, row: Tensor) -> dict[str, Tensor]:
     """What `module.load_state_dict` takes, for one row of a run's models."""
     layout = storage.read_json(folder / "model.json")
-    if layout["parameters"] != len(row):
-        raise StorageError(
-            f"{folder / 'model.json'} describes {layout['parameters']} parameters, the model has {len(row)}"
-        )
+    P = layout["parameters"]
+    try:
+        components = num_components(len(row), P)
+    except ModelError as error:
+        raise StorageError(f"{folder / 'model.json'} does not describe these models: {error}") from error
+    buffers = storage.read_tensors(folder / _BUFFERS) if (folder / _BUFFERS).exists() else {}
+    if components is None:
+        return _parameters(layout["layers"], row) | buffers
+    out = {"pi": row[components * P :].clone()}
+    for k in range(components):
+        one = _parameters(layout["layers"], row[k * P : (k + 1) * P]) | buffers
+        out |= {f"components.{k}.{name}": tensor for name, tensor in one.items()}
+    return out
+
+
+def _parameters(layers: list[dict[str, Any]], row: Tensor) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     position = 0
-    for layer in layout["layers"]:
-        size = 1
-        for side in layer["shape"]:
-            size *= side
+    for layer in layers:
+        size = math.prod(layer["shape"])
         out[layer["name"]] = row[position : position + size].reshape(layer["shape"]).clone()
         position += size
-    if (folder / _BUFFERS).exists():
-        out |= storage.read_tensors(folder / _BUFFERS)
     return out
 
 

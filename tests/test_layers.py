@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
     ("mathematics", {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain"}),
     ("data", {"data", "embedding"}),
-    ("models", {"models", "stacked", "convolutional", "task", "local", "gaussian"}),
+    ("models", {"models", "stacked", "convolutional", "task", "mixture", "local", "gaussian"}),
     ("methods", {"algorithm", "algorithms", "privacy"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),

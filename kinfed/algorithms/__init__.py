@@ -19,18 +19,23 @@ from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.algorithms.fedavgm import FedAvgM
+from kinfed.algorithms.fedem import FedEM
 from kinfed.algorithms.fedfomo import FedFomo
 from kinfed.algorithms.fedfomo_ma import FedFomoMA
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.fedrep import FedRep
+from kinfed.algorithms.finetune import finetuned
 from kinfed.algorithms.flhc import FLHC
 from kinfed.algorithms.ifca import IFCA
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.lgfedavg import LGFedAvg
 from kinfed.algorithms.local import Local
+from kinfed.algorithms.mocha import Mocha
+from kinfed.algorithms.mocha_deep import MochaDeep
 from kinfed.algorithms.perfedavg import PerFedAvg
+from kinfed.algorithms.pfedhn import PFedHN
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl import SelfFL
 from kinfed.algorithms.selffl_augmented import SelfFLAugmented
@@ -70,6 +75,10 @@ ALGORITHMS: dict[str, Entry] = {
     "ifca": Entry(IFCA, "K models; each client trains the one that fits it best"),
     "cfl": Entry(CFL, "one model, split in two where clients pull apart, again and again"),
     "flhc": Entry(FLHC, "FedAvg, then FedAvg inside clusters of similar updates"),
+    "fedem": Entry(FedEM, "K shared models; each client predicts with its own mixture of them"),
+    "mocha": Entry(Mocha, "linear models and the relations of clients, in the dual (the convex original)"),
+    "mocha_deep": Entry(MochaDeep, "own models held near the mean of all (what papers call MOCHA on networks)"),
+    "pfedhn": Entry(PFedHN, "a hypernetwork on the server makes every client's model"),
     "cgpfl": Entry(CGPFL, "K context models on the server, found by clustering"),
     "cgpfl_heur": Entry(CGPFLHeur, "CGPFL that chooses K after the first round"),
     "fedfomo": Entry(FedFomo, "each client mixes the models that do best on its validation examples"),
@@ -86,12 +95,14 @@ ALGORITHMS: dict[str, Entry] = {
 
 
 def make_algorithm(name: str, work: Work, options: Mapping[str, Any] | None = None) -> Algorithm[Any, Any, Any, Any]:
-    """The method `name` with its options; options named like a field of Work change this method's local work."""
+    """The method `name` with its options, or those of every method: fields of Work change its local work, `finetune`
+    adds local steps to its personal models."""
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     entry = ALGORITHMS[name]
     given = {**entry.preset, **(options or {})}
-    fields = {f.name for f in dataclasses.fields(entry.method)} - {"work"}
+    tuned = finetuned(entry.method)
+    fields = {f.name for f in dataclasses.fields(tuned)} - {"work"}
     work_fields = {f.name for f in dataclasses.fields(Work)}
     for option in given:
         if option not in fields | work_fields:
@@ -103,7 +114,8 @@ def make_algorithm(name: str, work: Work, options: Mapping[str, Any] | None = No
         own_work["epochs"] = None
     work = dataclasses.replace(work, **_validated(Work, own_work, name))
     own = {k: v for k, v in given.items() if k in fields}
-    return entry.method(work=work, **_validated(entry.method, own, name))
+    method = entry.method if own.keys() <= {f.name for f in dataclasses.fields(entry.method)} else tuned
+    return method(work=work, **_validated(method, own, name))
 
 
 def _validated(cls: type[Any], values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -131,6 +131,7 @@ class Part:
     seed: int
     round: int
     effort: Tensor | None = None  # [n] share of the local work that stragglers finish, 1 for the others
+    longest: int = 0  # most examples of any client of the federation, in this cohort or not (width of states)
 
     def take(self, index: Tensor | slice) -> Part:
         effort = None if self.effort is None else self.effort[index]

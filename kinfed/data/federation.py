@@ -111,7 +111,7 @@ class Federation:
             count = ragged.offsets[ids + 1] - start
             parts[name] = Part(
                 self.features, self.labels, ids, start, count, ragged.rows, seed, round,
-                effort if name == "train" else None,
+                effort if name == "train" else None, int(ragged.count.max()),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
         return Cohort(ids, parts["train"], parts["val"], parts["test"], seed, round, groups)

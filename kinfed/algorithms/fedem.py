@@ -1,0 +1,135 @@
+"""FedEM: every client's data are a mixture of K unknown distributions; K shared models, own proportions.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021,
+Algorithm 1 (FedEM).
+
+    min_{θ, π}  − Σ_m Σ_j log Σ_k π_mk exp(−f(θ_k; x_j, y_j)),     f the loss of an example
+
+    E:  q_jk ∝ π_mk exp(−f(θ_k; x_j, y_j))                   with the components and proportions of the round's start
+    M:  π_mk ← mean_j q_jk;   θ_k ← SGD on Σ_j q_jk f(θ_k; x_j, y_j);   the server averages every θ_k by examples
+
+The personal model is the mixture Σ_k π_mk softmax(θ_k(x)), a row of K (P + 1) numbers (kinfed.mixture). K = 1 is FedAvg
+with weights by examples. π never leaves the client.
+
+K identical starts would never separate: components start from K different random models, of which the first is the
+common start of all methods (a warm start moves that one alone).
+
+Decisions: q of a batch is computed from the round's first components when the batch comes, not stored for every
+example. A component that has lost all examples keeps π = 1e-8, so that it can come back. A client that has not been
+called yet takes one E and one M step for its proportions on its training data, as the paper does for clients unseen in
+training; the others keep the proportions of their last round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm, mean_of
+from kinfed.data.batches import Batch, Part
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.local import sgd
+from kinfed.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
+from kinfed.task import Task
+from kinfed.tree import Tree
+
+
+@dataclass
+class Server(Tree):
+    theta: Tensor  # [K, P] components
+
+
+@dataclass
+class Client(Tree):
+    pi: Tensor  # [n, K] float64 proportions, π_m; a row sums to one
+    seen: Tensor  # [n] bool
+
+
+@dataclass
+class Down(Tree):
+    theta: Tensor  # [n, K, P]
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, K, P]
+    count: Tensor | None  # [n] examples; absent with equal weights
+
+
+@dataclass(frozen=True)
+class FedEM(Algorithm[Server, Client, Down, Up]):
+    components: int = 3
+    """K, the number of shared models; 1 is FedAvg."""
+    weights: str = "examples"
+    """Weights of the average: "examples" (N_m) or "equal"."""
+
+    def __post_init__(self) -> None:
+        if self.components < 1:
+            raise ConfigError(f"components must be at least 1; got {self.components}")
+        if self.weights not in ("examples", "equal"):
+            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
+
+    def check(self, task: Task, clients: Population) -> None:
+        super().check(task, clients)
+        if not task.classifies:
+            raise ConfigError("FedEM mixes class probabilities, so it needs a task that predicts classes")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        return Server(torch.stack([task.init(clients.seed, k) for k in range(self.components)]))
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        pi = torch.full((len(data), self.components), 1 / self.components, dtype=torch.float64, device=task.device)
+        return Client(pi, torch.zeros(len(data), dtype=torch.bool, device=task.device))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.theta.expand(len(ids), -1, -1))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        pi = proportions(task, down.theta, client.pi, data.train)
+        start = mixture_rows(down.theta, client.pi)
+        maximization = ExpectedLoss(task, self.components, start, data.ids)
+        trained = sgd(maximization, start, data.train.batches(self.work), mask=maximization.mask(self.work))
+        theta = trained[:, : down.theta[0].numel()].reshape(down.theta.shape)
+        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
+        return Client(pi, torch.ones_like(client.seen)), Up(theta - down.theta, count)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        weight = torch.ones(len(ids)) if up.count is None else up.count
+        return Server(server.theta + mean_of(up.delta.flatten(1), weight).reshape(server.theta.shape))
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        pi, new = client.pi, (~client.seen).nonzero().squeeze(1)
+        if len(new):
+            pi = pi.clone()
+            pi[new] = proportions(task, down.theta[new], pi[new], data.train.take(new.cpu()))
+        return mixture_rows(down.theta, pi)
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {f"pi_{k}": client.pi[:, k] for k in range(self.components)}
+
+
+def proportions(task: Task, theta: Tensor, pi: Tensor, part: Part) -> Tensor:
+    """[n, K] float64: one E and M step, mean_j q_jk over all examples of the split."""
+    total = torch.zeros_like(pi)
+    for rows, batch in part.everything():
+        q = responsibilities(task, theta[rows].unbind(1), pi[rows], batch)
+        total[rows] += (q * batch.weight[..., None]).sum(1, dtype=torch.float64)
+    mean = (total / part.count.to(total.device)[:, None]).clamp_min(LEAST)
+    return mean / mean.sum(1, keepdim=True)
+
+
+class ExpectedLoss(MixtureTask):
+    """Σ_k q_k f(θ_k), with q from the components and proportions that the round began with: what the M step lowers."""
+
+    def __init__(self, task: Task, components: int, start: Tensor, ids: Tensor) -> None:
+        super().__init__(task, components)
+        self.start = start  # [n, K (P + 1)]
+        self.sorted, self.place = ids.sort()
+
+    def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
+        rows = self.place[torch.searchsorted(self.sorted, batch.ids)].to(self.start.device)
+        models, pi = self.split(self.start[rows])
+        return shared_out(batch, responsibilities(self.task, models, pi, batch))

@@ -1,0 +1,271 @@
+"""MOCHA: linear models of all clients, and how the clients are related, learned together (the convex original).
+
+Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017, Algorithm 1, on the probabilistic
+regularizer (their Appendix B, after Zhang and Yeung 2010). For networks there is no such method; what papers run on
+networks under this name is `mocha_deep`, another thing.
+
+    min_{W, Ω}  Σ_t (1/n_t) Σ_i hinge(y_i ⟨w_t, x_i⟩) + (λ/2) tr(W Ω Wᵀ),      Σ = Ω⁻¹,  tr Σ = 1
+
+solved in its dual, in which every example of a client has a variable β_i ∈ [0, 1] (one per class, against the rest):
+
+    b_t = (1/n_t) Σ_i β_i y_i x_i,      w_t = (1/λ) Σ_t' Σ_tt' b_t'                                        (identity)
+
+  W step, at client t, from w_t and q_t = ρ Σ_tt / λ, with ρ = max_t Σ_t' |Σ_tt'| / Σ_tt: coordinate ascent on
+  examples in random order, each step exact,
+
+    β_i ← clip(β_i + n_t (1 − y_i ⟨u, x_i⟩) / (q_t ‖x_i‖²), 0, 1),     u = w_t + q_t (b_t − b_t at the start)
+
+  and b_t goes to the server. ρ makes the local steps safe to add up: the dual never falls, whoever takes part and
+  however far each has come (stragglers' partial work counts, as the paper intends).
+
+  Σ step, every `sigma_every` rounds:  Σ = (WᵀW)^½ / tr (WᵀW)^½, eigenvalues not below 1e-7.
+
+`sigma_every = 0` keeps Σ = I/m: independent support vector machines with (λ m / 2) ‖w_t‖².
+
+Who keeps what: the client its β, one number per training example and class, padded to the largest client of the
+federation (4 C max_t n_t bytes per client: 1,000 clients of up to 3,400 examples in 10 classes take 136 MB, in files
+with state = "disk"); the server b_t and w_t of all clients and Σ (m² numbers; a Σ step takes O(m³)). A client never
+sees another one's w.
+
+Decisions: clients send b_t itself, not its change: as many bytes, no drift, and a lost reply costs nothing. W is always
+computed from b and Σ, so the identity also holds after a Σ step (the released code lets it go). The bias is the weight
+of a feature that is always 1, and is regularized. Clients that have not replied have no column of W: they keep
+Σ_tt = 1/m, unrelated to others, and the others' block has the rest of the trace. The number of coordinate steps is the
+number of examples in the round's local work (steps x batch, or epochs x n_t), equal for all methods; there is no
+learning rate. The loss in reports is the cross-entropy of scores that were not trained for it: compare accuracies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithm import Algorithm
+from kinfed.data.batches import Part
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError, ModelError
+from kinfed.stacked import Dense, StackedNet
+from kinfed.task import ModuleTask, Task
+from kinfed.tree import Tree
+
+LEAST_EIGENVALUE = 1e-7  # of Σ
+SHOWN_RELATIONS = 40  # clients at most whose relations go to the journal, as a matrix
+STEPS_AT_ONCE = 64  # examples per client that are fetched together
+
+
+@dataclass
+class Server(Tree):
+    b: Tensor  # [N, P] what the clients' dual variables add up to
+    w: Tensor  # [N, P] w_t = (1/λ) Σ_t' Σ_tt' b_t'
+    sigma: Tensor  # [N, N] float64 relations of clients, Σ
+    q: Tensor  # [N] ρ Σ_tt / λ
+    seen: Tensor  # [N] bool
+    round: Tensor  # [] int64
+
+
+@dataclass
+class Client(Tree):
+    beta: Tensor  # [n, most examples of any client, C] dual variables in [0, 1]; 0 beyond the client's own examples
+
+
+@dataclass
+class Down(Tree):
+    w: Tensor  # [n, P]
+    q: Tensor  # [n]
+
+
+@dataclass
+class Up(Tree):
+    b: Tensor  # [n, P]
+
+
+@dataclass(frozen=True)
+class Mocha(Algorithm[Server, Client, Down, Up]):
+    lam: float = 1e-3
+    """λ; a client alone faces (λ m / 2) ‖w‖², m the number of clients."""
+    sigma_every: int = 10
+    """Rounds between updates of the clients' relations Σ; 0 leaves them unrelated."""
+
+    keeps_stragglers = True
+    plain_steps = True
+    symmetric = False  # the order of coordinates is drawn by client id
+    private = False
+    leaks = ("the sum of its examples weighted by dual variables",)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lam < float("inf"):
+            raise ConfigError(f"lam must be positive; got {self.lam}")
+        if self.sigma_every < 0:
+            raise ConfigError(f"sigma_every is a number of rounds, or 0 for never; got {self.sigma_every}")
+        if self.work.augment is not None:
+            raise ConfigError(
+                f"MOCHA has a dual variable for every training example, and changed examples (augment = "
+                f"{self.work.augment!r}) have none; turn augmentation off for mocha"
+            )
+
+    def check(self, task: Task, clients: Population) -> None:
+        super().check(task, clients)
+        linear_layer(task)
+        if isinstance(task, ModuleTask) and task.start is not None:
+            raise ConfigError(
+                "MOCHA starts from dual variables of zero and cannot take up a warm start; run it without"
+            )
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        m = clients.num_clients
+        zeros = torch.zeros(m, task.num_params, device=task.device)
+        sigma = torch.eye(m, dtype=torch.float64) / m  # on the CPU: decisions in float64 are not for every device
+        return Server(zeros, zeros, sigma, self._q(sigma), torch.zeros(m, dtype=torch.bool), torch.tensor(0))
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        layer = linear_layer(task)
+        return Client(torch.zeros(1, 1, 1, device=task.device).expand(len(data), data.train.longest, layer.outputs))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.w[ids], server.q[ids])
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        layer, part = linear_layer(task), data.train
+        beta = ascend(layer, client.beta, down, part, self._num_coordinates(part))
+        return Client(beta), Up(dual_sum(layer, beta, part))
+
+    def _num_coordinates(self, part: Part) -> Tensor:
+        """[n] int64: as many examples as the round's local work holds; of stragglers, the part that they finish."""
+        work, count = self.work, part.count
+        total = count.clamp_max(work.batch) * work.num_steps(count) if work.epochs is None else count * work.epochs
+        if part.effort is None:
+            return total
+        return torch.ceil(part.effort.to(torch.float64) * total - 1e-6).clamp_min(1).to(torch.int64)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        b, seen, number = server.b.clone(), server.seen.clone(), server.round + 1
+        b[ids], seen[ids] = up.b, True
+        sigma = server.sigma
+        if self.sigma_every and int(number) % self.sigma_every == 0:
+            sigma = relations(self._w(sigma, b), seen)
+        return Server(b, self._w(sigma, b).to(b), sigma, self._q(sigma), seen, number)
+
+    def _w(self, sigma: Tensor, b: Tensor) -> Tensor:
+        """[N, P] float64: (1/λ) Σ_t' Σ_tt' b_t'."""
+        return sigma @ b.to("cpu", torch.float64) / self.lam
+
+    def _q(self, sigma: Tensor) -> Tensor:
+        own = sigma.diagonal()
+        rho = (sigma.abs().sum(1) / own).max()
+        return (rho * own / self.lam).to(torch.float32)
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return down.w
+
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        own = server.sigma.diagonal()
+        total = server.sigma.abs().sum(1)
+        figures: dict[str, Any] = {"rho": float((total / own).max()), "own_share": float((own / total).mean())}
+        if len(own) <= SHOWN_RELATIONS:
+            figures["relations"] = server.sigma / (own[:, None] * own).sqrt()  # as a correlation is to a covariance
+        return figures
+
+
+def linear_layer(task: Task) -> Dense:
+    """The one linear layer that the model is; any other model is refused."""
+    net = StackedNet.compile(task.module) if isinstance(task, ModuleTask) else None
+    if net is None or len(net.steps) != 1:
+        layers = ", ".join(task.layer_names())
+        raise ModelError(
+            "MOCHA is a method for linear models: its dual needs a loss that is convex in the parameters; this model "
+            f"has layers {layers}. Choose model mlr (nn.Flatten and one nn.Linear), or mocha_deep for networks"
+        )
+    return net.steps[0][0]
+
+
+def ascend(layer: Dense, beta: Tensor, down: Down, part: Part, steps: Tensor) -> Tensor:
+    """[n, L, C]: the dual variables after `steps` [n] exact coordinate steps of every client, all classes at once."""
+    order = torch.argsort(steps, descending=True, stable=True)  # who still steps is then always a prefix
+    part, steps = part.take(order), steps[order]
+    place = coordinates(part, steps)
+    u, q = joined(layer, down.w)[order].clone(), down.q[order]
+    new = beta[order].clone(memory_format=torch.contiguous_format)
+    n_t = part.count.to(u)
+    for begin in range(0, place.shape[1], STEPS_AT_ONCE):
+        x, y = examples(layer, part.take(slice(0, int((steps > begin).sum()))), place[:, begin : begin + STEPS_AT_ONCE])
+        curvature = q[: len(x), None] * x.square().sum(-1)  # q_t ‖x_i‖²
+        for s in range(x.shape[1]):
+            who = torch.arange(int((steps > begin + s).sum()))
+            k = len(who)
+            i, x_i, y_i = place[:k, begin + s], x[:k, s], y[:k, s]
+            margin = y_i * torch.bmm(u[:k], x_i[..., None]).squeeze(2)
+            old = new[who, i]
+            moved = (old + n_t[:k, None] * (1 - margin) / curvature[:k, s, None]).clamp(0, 1)
+            new[who, i] = moved
+            u[:k].baddbmm_(((q / n_t)[:k, None] * (moved - old) * y_i)[..., None], x_i[:, None, :])
+    return new[torch.argsort(order)]
+
+
+def coordinates(part: Part, steps: Tensor) -> Tensor:
+    """[n, max steps]: which of its examples each client visits: all of them in random order, then again in another."""
+    step = torch.arange(int(steps.max()))
+    epoch, inside = step // part.count[:, None], step % part.count[:, None]
+    place = torch.zeros_like(epoch)
+    key = rng.fold(rng.root(part.seed, "mocha"), part.round, part.ids)
+    column = torch.arange(int(part.count.max()))
+    for number in range(int((-(-steps // part.count)).max())):
+        draw = rng.bits(rng.fold(key, number), len(column))
+        draw.masked_fill_(column >= part.count[:, None], torch.iinfo(torch.int64).max)
+        visit = torch.argsort(draw, dim=1, stable=True).gather(1, inside)
+        place = torch.where(epoch == number, visit, place)
+    return place
+
+
+def examples(layer: Dense, part: Part, place: Tensor) -> tuple[Tensor, Tensor]:
+    """x [n, S, D] and y [n, S, C] = ±1 of the clients' examples at these places; a feature of 1 stands for the bias."""
+    index = part.rows[part.start[:, None] + place[: len(part.count)]]
+    return features_and_signs(layer, part.features.gather(index), part.features.to_device(part.labels[index]))
+
+
+def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.flatten(2)
+    if layer.bias is not None:
+        x = torch.cat([x, x.new_ones(*x.shape[:2], 1)], 2)
+    return x, torch.nn.functional.one_hot(label, layer.outputs).to(x.dtype).mul_(2).sub_(1)
+
+
+def dual_sum(layer: Dense, beta: Tensor, part: Part) -> Tensor:
+    """[n, P]: b_t = (1/n_t) Σ_i β_i y_i x_i."""
+    total = beta.new_zeros(len(beta), layer.outputs, layer.inputs + (layer.bias is not None))
+    for number, (rows, batch) in enumerate(part.everything(256)):
+        x, y = features_and_signs(layer, batch.x, batch.y)
+        share = beta[rows, 256 * number : 256 * number + x.shape[1]] * y * batch.weight[..., None]
+        total[rows] += torch.bmm(share.transpose(1, 2), x)
+    return parted(layer, total / part.count.to(total)[:, None, None])
+
+
+def relations(w: Tensor, seen: Tensor) -> Tensor:
+    """[N, N] float64: Σ = (WᵀW)^½ / tr for the clients that have a model, 1/N for each of the others alone."""
+    m, known = len(seen), seen.nonzero().squeeze(1)
+    value, vector = torch.linalg.eigh(w[known] @ w[known].T)
+    root = value.clamp_min(0).sqrt()
+    sigma = torch.eye(m, dtype=torch.float64) / m
+    if float(root.sum()) > 0:
+        root = (root / root.sum()).clamp_min(LEAST_EIGENVALUE)
+        sigma[known[:, None], known] = (vector * (root / root.sum())) @ vector.T * (len(known) / m)
+    return (sigma + sigma.T) / 2
+
+
+def joined(layer: Dense, theta: Tensor) -> Tensor:
+    """[n, C, D]: the weights of each class, the bias as the last."""
+    bias = layer.bias_of(theta)
+    return layer.weight_of(theta) if bias is None else torch.cat([layer.weight_of(theta), bias[..., None]], 2)
+
+
+def parted(layer: Dense, w: Tensor) -> Tensor:
+    """Rows [n, P] from w [n, C, D]: the inverse of `joined`."""
+    theta = w.new_empty(len(w), w[0].numel())
+    layer.weight_of(theta).copy_(w[..., : layer.inputs])
+    bias = layer.bias_of(theta)
+    if bias is not None:
+        bias.copy_(w[..., layer.inputs])
+    return theta

@@ -1,0 +1,204 @@
+"""pFedHN: a hypernetwork on the server makes every client's model from what it has learned about the client.
+
+Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021, Algorithm 1.
+
+    min_{φ, e}  Σ_i f_i(h(e_i; φ)),      θ_i = h(e_i; φ)
+
+  client:  Δθ_i = θ̃_i − θ_i after local training from θ_i
+  server:  φ ← φ − α Δφ,  Δφ = − J_φᵀ Δθ_i;      e_i ← e_i − α Δe_i,  Δe_i = − J_eᵀ Δθ_i         (their Eq. 3, 4)
+
+h is a network of `hidden_layers` hidden layers of `hidden` units on an embedding e_i of 1 + N/4 numbers, and a linear
+head to all P parameters. φ and e never leave the server; the client keeps nothing. The personal model is h(e_i; φ),
+fresh.
+
+The paper calls one client per round, as does participation of 1/N here. With several clients φ moves once per round,
+by the mean of their J_φᵀ Δθ_i, so that their order cannot matter; every called client's embedding moves by its own
+J_eᵀ Δθ_i. Embeddings of others stay (in the released code their momentum and weight decay go on).
+
+The server step is SGD with momentum and weight decay, norm of Δφ and of every Δe_i at most `clip`; values of the
+released code. Local training is that of the run, as for all methods: the paper's is --set pfedhn.steps=50
+--set pfedhn.lr=0.005 --set pfedhn.momentum=0.9 --set pfedhn.weight_decay=5e-5 --set pfedhn.batch=64, and 5000 rounds.
+
+The server's rate is the paper's, for thousands of rounds: in runs of dozens raise server_lr to 0.05 or 0.1.
+
+Differences: the head's bias starts at the common start of all methods (or a warm start), so that clients begin around
+it; in the released code it is as random as the head's weights, which are so here too. Gradients of local steps are not
+clipped.
+
+The head and its momentum hold 2 (hidden + 1) P numbers on the server, a round one more copy: `max_gb` refuses what
+would not fit. Bytes per client and round: one model each way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed import rng
+from kinfed.algorithm import Algorithm
+from kinfed.data.federation import Cohort, Population
+from kinfed.errors import ConfigError
+from kinfed.local import sgd
+from kinfed.task import Task
+from kinfed.tree import Nothing, Tree
+
+ROWS_AT_ONCE = 4096  # of the head, drawn in float64
+
+
+@dataclass
+class Hypernetwork(Tree):
+    """Parameters φ and e, or their momentum."""
+
+    embedding: Tensor  # [N, E] e_i
+    trunk: Tensor  # [T] weights and biases of the hidden layers, one after the other
+    head: Tensor  # [P, H]
+    bias: Tensor  # [P]
+
+
+@dataclass
+class Server(Tree):
+    phi: Hypernetwork
+    momentum: Hypernetwork
+
+
+@dataclass
+class Down(Tree):
+    theta: Tensor  # [n, P] h(e_i; φ)
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, P] Δθ_i
+
+
+@dataclass(frozen=True)
+class PFedHN(Algorithm[Server, Nothing, Down, Up]):
+    server_lr: float = 1e-2
+    """α of the server's steps."""
+    server_momentum: float = 0.9
+    """Momentum of the server's steps."""
+    server_weight_decay: float = 1e-3
+    """Weight decay of φ and of the embeddings of called clients."""
+    clip: float = 50.0
+    """Greatest norm of a server gradient."""
+    embedding: int | None = None
+    """Numbers per client embedding; 1 + N/4 where none is given."""
+    hidden: int = 100
+    """Units of a hidden layer."""
+    hidden_layers: int = 3
+    """Hidden layers after the first."""
+    max_gb: float = 4.0
+    """Refuse a hypernetwork that takes more than so many gigabytes of the server's memory."""
+
+    symmetric = False  # embeddings are drawn by client id
+
+    def __post_init__(self) -> None:
+        for name in ("server_lr", "clip", "max_gb"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
+        if not 0 <= self.server_momentum < 1:
+            raise ConfigError(f"server_momentum must lie in [0, 1); got {self.server_momentum}")
+        if not 0 <= self.server_weight_decay < float("inf"):
+            raise ConfigError(f"server_weight_decay must not be negative or infinite; got {self.server_weight_decay}")
+        if self.hidden < 1 or self.hidden_layers < 0 or (self.embedding is not None and self.embedding < 1):
+            raise ConfigError(
+                "embedding and hidden must be at least 1 and hidden_layers not negative; "
+                f"got {self.embedding}, {self.hidden}, {self.hidden_layers}"
+            )
+
+    def check(self, task: Task, clients: Population) -> None:
+        super().check(task, clients)
+        needed = 3 * 4 * (self.hidden + 1) * task.num_params / 1e9
+        if needed > self.max_gb:
+            raise ConfigError(
+                f"pFedHN's head for a model of {task.num_params} parameters takes {needed:.1f} GB (weights, momentum "
+                f"and gradient of {self.hidden} + 1 numbers per parameter), more than max_gb={self.max_gb:g}; "
+                "choose a smaller model, lower hidden, or raise max_gb"
+            )
+
+    def _sizes(self, embedding: int) -> list[tuple[int, int]]:
+        """(inputs, outputs) of the trunk's layers."""
+        return [(embedding, self.hidden)] + [(self.hidden, self.hidden)] * self.hidden_layers
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        width = self.embedding or 1 + clients.num_clients // 4
+        key = clients.key("pfedhn")
+        embedding = rng.normal(rng.fold(key, 0, torch.arange(clients.num_clients)), width)
+        trunk = [
+            _uniform(rng.fold(key, 1, number), (inputs + 1) * outputs, inputs)
+            for number, (inputs, outputs) in enumerate(self._sizes(width))
+        ]
+        start = task.init(clients.seed)
+        head = start.new_empty(task.num_params, self.hidden)
+        for rows in torch.split(torch.arange(task.num_params), ROWS_AT_ONCE):
+            head[rows] = _uniform(rng.fold(key, 2, rows), self.hidden, self.hidden).to(start)
+        phi = Hypernetwork(embedding.to(start), torch.cat(trunk).to(start), head, start)
+        return Server(phi, phi.map(torch.zeros_like))
+
+    def features(self, embedding: Tensor, trunk: Tensor) -> Tensor:
+        """[n, H]: the trunk's output for embeddings [n, E]."""
+        for number, (weight, bias) in enumerate(self._layers(embedding.shape[1], trunk)):
+            embedding = torch.relu(embedding) if number else embedding
+            embedding = torch.addmm(bias, embedding, weight.T)
+        return embedding
+
+    def _layers(self, width: int, trunk: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        position = 0
+        for inputs, outputs in self._sizes(width):
+            stop = position + inputs * outputs
+            yield trunk[position:stop].view(outputs, inputs), trunk[stop : stop + outputs]
+            position = stop + outputs
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        phi = server.phi
+        # One client at a time: a product of several rows rounds in another way than that of one.
+        rows = [self.features(phi.embedding[i : i + 1], phi.trunk)[0] for i in ids.tolist()]
+        return Down(torch.stack([torch.addmv(phi.bias, phi.head, f) for f in rows]))
+
+    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
+        return client, Up(sgd(task, down.theta, data.train.batches(self.work)) - down.theta)
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        phi, old, n = server.phi, server.momentum, len(ids)
+        e, trunk = phi.embedding[ids].requires_grad_(), phi.trunk.clone().requires_grad_()
+        with torch.enable_grad():
+            f = self.features(e, trunk)
+        # θ = head f + bias, hence J_fᵀ Δθ = headᵀ Δθ: torch goes on from there through the trunk.
+        d_e, d_trunk = torch.autograd.grad(f, (e, trunk), grad_outputs=-(up.delta @ phi.head))
+        f = f.detach()
+        gradient = [d_trunk / n, -(up.delta.T @ f) / n, -up.delta.mean(0)]
+        norm = torch.stack([g.norm() for g in gradient]).norm()
+        shrink = (self.clip / norm.clamp_min(self.clip)).item()
+        e_norm = d_e.norm(dim=1, keepdim=True)
+        moved = [
+            self._step(p, v, g.mul_(shrink))
+            for p, v, g in zip((phi.trunk, phi.head, phi.bias), (old.trunk, old.head, old.bias), gradient, strict=True)
+        ]
+        embedding, velocity = phi.embedding.clone(), old.embedding.clone()
+        embedding[ids], velocity[ids] = self._step(
+            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip))
+        )
+        (trunk, v_trunk), (head, v_head), (bias, v_bias) = moved
+        return Server(Hypernetwork(embedding, trunk, head, bias), Hypernetwork(velocity, v_trunk, v_head, v_bias))
+
+    def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """SGD: v ← μ v + g + wd p;  p ← p − α v."""
+        v = gradient.add_(parameter, alpha=self.server_weight_decay).add_(momentum, alpha=self.server_momentum)
+        return parameter.add(v, alpha=-self.server_lr), v
+
+    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+        return down.theta
+
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        e = server.phi.embedding
+        return {"embedding_spread": float((e - e.mean(0)).norm(dim=1).mean())}
+
+
+def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:
+    """Start of a linear layer with so many inputs, as torch draws it: uniform on ±1/√inputs."""
+    return (2 * rng.uniform(key, count) - 1) / math.sqrt(inputs)
