@@ -89,12 +89,16 @@ def test_a_step_by_hand(make_part: MakePart) -> None:
     assert trained[0].tolist() == pytest.approx([-0.47, 1.0], abs=1e-6)
 
 
+@pytest.mark.parametrize("lam", [None, 1.0])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}, {"momentum": 0.5}])
-def test_a_gradient_that_is_the_parameters_themselves(make_part: MakePart, options: dict[str, float]) -> None:
+def test_a_gradient_that_is_the_parameters_themselves(
+    make_part: MakePart, options: dict[str, float], lam: float | None
+) -> None:
     part = make_part([4], shape=(2,))
     theta, center = torch.full((1, 2), 2.0), torch.ones(1, 2)
-    trained = sgd(Bowl(2), theta, part.batches(Work(lr=0.1, steps=1, **options)), pull=(1.0, center))
-    wanted = 2 - 0.1 * (2 + 1.0 * (2 - 1) + options.get("weight_decay", 0.0) * 2)
+    pull = None if lam is None else (lam, center)
+    trained = sgd(Bowl(2), theta, part.batches(Work(lr=0.1, steps=1, **options)), pull=pull, mask=torch.ones(2))
+    wanted = 2 - 0.1 * (2 + (lam or 0.0) * (2 - 1) + options.get("weight_decay", 0.0) * 2)
     torch.testing.assert_close(trained, torch.full((1, 2), wanted))
 
 

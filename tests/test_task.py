@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -306,11 +308,14 @@ def test_losses_are_cross_entropies(make_batch: MakeBatch, name: str, path: str)
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 300, 0, 17, 256], [0, 0], [257]])
-def test_scores_are_plain_counts(make_part: MakePart, path: str, sizes: list[int]) -> None:
+@pytest.mark.parametrize("favourite", [0, 1, 2])
+def test_scores_are_plain_counts(make_part: MakePart, path: str, sizes: list[int], favourite: int) -> None:
+    """Models that lean towards each class in turn, so that examples which pad a row are right in one case."""
     part = make_part(sizes)
     part.features.raw /= 100
     task = make_task(lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3)), path=path)
     theta = 3 * starts(task, len(sizes))
+    task.unflatten(theta)["2.bias"][:, favourite] += 2
     score = task.score(theta, part)
     assert (score.correct.dtype, score.loss.dtype) == (torch.float64, torch.float64)
     assert score.count.tolist() == sizes
@@ -408,7 +413,10 @@ def test_training_a_start_in_place_does_not_move_it_for_others() -> None:
     first = task.init(0)
     kept = first.clone()
     first += 1
-    assert torch.equal(task.init(0), kept)
+    for _ in range(2):
+        again = task.init(0)
+        assert torch.equal(again, kept)
+        again += 1
     task.start = torch.ones(task.num_params)
     task.init(0).zero_()
     assert torch.equal(task.init(0), torch.ones(task.num_params))
@@ -419,29 +427,66 @@ def test_training_a_start_in_place_does_not_move_it_for_others() -> None:
 # --- threads and processes
 
 
-@pytest.mark.parametrize(("name", "path"), [*FEW, ("cnn_small", "vmap")])
-def test_threads_do_not_disturb_each_other(make_batch: MakeBatch, name: str, path: str) -> None:
+MEETING = threading.Barrier(2)
+
+
+class Meeting(nn.Module):
+    """Two threads are inside its forward pass at the same time, and only then use its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        MEETING.wait(timeout=20)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("path", ["rows", "vmap"])
+def test_threads_do_not_share_a_module(make_batch: MakeBatch, path: str) -> None:
+    plain = make_task(single_layer)
+    task = make_task(Meeting, path=path)
+    theta, batch = starts(plain, 2), make_batch(2, 4, VECTOR, 3)
+    if path == "rows":
+        task._repeats = True  # its first run is alone, to see whether it draws random numbers
+    with ThreadPoolExecutor(2) as threads:
+        for method in ("grad", "logits"):
+
+            def work(i: int, method: str = method) -> Tensor:
+                one = batch.rows(slice(i, i + 1))
+                return getattr(task, method)(theta[i : i + 1], one if method == "grad" else one.x)
+
+            wanted = plain.grad(theta, batch) if method == "grad" else plain.logits(theta, batch.x)
+            near(torch.cat(list(threads.map(work, range(2)))), wanted)
+
+
+@few_cases
+def test_any_number_of_threads_gives_the_same_bits(make_batch: MakeBatch, name: str, path: str) -> None:
     task, shape = make(name, path)
     theta, batch = starts(task, 8), make_batch(8, 6, shape, 3)
-    alone = [task.grad(theta[i : i + 1], batch.rows(slice(i, i + 1))) for i in range(8)]
 
     def work(i: int) -> Tensor:
         return task.grad(theta[i : i + 1], batch.rows(slice(i, i + 1)))
 
-    with ThreadPoolExecutor(4) as threads:
-        for _ in range(5):
-            together = list(threads.map(work, range(8)))
-            assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+    alone = [work(i) for i in range(8)]
+    with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        assert all(torch.equal(a, b) for a, b in zip(threads.map(work, range(8)), alone, strict=True))
+
+
+def slowly_built() -> nn.Module:
+    first = nn.Linear(6, 4)
+    time.sleep(0.01)  # time for another thread to draw between the layers
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(4, 3))
 
 
 def test_starts_drawn_in_threads_are_the_same() -> None:
-    alone = [make("mlp", "stacked")[0].init(seed) for seed in range(8)]
-    task, _ = make("mlp", "stacked")
+    alone = [make_task(slowly_built).init(0, number) for number in range(4)]
+    task = make_task(slowly_built)
+    state = torch.get_rng_state()
     with ThreadPoolExecutor(4) as threads:
-        for _ in range(3):
-            together = list(threads.map(lambda seed: task.init(seed, 0), range(8)))
-            task._drawn.clear()
-            assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+        together = list(threads.map(lambda number: task.init(0, number), range(4)))
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
