@@ -63,6 +63,18 @@ def run(
     batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round (default 20).")] = None,
     epochs: Annotated[int | None, typer.Option(help="Local epochs per round instead of steps.")] = None,
+    dp_noise: Annotated[
+        float | None, typer.Option(help="Differential privacy: noise in units of the clipping norm.")
+    ] = None,
+    dp_epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy: find the noise for this epsilon instead.")
+    ] = None,
+    dp_clip: Annotated[float | None, typer.Option(help="Largest norm of an example's gradient (default 1).")] = None,
+    dp_delta: Annotated[float | None, typer.Option(help="Delta of epsilon (default 1e-5).")] = None,
+    dp_budget: Annotated[float | None, typer.Option(help="Leave out clients that would exceed this epsilon.")] = None,
+    dp_strict: Annotated[
+        bool | None, typer.Option("--dp-strict", help="Refuse methods that send what epsilon does not cover.")
+    ] = None,
     warm_start: Annotated[int | None, typer.Option(help="Rounds of FedAvg before every method.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that an active client never replies.")] = None,
     stragglers: Annotated[float | None, typer.Option(help="Chance that a client does only part of its work.")] = None,

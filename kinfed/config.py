@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.loop import Schedule
+from kinfed.privacy.settings import Privacy
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
@@ -90,6 +91,12 @@ class RunConfig(BaseModel):
     lr_decay: float = 1.0
     lr_floor: float = 0.0
     augment: str | None = None
+    dp_noise: float | None = None
+    dp_epsilon: float | None = None
+    dp_clip: float | None = None
+    dp_delta: float | None = None
+    dp_budget: float | None = None
+    dp_strict: bool = False
     warm_start: int = Field(0, ge=0)
     eval_every: int = Field(5, ge=0)
     checkpoint_every: int = Field(10, ge=1)
@@ -121,7 +128,21 @@ class RunConfig(BaseModel):
         return Work(
             lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
             weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment,
+            poisson=self.privacy is not None,
         )  # fmt: skip
+
+    @property
+    def privacy(self) -> Privacy | None:
+        names = ("noise", "epsilon", "clip", "delta", "budget")
+        given = {name: value for name in names if (value := getattr(self, f"dp_{name}")) is not None}
+        if not given and not self.dp_strict:
+            return None
+        if self.warm_start and self.dp_epsilon is not None:
+            raise ConfigError(
+                "a warm start is common to all methods, and its noise would have to be known before theirs is found "
+                "for dp_epsilon; give dp_noise, or leave warm_start out"
+            )
+        return Privacy(**given, strict=self.dp_strict)
 
     @property
     def schedule(self) -> Schedule:
@@ -165,7 +186,7 @@ def make_config(
         config = RunConfig(**values)
     except ValidationError as error:
         raise ConfigError(_first_complaint(error)) from error
-    _ = config.work, config.schedule  # refuse bad values before anything runs
+    _ = config.work, config.schedule, config.privacy  # refuse bad values before anything runs
     return config
 
 

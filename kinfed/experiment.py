@@ -33,7 +33,10 @@ from kinfed.metrics import summarize
 from kinfed.mixture import module_for
 from kinfed.models import build_model
 from kinfed.pool.local import Evaluation, LocalPool
-from kinfed.task import ModuleTask, Score, make_task
+from kinfed.privacy.accounts import open_accounts
+from kinfed.privacy.ledger import Ledger
+from kinfed.privacy.noise import simulated
+from kinfed.task import ModuleTask, Score, Task, make_task
 
 Metrics = dict[str, float]
 
@@ -76,12 +79,13 @@ class MethodResult:
     evaluation: Evaluation = field(repr=False)
     shared_model: Tensor | None = field(default=None, repr=False)  # [P]
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the method reports, by name
+    privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
 
     def summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
             "global": self.shared, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
-            "alternatives": self.alternatives,
+            "alternatives": self.alternatives, **({} if self.privacy is None else {"privacy": self.privacy}),
         }  # fmt: skip
 
 
@@ -187,6 +191,7 @@ class Experiment:
         self._model = model
         self._data: dict[int, Federation] = {}
         self._task: ModuleTask | None = None
+        self._asked = Ledger()  # of clients' data, before the methods of a seed begin
         self.algorithms = {
             label: make_algorithm(options["method"], config.work, {k: v for k, v in options.items() if k != "method"})
             for label, options in config.algorithms.items()
@@ -229,6 +234,16 @@ class Experiment:
             clients = self.federation(seed).population(seed, self.config.participation)
             for algorithm in self.algorithms.values():
                 algorithm.check(task, clients)
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        if self.config.privacy is None:
+            return
+        import kinfed.privacy.accounting  # noqa: F401  (says what to install where it is missing)
+
+        for seed in self.config.seeds:
+            for label, algorithm in self.algorithms.items():
+                self.config.privacy.check(label, algorithm, self.federation(seed))
                 if algorithm.work.augment is not None:
                     augmentation(algorithm.work.augment, self.federation(seed).features.shape)
 
@@ -236,17 +251,22 @@ class Experiment:
         config = self.config
         task = self.task()
         done: list[MethodResult] = []
+        self._check_privacy()
         if folder is not None:
             save_layout(folder.path, config.model, task)
         for seed in config.seeds:
             data = self.federation(seed)
             for note in data.notes if seed == config.seeds[0] else []:  # other seeds say the same in other numbers
                 self.observer.note(note)
+            if config.privacy is not None and seed == config.seeds[0]:
+                for label, algorithm in self.algorithms.items():
+                    for note in config.privacy.notes(label, algorithm, data.train.count):
+                        self.observer.note(note)
             if folder is not None:
                 folder.write_federation(seed, describe(data).to_json())
-            task.start = None
+            task.start, self._asked = None, Ledger()
             if config.warm_start:
-                task.start = self._warm_start(task, data, seed, checkpoints)
+                task.start, self._asked = self._warm_start(task, data, seed, checkpoints)
             for label, algorithm in self.algorithms.items():
                 done.append(self._method(label, algorithm, task, data, seed, folder, checkpoints))
                 if folder is not None:
@@ -256,20 +276,33 @@ class Experiment:
             folder.write_summary({"results": [r.summary() for r in done]})
         return result
 
-    def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: ModuleTask, data: Federation, seed: int, first: int,
+    def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, data: Federation, seed: int, rounds: range,
               folder: RunFolder | None = None) -> Loop:  # fmt: skip
         states = folder.path / "states" if folder is not None and self.config.state == "disk" else None
         data, clients = algorithm.exchange(data, data.population(seed, self.config.participation))
+        accounts, schedule = None, self.config.schedule
+        if self.config.privacy is not None:
+            active = [schedule.active(seed, number, data.num_clients) for number in rounds]
+            calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
+            accounts = open_accounts(
+                self.config.privacy, algorithm, task, simulated(seed), data.train.count, calls, self._asked
+            )
+            task = accounts.task
         pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
-        return Loop(algorithm, task, pool, clients, self.config.schedule, first_round=first)
+        return Loop(algorithm, task, pool, clients, schedule, first_round=rounds.start, privacy=accounts)
 
-    def _warm_start(self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None) -> Tensor:
-        """The model after some rounds of FedAvg: the common start of all methods of the seed."""
+    def _warm_start(
+        self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None
+    ) -> tuple[Tensor, Ledger]:
+        """The model after some rounds of FedAvg, the common start of all methods of the seed; and what it cost."""
         label = f"warm-start-{seed}"
         found = checkpoints.latest(label) if checkpoints is not None else None
         if found is not None:
-            return found.tensors["w"].to(task.device)
-        loop = self._loop(make_algorithm("fedavg", self.config.work), task, data, seed, 1)
+            asked = Ledger() if self.config.privacy is None else Ledger.load(found.tensors)
+            return found.tensors["w"].to(task.device), asked
+        strict = self.config.privacy is not None and self.config.privacy.strict
+        algorithm = make_algorithm("fedavg", self.config.work, {"weights": "equal"} if strict else {})
+        loop = self._loop(algorithm, task, data, seed, range(1, self.config.warm_start + 1))
         self.observer.started("warm start", seed, 0, self.config.warm_start)
         while loop.completed < self.config.warm_start:
             self.observer.round("warm start", seed, loop.round(), None)
@@ -277,9 +310,10 @@ class Experiment:
         loop.pool.close()
         w = loop.algorithm.global_model(loop.server)
         assert w is not None
+        asked = Ledger() if loop.privacy is None else loop.privacy.ledger
         if checkpoints is not None:
-            checkpoints.save(label, self.config.warm_start, {"w": w}, {})
-        return w
+            checkpoints.save(label, self.config.warm_start, {"w": w} | asked.named(), {})
+        return w, asked
 
     def _method(
         self,
@@ -292,8 +326,10 @@ class Experiment:
         checkpoints: Checkpoints | None,
     ) -> MethodResult:
         config, name = self.config, f"{label}-{seed}"
-        loop = self._loop(algorithm, task, data, seed, config.warm_start + 1, folder)
         last = config.warm_start + config.rounds
+        loop = self._loop(algorithm, task, data, seed, range(config.warm_start + 1, last + 1), folder)
+        if loop.privacy is not None and config.dp_epsilon is not None:
+            self.observer.note(f"{label} seed {seed}: noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}")
         totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
         snapshot = checkpoints.latest(name) if checkpoints is not None else None
         if snapshot is not None:
@@ -325,6 +361,7 @@ class Experiment:
         return MethodResult(
             label, seed, config.rounds, personal, shared, int(totals["bytes_down"]), int(totals["bytes_up"]),
             float(totals["seconds"]), evaluation, w, judge_alternatives(evaluation, data, task),
+            None if loop.privacy is None else loop.privacy.summary(data.names),
         )  # fmt: skip
 
     def _after_round(
@@ -343,6 +380,8 @@ class Experiment:
             headline = "accuracy" if loop.task.classifies else "loss"
             for name, metrics in judge_alternatives(evaluation, data, loop.task).items():
                 method |= {f"{name}_{headline}": metrics[headline]} if headline in metrics else {}
+            if loop.privacy is not None:
+                method["privacy"] = loop.privacy.figures()
         if folder is not None:
             folder.append_round({
                 "algorithm": label, "seed": loop.clients.seed, "round": report.round, "seconds": report.seconds,
@@ -398,6 +437,8 @@ def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
             n = 0 if score is None else int(score.count[position])
             row[f"{kind}_accuracy"] = float(score.correct[position]) / n if score is not None and n else None
             row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None
+        if result.privacy is not None:
+            row["epsilon"] = result.privacy["epsilon"][client]
         rows.append(row)
     return rows
 

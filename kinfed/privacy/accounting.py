@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.errors import ConfigError
-from kinfed.privacy.ledger import Event, Events, skyline
+from kinfed.privacy.ledger import Event, Events, skyline, together
 
 try:
     import dp_accounting
@@ -138,15 +138,6 @@ def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
-
-
-def together(one: Events, other: Events, times: int = 1) -> Events:
-    """What both ask of one client, the other one several times."""
-    total: dict[tuple[float, int], int] = {}
-    for events, factor in ((one, 1), (other, times)):
-        for e in events:
-            total[e.q, e.gradients] = total.get((e.q, e.gradients), 0) + factor * e.batches
-    return tuple(sorted(Event(q, k, batches) for (q, k), batches in total.items() if batches))
 
 
 @contextmanager

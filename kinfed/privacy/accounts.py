@@ -1,7 +1,7 @@
 """The privacy of one method under one seed: what every client's data have been asked, and who may still be asked.
 
 Epsilon covers all gradients of a client's training data in all rounds, also those of a personal model that never leaves
-the client, and those of one personalization at the end: the client may publish its model.
+the client, and those of one personalization: a client may publish the model it uses.
 """
 
 from __future__ import annotations
@@ -15,37 +15,59 @@ from torch import Tensor
 
 from kinfed.algorithm import Algorithm
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.privacy.ledger import Event, Events, Ledger, covers
+from kinfed.privacy.ledger import Event, Events, Ledger, covers, together
 from kinfed.privacy.mechanism import EVALUATION, PrivateTask
+from kinfed.privacy.noise import Source
 from kinfed.privacy.settings import Privacy
+from kinfed.task import Task
 
 Method = Algorithm[Any, Any, Any, Any]
 
 
+def open_accounts(
+    privacy: Privacy,
+    algorithm: Method,
+    task: Task,
+    source: Source,
+    count: Tensor,
+    calls: Tensor,
+    spent: Ledger | None = None,
+) -> Accounts:
+    """The private form of a task (`accounts.task`) and the books that go with it.
+
+    `count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, `spent`
+    what was asked before this method began (in a warm start)."""
+    spent = Ledger() if spent is None else spent
+    noise = privacy.noise
+    if noise is None:
+        from kinfed.privacy.accounting import noise_for
+
+        assert privacy.epsilon is not None  # one of the two is given
+        each, after = _events(algorithm.gradients(count), algorithm, count), _personal(algorithm, count)
+        assert each is not None  # checked before the run
+        planned = [
+            together(together(before, each[m], int(calls[m])), after[m])
+            for m, before in enumerate(spent.events(len(count)))
+        ]
+        noise = noise_for(privacy.epsilon, planned, privacy.delta)
+    return Accounts(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
+
+
 class Accounts:
-    """Opened with a private task; the server loop enters here what it does with it."""
+    """The server loop enters here what it does with the private task."""
 
     def __init__(
-        self,
-        privacy: Privacy,
-        algorithm: Method,
-        task: PrivateTask,
-        count: Tensor,
-        calls: Tensor,
-        spent: Ledger | None = None,
+        self, privacy: Privacy, algorithm: Method, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
     ) -> None:
-        """`count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, and
-        what was `spent` before this method began (in a warm start)."""
-        self.delta = privacy.delta
-        self.noise, self.clip = task.noise, task.clip
+        self.task = task
+        self.noise, self.clip, self.delta = task.noise, task.clip, privacy.delta
         self.limit = privacy.limit
-        self.ledger = Ledger() if spent is None else spent
-        self.personal = Ledger()  # of the last evaluation
+        self.ledger = spent
         self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
         self._algorithm = algorithm
-        self._task = task
         self._round = _events(algorithm.gradients(count), algorithm, count)
-        self._after = _events(algorithm.personal_gradients(count), algorithm, count)
+        self._after = _personal(algorithm, count)
+        self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
         self._cleared = torch.zeros(len(count), dtype=torch.int64)  # rounds that surely fit into the limit
 
@@ -66,10 +88,9 @@ class Accounts:
         return ids[allowed]
 
     def _clear(self, ids: Tensor, limit: float) -> None:
-        from kinfed.privacy.accounting import most_rounds, together
+        from kinfed.privacy.accounting import most_rounds
 
         assert self._round is not None  # checked before the run
-        assert self._after is not None
         spent = self.ledger.events(len(self.refused))
         for client in ids.tolist():
             far = max(int(self._calls[client]), 1)
@@ -80,9 +101,9 @@ class Accounts:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        with self._task.recording() as record:
+        with self.task.recording() as record:
             yield
-        asked = record.ledger()
+        asked, self._samples = record.ledger(), set(record.calls)
         self._hold_against_plan(asked)
         if record.judged and not self._algorithm.leaked():
             raise ConfigError(
@@ -93,9 +114,15 @@ class Accounts:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with self._task.recording(EVALUATION) as record:
+        with self.task.recording(EVALUATION) as record:
             yield
-        self.personal = record.ledger()
+        name = type(self._algorithm).__name__
+        if record.calls and not any(self._after):
+            raise ConfigError(f"{name} takes gradients to personalize, but its `personal_gradients` says it does not")
+        if self._samples & record.calls.keys():
+            raise ConfigError(
+                f"{name} personalizes on the samples of its last round; give those batches a stream of their own"
+            )
 
     def _hold_against_plan(self, asked: Ledger) -> None:
         if self._round is None:
@@ -110,8 +137,9 @@ class Accounts:
     # ---- what it amounts to ----
 
     def events(self) -> list[Events]:
-        """Of every client, were it to publish its personal model now."""
-        return self.ledger.join(self.personal).events(len(self.refused))
+        """Of every client, were it to make and publish its personal model now."""
+        spent = self.ledger.events(len(self.refused))
+        return [together(before, after) for before, after in zip(spent, self._after, strict=True)]
 
     def epsilon(self) -> list[float]:
         from kinfed.privacy.accounting import epsilon
@@ -163,6 +191,11 @@ def _events(gradients: dict[int, Tensor] | None, algorithm: Method, count: Tenso
         tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
         for m in range(len(count))
     ]
+
+
+def _personal(algorithm: Method, count: Tensor) -> list[Events]:
+    """[K] what one personalization asks of each client."""
+    return _events(algorithm.personal_gradients(count), algorithm, count) or []
 
 
 def _in_words(events: Events) -> str:

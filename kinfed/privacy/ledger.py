@@ -81,6 +81,15 @@ class Ledger:
         return ledger
 
 
+def together(one: Events, other: Events, times: int = 1) -> Events:
+    """What both ask of one client, the other one several times."""
+    total: dict[tuple[float, int], int] = {}
+    for events, factor in ((one, 1), (other, times)):
+        for e in events:
+            total[e.q, e.gradients] = total.get((e.q, e.gradients), 0) + factor * e.batches
+    return tuple(sorted(Event(q, k, batches) for (q, k), batches in total.items() if batches))
+
+
 def covers(bound: Events, events: Events) -> bool:
     """Whether `events` can surely have no larger epsilon than `bound`, whatever the noise: every sample of theirs can
     be paired with one of the bound that has at least its q and at least its gradients."""
