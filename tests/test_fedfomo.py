@@ -133,6 +133,13 @@ def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() 
     assert unusable.tolist() == [1]
 
 
+def test_a_model_at_the_same_place_weighs_nothing_whatever_its_loss_seems_to_be() -> None:
+    """Equal models have equal losses up to rounding; a distance of zero must not blow the rounding up."""
+    base = torch.ones(1, 2)
+    w, _ = weights(torch.tensor([[1e-7, 1e-7]], dtype=torch.float64), [base.clone(), base + 1], base, "l1")
+    assert w.tolist() == [[0.0, pytest.approx(5e-8)]]
+
+
 def test_a_bad_baseline_leaves_everything_as_it_is() -> None:
     client, up = updated(FedFomo(work=STEP, models=2), state([1e30], [1.0]), sent(3.0), [2.0, 4.0])
     assert torch.equal(up.w, torch.zeros(1, 2))
