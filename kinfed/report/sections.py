@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import kinfed.report.panel_apfl
+import kinfed.report.panel_clusters
 import kinfed.report.panel_fedfomo
 import kinfed.report.panel_selffl  # noqa: F401  (a panel registers itself)
 from kinfed.report import client_figures, figures, tables
