@@ -49,7 +49,7 @@ class Server(Tree):
     born: Tensor  # [C] int64 round of that split, 0 for the first
     last: Tensor  # [S, P] last update of each client since its cluster came to be
     owner: Tensor  # [S] int64 whose, ascending
-    mean_norm: Tensor  # [C] float64 ‖mean Δ‖ when the cluster was last judged, 0 before
+    mean_norm: Tensor  # [C] float64 ‖mean Δ‖ when the cluster (or the one it comes from) was last judged, 0 before
     max_norm: Tensor  # [C] float64 max ‖Δ‖ then
     scale: Tensor  # [] float64 largest ‖Δ‖ of the first round
     round: Tensor  # [] int64 completed rounds
@@ -143,9 +143,8 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
             cluster[members[leaves]] = len(parent)
             parent.append(c)
             born.append(int(server.round) + 1)
-            mean_norm[c] = max_norm[c] = 0.0
-            mean_norm.append(0.0)
-            max_norm.append(0.0)
+            mean_norm.append(mean_norm[c])
+            max_norm.append(max_norm[c])
             known[rows] = False
         origin = torch.cat([torch.arange(len(server.model)), torch.tensor(parent[len(server.model) :]).long()])
         model = server.model[origin]
