@@ -47,9 +47,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
     plain_steps: ClassVar[bool] = False  # has no place for momentum and weight decay, and refuses them
     symmetric: ClassVar[bool] = True  # renumbering the clients renumbers the results; False where draws go by id
-    private: ClassVar[bool] = True  # all that leaves a client comes from gradients of its training data
-    # What else leaves a client, computed from its data outside any gradient (named in privacy reports).
-    leaks: ClassVar[tuple[str, ...]] = ()
+    # Training examples reach what leaves a client through gradients only. Where they do not, noise on gradients hides
+    # nothing, and the method is refused under differential privacy; `leaks` says what it is.
+    private: ClassVar[bool] = True
+    leaks: ClassVar[tuple[str, ...]] = ()  # what leaves a client, computed from its data outside any gradient
 
     def exchange(self, federation: Federation, clients: Population) -> tuple[Federation, Population]:
         """Before everything else: what clients hold and the server knows, for a method that has examples shared.
@@ -118,14 +119,6 @@ class Algorithm(Generic[Server, Client, Down, Up]):
                 f"momentum={self.work.momentum}, weight_decay={self.work.weight_decay}; set both to 0 for this method"
             )
 
-    def options(self) -> dict[str, Any]:
-        """Hyper-parameters as plain values (the journal and reports show them)."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "work"}
-
-
-def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
-    weight = weight.to(rows.device, torch.float64)
     def leaked(self) -> dict[str, str]:
         """`leaks` and what these options add to them, each with the way to avoid it ("" where there is none)."""
         counts = {EXAMPLE_COUNT: 'weights = "equal"'} if getattr(self, "weights", "equal") == "examples" else {}
@@ -141,6 +134,14 @@ def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
         """The same for `personalize`, whose batches are of a stream of its own."""
         return {}
 
+    def options(self) -> dict[str, Any]:
+        """Hyper-parameters as plain values (the journal and reports show them)."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "work"}
+
+
+def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
+    """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
+    weight = weight.to(rows.device, torch.float64)
     p = weight / weight.sum()
     out = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.

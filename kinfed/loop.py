@@ -86,6 +86,7 @@ class Loop:
         self.clients = replace(clients, participation=self.schedule.participation)
         self.completed = first_round - 1
         self._first = first_round
+        self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         algorithm.check(task, self.clients)
         self.server: Tree = algorithm.init_server(task, self.clients)
 
@@ -95,13 +96,13 @@ class Loop:
         number, seed = self.completed + 1, self.clients.seed
         chosen = self.schedule.active(seed, number, self.clients.num_clients)
         active = self.algorithm.call(self.server, chosen)
-        ids, effort = active, None
-        if self.schedule.dropout:
         if self.privacy is not None:
             active = self.privacy.admit(active)
         if not len(active):
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
+        ids, effort = active, None
+        if self.schedule.dropout:
             ids = ids[~self.schedule.lost(seed, number, ids)]
         if self.schedule.stragglers:
             effort = self.schedule.effort(seed, number, ids)
@@ -117,7 +118,7 @@ class Loop:
 
         for one in active[~torch.isin(active, ids)]:
             download(one[None])  # a client that will not reply was sent its message all the same
-        with nullcontext() if self.privacy is None else self.privacy.training():
+        with nullcontext() if self.privacy is None else self.privacy.training(ids):
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
@@ -172,10 +173,10 @@ class Loop:
             )
         self.server = self.server.like(server).to(self.task.device)
         self.pool.clients.load(_below(tensors, "clients."))
+        if self.privacy is not None:
+            self.privacy.load(_below(tensors, "privacy."))
         self.completed = completed
 
 
-        if self.privacy is not None:
-            self.privacy.load(_below(tensors, "privacy."))
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

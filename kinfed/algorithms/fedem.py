@@ -66,6 +66,9 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
     weights: str = "examples"
     """Weights of the average: "examples" (N_m) or "equal"."""
 
+    private = False
+    leaks = ("components trained in proportions that come from losses on training examples",)
+
     def __post_init__(self) -> None:
         if self.components < 1:
             raise ConfigError(f"components must be at least 1; got {self.components}")

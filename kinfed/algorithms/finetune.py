@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kinfed.algorithm import Algorithm
@@ -65,6 +66,10 @@ class Finetuned(Method):
         if not self.finetune:
             return others
         return others | {"without_finetuning": super().personalize(task, client, down, data)}
+
+    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
+        own = super().personal_gradients(count)
+        return own | {1: own.get(1, torch.zeros_like(count)) + self.finetune} if self.finetune else own
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Classes made at run time have no name to be found by; the method that they are made from has."""

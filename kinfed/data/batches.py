@@ -276,8 +276,8 @@ class Batches:
                     part.round,
                     step,
                     full=False,
-                ),
                     draw=Draw(step_key, q, expected),
+                ),
             )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.algorithm import Algorithm
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.ledger import Event, Events, Ledger, covers, together
-from kinfed.privacy.mechanism import EVALUATION, PrivateTask
+from kinfed.privacy.mechanism import EVALUATION, PrivateTask, Record
 from kinfed.privacy.noise import Source
 from kinfed.privacy.settings import Privacy
 from kinfed.task import Task
@@ -67,6 +67,7 @@ class Accounts:
         self._algorithm = algorithm
         self._round = _events(algorithm.gradients(count), algorithm, count)
         self._after = _personal(algorithm, count)
+        self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
         self._cleared = torch.zeros(len(count), dtype=torch.int64)  # rounds that surely fit into the limit
@@ -100,9 +101,16 @@ class Accounts:
     # ---- what is asked ----
 
     @contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self, ids: Tensor) -> Iterator[None]:
+        """Around the training of these clients."""
         with self.task.recording() as record:
             yield
+        if bool(self._holds[ids].any()) and not record.calls:
+            raise RuntimeError("clients have trained, and no gradient was recorded: their epsilon would be wrong")
+        self.enter(record)
+
+    def enter(self, record: Record) -> None:
+        """Count what a task was asked in a round."""
         asked, self._samples = record.ledger(), set(record.calls)
         self._hold_against_plan(asked)
         if record.judged and not self._algorithm.leaked():
@@ -161,7 +169,7 @@ class Accounts:
 
         each = self.epsilon()
         return {
-            "noise": self.noise, "clip": self.clip, "delta": self.delta, "limit": self.limit,
+            "accountant": "pld", "noise": self.noise, "clip": self.clip, "delta": self.delta, "limit": self.limit,
             "epsilon_max": max(each), "epsilon_mean": sum(each) / len(each), "epsilon": each,
             "epsilon_max_rdp": largest(self.events(), self.noise, self.delta, renyi_epsilon),
             "refused": [names[k] for k in self.refused.nonzero().squeeze(1).tolist()],

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,14 @@ class PrivateTask(Task):
         finally:
             self._record = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks travel to other processes; records and locks stay."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_record")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._record, self._lock = None, threading.Lock()
+
     def init(self, seed: int, number: int = 0) -> Tensor:
         return self.inner.init(seed, number)
 
@@ -91,7 +100,7 @@ class PrivateTask(Task):
                 "steps and poisson = true in the method's local work"
             )
         name = self._enter(batch.ids, draw)
-        g = self._clipped(theta, batch)
+        g = self._clipped(theta, batch, draw)
         if self.noise:
             scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
             g.addcmul_(self.source(name, theta), scale[:, None])
@@ -105,9 +114,11 @@ class PrivateTask(Task):
             number = self._record.number(ids, draw)
         return rng.fold(draw.key, self._record.phase, number)
 
-    def _clipped(self, theta: Tensor, batch: Batch) -> Tensor:
-        """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0."""
-        norm = self.inner.example_norms(theta, batch)
+    def _clipped(self, theta: Tensor, batch: Batch, draw: Draw) -> Tensor:
+        """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
+
+        g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
+        norm = self.inner.example_norms(theta, batch) * (batch.weight * draw.expected[:, None].to(batch.weight))
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
         batch = replace(batch, weight=batch.weight * factor, full=False)
