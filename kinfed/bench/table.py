@@ -12,7 +12,7 @@ from kinfed.bench.measure import BenchResult, Comparison
 def print_result(result: BenchResult, console: Console | None = None) -> None:
     console = console or Console()
     table = Table(
-        title="One round: medians, contestants taking turns", title_justify="left", box=SIMPLE, pad_edge=False
+        title="One round: medians, contestants taking turns", title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1)
     )
     table.add_column("workload", no_wrap=True)
     for heading in ("cores", "plain loop", "kinfed", "ratio", "of best", "wanted", "limit", "peak"):
