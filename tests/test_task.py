@@ -431,7 +431,7 @@ MEETING = threading.Barrier(2)
 
 
 class Meeting(nn.Module):
-    """Two threads are inside its forward pass at the same time, and only then use its parameters."""
+    """Two threads enter its forward pass, only then use its parameters, and leave together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,7 +439,9 @@ class Meeting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         MEETING.wait(timeout=20)
-        return self.fc(x)
+        z = self.fc(x)
+        MEETING.wait(timeout=20)
+        return z
 
 
 @pytest.mark.parametrize("path", ["rows", "vmap"])
