@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import ThreadpoolController
@@ -36,16 +37,18 @@ class Clusters:
     cost: float  # Σ_i weight_i ‖x_i − c_label(i)‖², weights summing to one
 
 
-def coordinates(points: Tensor) -> Array:
-    """Rows with the same pairwise distances as `points` [n, P], in at most n dimensions (float64).
+def coordinates(*points: Tensor) -> Array:
+    """Rows with the same pairwise distances as all the points, each argument being [.., P], in no more dimensions than
+    there are points (float64).
 
     Distances below RESOLUTION of the largest may become zero; float32 models that close differ in their last bits."""
-    if points.shape[1] <= len(points):
-        return np.asarray(_centred(points).numpy())
-    n = len(points)
+    n, width = sum(len(rows) for rows in points), points[0].shape[1]
+    if width <= n:
+        return np.asarray(_centred(torch.cat(points)).numpy())
     gram = torch.zeros(n, n, dtype=torch.float64)
-    for block in torch.split(points, max(1, BLOCK // n), dim=1):
-        x = _centred(block)
+    step = max(1, BLOCK // n)
+    for begin in range(0, width, step):
+        x = _centred(torch.cat([rows[:, begin : begin + step] for rows in points]))
         gram.addmm_(x, x.T)
     values, vectors = np.linalg.eigh(gram.numpy())
     noise = n * np.finfo(np.float64).eps * values[-1]
@@ -85,26 +88,34 @@ def _twins(x: Array) -> Array:
 
 
 def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Array | None = None) -> Clusters:
-    """The best of ten k-means++ runs on the points x [n, D], and of one from `start` [k, D] where given.
+    """The best of ten k-means++ runs on the points x [n, D], of one from Ward's hierarchy, and of one from the centres
+    `start` where given. In as many dimensions as there are points, random starts alone mostly end beside the optimum.
 
     Points that coincide stay together, so there are fewer clusters than k where there are fewer distinct points.
     Clusters are numbered from the one that reaches nearest to the mean of all points."""
     share = _shares(x, weight)
     kept, twin = np.unique(_twins(x), return_inverse=True)
-    together = np.bincount(twin, weights=share)
     order = np.argsort(_squares(x[kept] - share @ x), kind="stable")  # not by the clients' numbers
-    label = np.zeros(len(kept), np.int64)
-    if min(k, len(kept)) > 1:
-        model = KMeans(min(k, len(kept)), n_init=10, tol=0.0, max_iter=MAX_ITERATIONS, random_state=seed)
+    points, together = x[kept][order], np.bincount(twin, weights=share)[order]
+    k = min(k, len(points))
+    label = np.zeros(len(points), np.int64)
+    cost = _cost(points, label, together)
+    if k > 1:
+        model = KMeans(k, n_init=10, tol=0.0, max_iter=MAX_ITERATIONS, random_state=seed)
         with warnings.catch_warnings(), _threads().limit(limits=1):
             warnings.simplefilter("ignore", ConvergenceWarning)  # points just beyond the resolution
-            label[order] = model.fit(x[kept][order], sample_weight=together[order] * len(kept)).labels_
-    found = Clusters(torch.from_numpy(label[twin]), _cost(x, label[twin], share))
-    if start is not None and (other := lloyd(x, start, weight)).cost < found.cost:
-        found = other
-    first = dict.fromkeys(found.label[torch.from_numpy(kept[order])].tolist())
-    number = {old: new for new, old in enumerate(first)}
-    return Clusters(torch.tensor([number[j] for j in found.label.tolist()]), found.cost)
+            label = model.fit(points, sample_weight=together * len(points)).labels_.astype(np.int64)
+        cost = _cost(points, label, together)
+        joined = fcluster(linkage(points, "ward"), k, "maxclust") - 1
+        starts = [_means(points, joined, together, np.zeros((joined.max() + 1, points.shape[1])))]
+        for centres in starts if start is None else [*starts, start]:
+            other = lloyd(points, centres, together)
+            if other.cost < cost:
+                label, cost = other.label.numpy(), other.cost
+    first = {old: new for new, old in enumerate(dict.fromkeys(label.tolist()))}
+    found = np.empty(len(kept), np.int64)
+    found[order] = [first[j] for j in label.tolist()]
+    return Clusters(torch.from_numpy(found[twin]), cost)
 
 
 def k_means_path(x: Array, seeds: Sequence[int], weight: Array | None = None) -> list[Clusters]:
@@ -129,7 +140,7 @@ def lloyd(x: Array, start: Array, weight: Array | None = None, held: Array | Non
     differ; unless it is `held` [k] by someone who is not among the points: then it stays as it is."""
     share, k = _shares(x, weight), len(start)
     keep = np.zeros(k, bool) if held is None else held
-    tolerance = RESOLUTION**2 * _squares(x - x.mean(0)).max()
+    tolerance = RESOLUTION**2 * _squares(np.concatenate([x, start]) - x.mean(0)).max()
     centre, label = start.astype(np.float64), np.full(len(x), -1)
     for _ in range(MAX_ITERATIONS):
         new = np.stack([_squares(x - c) for c in centre], 1).argmin(1)

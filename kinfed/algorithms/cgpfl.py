@@ -186,19 +186,25 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
 
     def assign(self, server: Server, members: Tensor, uploads: Tensor) -> Clusters:
         """The context of each upload [n, P]: by k-means from the current contexts, or afresh."""
-        n, k = len(uploads), len(server.omega)
-        x = coordinates(torch.cat([uploads, server.omega]))
-        points, centres = x[:n], x[n:]
-        alike = bool((server.omega == server.omega[:1]).all())
-        new = server.context[members] < 0
-        if not alike and not (self.recluster == "all" and bool(new.any())):
-            absent = server.context >= 0
-            absent[members] = False
-            held = torch.bincount(server.context[absent], minlength=k) > 0
-            return lloyd(points, centres, held=held.cpu().numpy())
-        seed = rng.numpy_seed(rng.fold(server.key, server.round))
-        found = k_means(points, k, seed)
-        return found if alike else Clusters(matched(found.label, points, centres), found.cost)
+
+        def afresh() -> Clusters:
+            seed = rng.numpy_seed(rng.fold(server.key, server.round))
+            return k_means(coordinates(uploads), len(server.omega), seed)
+
+        if bool((server.omega == server.omega[:1]).all()):
+            return afresh()
+        x = coordinates(uploads, server.omega)
+        points, centres = x[: len(uploads)], x[len(uploads) :]
+        if self.recluster == "all" and bool((server.context[members] < 0).any()):
+            found = afresh()
+            return Clusters(matched(found.label, points, centres), found.cost)
+        absent = server.context >= 0
+        absent[members] = False
+        held = torch.bincount(server.context[absent], minlength=len(centres)) > 0
+        return lloyd(points, centres, held=held.cpu().numpy())
+
+    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
+        return {self.inner_steps: self.work.num_steps(count)}
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where(client.seen[:, None].to(down.omega.device), client.theta, down.omega)
@@ -206,9 +212,9 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
         context = server.context[ids]
         own = server.omega[context.clamp_min(0)]
-        return (
-            torch.where((context >= 0)[:, None].to(own.device), own, server.start) if bool((context < 0).any()) else own
-        )
+        if bool((context < 0).any()):
+            own = torch.where((context >= 0)[:, None].to(own.device), own, server.start)
+        return own
 
     def server_figures(self, server: Server) -> dict[str, Any]:
         return {

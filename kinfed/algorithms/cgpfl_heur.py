@@ -1,6 +1,6 @@
 """CGPFL-Heur: CGPFL that chooses the number of contexts itself, after the first round(s).
 
-Tang, Guo, Guo: Personalized Federated Learning with Contextualized Generalization, IJCAI 2022, Section 5, Eq. (11).
+Tang, Guo, Guo: Personalized Federated Learning with Contextualized Generalization, IJCAI 2022, Section 4.4, Eq. (11).
 
     e(K) = sqrt( (K/m) G(d, m) ) + μ cost(K),       K̂ = argmin over K = 1 .. N/2
     cost(K) = Σ_i (m_i/m) min_k ‖w_i − c_k‖²
@@ -8,11 +8,14 @@ Tang, Guo, Guo: Personalized Federated Learning with Contextualized Generalizati
 The first term grows with K (more models to learn from the same m examples), the cost falls. Both terms, the whole
 curve and K̂ are among the figures. K̂ is fixed afterwards; until it is chosen there is one context.
 
-Decisions: G(d, m) = d ln(e m/d) as printed for m ≥ d; for fewer examples than parameters that is negative and the
-bound on the growth function 2^m applies instead, G = m ln 2. The paper calls μ "appropriate": the automatic μ makes
-the total rise of the first term over the range equal to the total fall of the cost, so that neither end wins by
-scale alone. The server clusters the uploaded w_i (it never sees θ_i). cost(K) is made non-increasing by keeping the
-best clustering found so far.
+Decisions:
+  * G(d, m) = d ln(e m/d) as printed for m ≥ d; for fewer examples than parameters it may be negative, and the bound
+    2^m on the growth function applies instead, G = m ln 2.
+  * The paper calls μ "appropriate" and gives none. The automatic μ makes the first term rise by as much over the whole
+    range as the cost falls, so that neither wins by its scale. It finds well separated contexts exactly, but cannot
+    find that there is only one: e(1) is never below e at the other end (docs/cgpfl.md has the measurements).
+  * The server clusters the uploaded copies w_i: θ_i, which the bound speaks of, never leave the clients.
+  * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 
 from kinfed import rng
+from kinfed.algorithm import EXAMPLE_COUNT
 from kinfed.algorithms import cgpfl
 from kinfed.algorithms.cgpfl import CGPFL, Client, Down
 from kinfed.clustering import coordinates, k_means_path
@@ -56,6 +60,8 @@ class CGPFLHeur(CGPFL):
     """Largest K tried; N/2 where none is given."""
     solve_rounds: int = 1
     """Rounds before K̂ is chosen (paper: the first only)."""
+
+    leaks = (EXAMPLE_COUNT,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +102,8 @@ class CGPFLHeur(CGPFL):
         """The server with K̂ contexts, all alike still: clustering separates them. Who is not clustered now gets no
         part in that, and belongs to no context until its next reply."""
         count = server.count[members].cpu()
+        context = torch.full_like(server.context, cgpfl.NONE)
+        context[members] = server.context[members]
         most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
         seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
         path = k_means_path(coordinates(uploads), seeds, count.numpy())
@@ -106,7 +114,7 @@ class CGPFLHeur(CGPFL):
         return replace(
             server,
             omega=server.omega[:1].repeat(best, 1),
-            context=torch.full_like(server.context, cgpfl.NONE),
+            context=context,
             first=first,
             cost=cost,
             mu=torch.tensor(mu, dtype=torch.float64),
