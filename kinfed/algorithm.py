@@ -45,7 +45,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     needs_validation: ClassVar[bool] = False  # clients need validation examples
     min_clients: ClassVar[int] = 1
     keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
-    plain_steps: ClassVar[bool] = False  # has no place for momentum and weight decay, and refuses them
+    # A method with steps of its own may have no place for these; it refuses a work that has them.
+    takes_momentum: ClassVar[bool] = True
+    takes_weight_decay: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True  # renumbering the clients renumbers the results; False where draws go by id
     # Training examples reach what leaves a client through gradients only. Where they do not, noise on gradients hides
     # nothing, and the method is refused under differential privacy; `leaks` says what it is.
@@ -113,11 +115,12 @@ class Algorithm(Generic[Server, Client, Down, Up]):
             raise ConfigError(
                 f"{type(self).__name__} needs at least {self.min_clients} clients; got {clients.num_clients}"
             )
-        if self.plain_steps and (self.work.momentum or self.work.weight_decay):
-            raise ConfigError(
-                f"{type(self).__name__}'s local steps are its own, without momentum or weight decay; got "
-                f"momentum={self.work.momentum}, weight_decay={self.work.weight_decay}; set both to 0 for this method"
-            )
+        for name, taken in (("momentum", self.takes_momentum), ("weight_decay", self.takes_weight_decay)):
+            if not taken and getattr(self.work, name):
+                raise ConfigError(
+                    f"{type(self).__name__}'s local steps are its own, without {name}; got {getattr(self.work, name)}; "
+                    "set it to 0 for this method"
+                )
 
     def leaked(self) -> dict[str, str]:
         """`leaks` and what these options add to them, each with the way to avoid it ("" where there is none)."""

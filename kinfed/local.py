@@ -59,6 +59,18 @@ def sgd(
     return x
 
 
+def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float) -> Tensor:
+    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own. May be `theta`
+    itself: not to be changed in place."""
+    g = task.grad(theta, batch)
+    return g.add(theta, alpha=weight_decay) if weight_decay else g
+
+
+def toward_zero(theta: Tensor, weight_decay: float) -> Pull | None:
+    """Weight decay as a pull, for `task.descend_`."""
+    return (weight_decay, theta.new_zeros(1).expand_as(theta)) if weight_decay else None
+
+
 def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield (batch, [active rows of every tensor]) per step, for methods with a loop of their own.
 

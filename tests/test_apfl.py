@@ -47,6 +47,24 @@ def test_rounds_follow_algorithm_1(every_step: bool, weights: str) -> None:
                 close(models(loop)[m], alpha[m] * v[m] + (1 - alpha[m]) * server(loop))
 
 
+def test_weight_decay_is_part_of_both_losses() -> None:
+    kappa = 0.3
+    with by_hand(APFL(replace(ALL, weight_decay=kappa), alpha=0.4)) as loop:
+        v = loop.task.init(SEED)
+        for _ in range(2):
+            w = server(loop)
+            alpha = float(state(loop, 1, "alpha"))
+            mixed = alpha * v + (1 - alpha) * w
+            g = gradient(loop, 1, mixed) + kappa * mixed
+            alpha = min(max(alpha - LR * float(g @ (v - w)), 0.0), 1.0)
+            v = v - LR * alpha * g
+            wanted = mean([w - LR * (gradient(loop, m, w) + kappa * w) for m in range(3)])
+            loop.round()
+            close(server(loop), wanted)
+            close(state(loop, 1, "v"), v)
+            assert float(state(loop, 1, "alpha")) == pytest.approx(alpha, abs=1e-6)
+
+
 def test_alpha_stays_in_the_first_round_and_moves_in_the_second() -> None:
     with by_hand(APFL(ALL, alpha=0.3)) as loop:
         loop.round()

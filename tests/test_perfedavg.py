@@ -97,6 +97,21 @@ def test_rates_default_to_the_works_and_decay_with_it() -> None:
         assert torch.equal(server(plain), server(named))
 
 
+@pytest.mark.parametrize(("variant", "power"), [("fo", 1), ("hf", 2)])
+def test_weight_decay_is_part_of_the_loss(variant: str, power: int) -> None:
+    """f = (w − z)²/(2 s) + κ w²/2 is a quadratic of curvature 1/s + κ around z/(1 + κ s)."""
+    kappa = 0.4
+    method = PerFedAvg(replace(ALL, weight_decay=kappa), variant, alpha=ALPHA, beta=BETA)
+    with quadratic(method, start=5.0) as (loop, world):
+        w, curve = server(loop), 1 / world.s[:, None] + kappa
+        centre = world.z / (1 + kappa * world.s[:, None])
+        loop.round()
+        factor = 1 - BETA * curve * (1 - ALPHA * curve) ** power
+        close(server(loop), (centre + factor * (w - centre)).mean(0), 1e-5)
+        w = server(loop)
+        close(models(loop), w - ALPHA * curve * (w - centre), 1e-5)
+
+
 def test_a_client_at_its_minimum_stays() -> None:
     """v = 0: the Hessian-free correction has nothing to divide by, and nothing to correct."""
     with quadratic(PerFedAvg(ALL, "hf"), clients=1) as (loop, world):

@@ -165,8 +165,15 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pfedme", "perfedavg", "perfedavg_hf", "apfl"])
-@pytest.mark.parametrize("extra", [{"momentum": 0.9}, {"weight_decay": 0.01}], ids=["momentum", "decay"])
-def test_steps_of_ones_own_refuse_momentum_and_weight_decay(name: str, extra: dict[str, float]) -> None:
-    method = make_algorithm(name, Work(lr=0.05), extra)
-    with pytest.raises(ConfigError, match="local steps are its own, without momentum"), by_hand(method):
+def test_steps_of_ones_own_have_no_momentum(name: str) -> None:
+    method = make_algorithm(name, Work(lr=0.05), {"momentum": 0.9})
+    with pytest.raises(ConfigError, match=r"its own, without momentum; got 0\.9; set it to 0"), by_hand(method):
         pass
+
+
+def test_weight_decay_is_part_of_the_loss() -> None:
+    """Of the inner steps only, however it is given: w follows θ."""
+    ours = run(PFedMe(Work(lr=0.05, batch=5, steps=3, weight_decay=0.1), lam=LAM))
+    theirs = run(PFedMe(Work(lr=0.05, batch=5, steps=3), lam=LAM, inner_decay=0.1))
+    assert torch.equal(ours["server.w"], theirs["server.w"])
+    assert not torch.equal(ours["server.w"], run(PFedMe(Work(lr=0.05, batch=5, steps=3), lam=LAM))["server.w"])

@@ -22,7 +22,7 @@ from torch import Tensor
 from kinfed.algorithm import Algorithm, mean_of
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
-from kinfed.local import each_step
+from kinfed.local import each_step, gradient, toward_zero
 from kinfed.task import Task
 from kinfed.tree import Tree
 
@@ -60,7 +60,7 @@ class APFL(Algorithm[Server, Client, Down, Up]):
     weights: str = "equal"
     """Weights of the average: "equal" (paper) or "examples"."""
 
-    plain_steps = True
+    takes_momentum = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -80,15 +80,15 @@ class APFL(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         batches = data.train.batches(self.work)
-        eta = batches.lr
+        eta, decay = batches.lr, self.work.weight_decay
         w, v, alpha = down.w.clone(), client.v.clone(), client.alpha.clone()
         for batch, (w_m, v_m, a) in each_step(batches, w, v, alpha):
-            g = task.grad(mixture(v_m, w_m, a), batch)  # ∇f(v̄)
+            g = gradient(task, mixture(v_m, w_m, a), batch, decay)  # ∇f(v̄)
             if self.adaptive and (self.alpha_every_step or batch.step == 0):
                 slope = (g * (v_m - w_m)).sum(1, dtype=torch.float64)  # ⟨∇f(v̄), v − w⟩
                 a.sub_(eta * slope).clamp_(0, 1)
-            v_m.sub_(g.mul_((eta * a)[:, None].to(g.dtype)))
-            task.descend_(w_m, batch, eta)
+            v_m.sub_(g * (eta * a)[:, None].to(g.dtype))
+            task.descend_(w_m, batch, eta, toward_zero(w_m, decay))
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
         return Client(v, alpha), Up(w - down.w, count)
 

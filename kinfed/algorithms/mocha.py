@@ -91,7 +91,8 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
     """Rounds between updates of the clients' relations Σ; 0 leaves them unrelated."""
 
     keeps_stragglers = True
-    plain_steps = True
+    takes_momentum = False
+    takes_weight_decay = False
     symmetric = False  # the order of coordinates is drawn by client id
     private = False
     leaks = ("the sum of its examples weighted by dual variables",)

@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfed.algorithm import Algorithm, mean_of
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
-from kinfed.local import each_step, sgd
+from kinfed.local import each_step, gradient, sgd, toward_zero
 from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
 
@@ -60,7 +60,7 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
     adapt_steps: int = 1
     """Steps on training data that turn w into a personal model."""
 
-    plain_steps = True
+    takes_momentum = False
 
     def __post_init__(self) -> None:
         if self.variant not in ("fo", "hf"):
@@ -88,14 +88,16 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
         streams = ("meta", "hessian") if self.variant == "hf" else ("meta",)
         others = [data.train.batches(self.work, stream=name) for name in streams]
         alpha, beta = self._rates(batches.lr)
+        decay = self.work.weight_decay
         w = down.w.clone()
         for (b, [x]), (_, b1), *rest in zip(each_step(batches, w), *others, strict=True):
             tilde = x.clone()
-            task.descend_(tilde, b, alpha)
-            v = task.grad(tilde, b1)
+            task.descend_(tilde, b, alpha, toward_zero(x, decay))
+            v = gradient(task, tilde, b1, decay)
             for _, b2 in rest:  # one with "hf", none with "fo"
                 delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
-                q = (task.grad(x + delta * v, b2) - task.grad(x - delta * v, b2)) / (2 * delta)
+                plus, minus = (gradient(task, x + sign * delta * v, b2, decay) for sign in (1, -1))
+                q = (plus - minus) / (2 * delta)
                 v = v - alpha * q
             x.add_(v, alpha=-beta)
         return Nothing(), Up(w - down.w)

@@ -9,7 +9,7 @@ one step of w_m. λ → ∞ is FedAvg's model for everyone; λ = 0 never moves w
 
 Where this differs from the authors' repository, it follows the paper: only active clients train (the repository
 trains all and averages some, which refreshes everyone's personal model for free), the average is equal
-(`weights="examples"` for the repository's), and the inner steps have no weight decay (`inner_decay`).
+(`weights="examples"` for the repository's), and the inner steps have no weight decay of their own (`inner_decay`).
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
     weights: str = "equal"
     """Weights of the average: "equal" (paper) or "examples" (repository)."""
     inner_decay: float = 0.0
-    """Weight decay of the inner steps (the repository uses 0.001)."""
+    """Weight decay of the inner steps beside that of the work (the repository uses 0.001)."""
     recompute: bool = False
     """Evaluate a proximal point freshly computed at the current w (K steps on training data) for every client."""
 
-    plain_steps = True
+    takes_momentum = False
 
     def __post_init__(self) -> None:
         if self.weights not in ("examples", "equal"):
@@ -110,9 +110,10 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
         return Client(theta, torch.ones_like(client.seen)), Up(w - down.w, count)
 
     def _inner_step(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
-        if self.inner_decay:
+        decay = self.inner_decay + self.work.weight_decay
+        if decay:
             # λ (θ − w) + κ θ = (λ + κ) (θ − w λ/(λ + κ))
-            total = self.lam + self.inner_decay
+            total = self.lam + decay
             task.descend_(x, batch, lr, (total, center * (self.lam / total)))
         else:
             task.descend_(x, batch, lr, (self.lam, center))  # ∇f(θ) + λ (θ − w_m)
