@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.data.federation import Federation, Population
 from kinfed.data.sharing import share_examples
@@ -59,7 +61,7 @@ class FedAvgData(FedAvg):
             raise ConfigError(f"warm_steps must not be negative; got {self.warm_steps}")
 
     def exchange(self, federation: Federation, clients: Population) -> tuple[Federation, Population]:
-        examples = len(federation.train.rows.unique())
+        examples = len(torch.unique(federation.train.rows))
         base = examples if self.share_base == "global" else examples / clients.num_clients
         size = max(round(self.share * base), 1)
         return share_examples(federation, clients, size, self.alpha, clients.key("shared-examples"))

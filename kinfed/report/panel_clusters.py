@@ -235,10 +235,9 @@ def members(method: Method, history: History) -> Figure:
 
 def tree(method: Method, history: History) -> Figure | None:
     """Where a method records from which cluster (`parent`) and in which round (`born`) each one was split."""
-    values = [series(method, key).get(history.seed, {}).get(history.rounds[-1]) for key in ("parent", "born")]
-    if any(not isinstance(value, list) for value in values):
+    parent, born = (series(method, key).get(history.seed, {}).get(history.rounds[-1]) for key in ("parent", "born"))
+    if not isinstance(parent, list) or not isinstance(born, list):
         return None
-    parent, born = values
     if not 1 < len(parent) <= MAX_BRANCHES or len(born) != len(parent):
         return None
     order: list[int] = [0]
