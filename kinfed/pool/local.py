@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 CHUNK_BYTES = 4 << 20  # parameters of one chunk: twice a core's L2 was the best of 1-16 MB on dense models
 MIN_CHUNKS = 4  # so that a small cohort still spreads over threads, ...
-STEP_FLOPS = 20_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
+STEP_FLOPS = 10_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
 
 
 @dataclass
@@ -176,6 +176,9 @@ class LocalPool:
                 fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
                 worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.work.batch) + 1
                 size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
+                size = (
+                    -(-n // -(-n // size)) if n else 1
+                )  # as many chunks, of equal sizes: no worker waits for a large one
         for begin in range(0, n, size):
             yield begin, min(begin + size, n)
 
