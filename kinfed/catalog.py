@@ -10,6 +10,7 @@ import textwrap
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.finetune import Finetuned
 from kinfed.data.options import OptionDoc, documented
 from kinfed.data.partition import PARTITIONS
 from kinfed.data.sources import SOURCES
@@ -32,7 +33,7 @@ def options_of(name: str) -> list[OptionDoc]:
         entry = ALGORITHMS[name]
         return [
             dataclasses.replace(doc, default=entry.preset.get(doc.name, doc.default))
-            for doc in _algorithm_options(entry.method)
+            for doc in (*_algorithm_options(entry.method), *_algorithm_options(Finetuned))
         ]
     if name in PARTITIONS:
         return documented(PARTITIONS[name])

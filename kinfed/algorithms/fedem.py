@@ -66,8 +66,8 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
     weights: str = "examples"
     """Weights of the average: "examples" (N_m) or "equal"."""
 
-    private = False
-    leaks = ("components trained in proportions that come from losses on training examples",)
+    private = False  # through π every example has a say in the weight of every other
+    leaks = ("updates weighted by proportions computed from all of its examples",)
 
     def __post_init__(self) -> None:
         if self.components < 1:
