@@ -68,8 +68,8 @@ class Finetuned(Method):
         return others | {"without_finetuning": super().personalize(task, client, down, data)}
 
     def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
-        asked = super().personal_gradients(count)
-        return asked | {1: asked.get(1, torch.zeros_like(count)) + self.finetune}
+        own = super().personal_gradients(count)
+        return own | {1: own.get(1, torch.zeros_like(count)) + self.finetune} if self.finetune else own
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Classes made at run time have no name to be found by; the method that they are made from has."""
