@@ -140,11 +140,12 @@ class StackedNet:
     ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient.
 
-        The backward pass is linear in the output delta, so the learning rate (also one per client) enters there."""
+        The backward pass is linear in the output delta, so learning rates of the clients' own enter there; one for
+        all enters where a gradient is added."""
         layers = self._layers(theta)
         values = self._forward(layers, x)
-        rate = lr[:, None] if isinstance(lr, Tensor) else lr
-        delta = output_delta(values[-1], y, weight * (-rate))
+        scale = 1.0 if isinstance(lr, Tensor) else -lr
+        delta = output_delta(values[-1], y, weight * -lr[:, None] if isinstance(lr, Tensor) else weight)
         centers: Layers = []
         if pull is not None:
             centers, amount = self._layers(pull[1]), pull[0] * lr
@@ -157,9 +158,9 @@ class StackedNet:
                 w.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
                 if bias is not None and center_bias is not None:
                     bias.lerp_(center_bias, amount)
-            w.baddbmm_(d.transpose(1, 2), values[number])
+            w.baddbmm_(d.transpose(1, 2), values[number], alpha=scale)
             if bias is not None:
-                bias += d.sum(1)
+                bias.add_(d.sum(1), alpha=scale)
 
     @torch.no_grad()
     def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
