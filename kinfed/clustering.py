@@ -26,7 +26,7 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BLOCK = 1 << 17  # numbers of the models that are worked on at once: a megabyte, which stays in cache
+BLOCK = 1 << 16  # numbers of the models that are worked on at once: half a megabyte, which stays in cache
 RESOLUTION = 1e-7  # of distances, in parts of the largest: what products of float64 can tell apart
 MAX_ITERATIONS = 300
 
@@ -44,22 +44,24 @@ def coordinates(*points: Tensor) -> Array:
     Distances below RESOLUTION of the largest may become zero; float32 models that close differ in their last bits."""
     n, width = sum(len(rows) for rows in points), points[0].shape[1]
     if width <= n:
-        return np.asarray(_centred(torch.cat(points)).numpy())
-    gram = torch.zeros(n, n, dtype=torch.float64)
+        x = torch.cat(points).to("cpu", torch.float64)
+        x = x - x[:1]
+        return np.asarray((x - x.mean(0)).numpy())
     step = max(1, BLOCK // n)
+    gram = torch.zeros(n, n, dtype=torch.float64)
+    buffer = torch.empty(n, step, dtype=torch.float64)
     for begin in range(0, width, step):
-        x = _centred(torch.cat([rows[:, begin : begin + step] for rows in points]))
+        x = buffer[:, : width - begin]
+        row = 0
+        for rows in points:
+            x[row : row + len(rows)] = rows[:, begin : begin + step]
+            row += len(rows)
+        x -= x[:1].clone()  # where models are close, their products then lose nothing, and equal ones are exactly 0
         gram.addmm_(x, x.T)
+    gram += gram.mean() - gram.mean(0) - gram.mean(1, keepdim=True)  # as if their mean had been subtracted
     values, vectors = np.linalg.eigh(gram.numpy())
     noise = n * np.finfo(np.float64).eps * values[-1]
     return np.asarray(vectors * np.sqrt(np.where(values > noise, values, 0.0)))
-
-
-def _centred(points: Tensor) -> Tensor:
-    """The points minus their mean: products of close models then lose nothing. Equal ones become exactly zero."""
-    x = points.to("cpu", torch.float64)
-    x = x - x[:1]
-    return x - x.mean(0)
 
 
 def distances(points: Tensor) -> Tensor:
