@@ -1,8 +1,8 @@
 """Epsilon of what was asked, and the noise for a wanted epsilon. Needs the extra `dp` (Google's dp-accounting).
 
 The numbers come from privacy loss distributions (PLD), which are tight: every value is an upper bound, above the exact
-one by less than 0.1 % (1 % where epsilon is in the hundreds). Renyi accounting (RDP) stands beside it, because most
-papers print it; its epsilon is larger by 5 to 20 %, and by as much again with the conversion of 2017 that older
+one by less than 0.1 % (a few % where epsilon is in the thousands). Renyi accounting (RDP) stands beside it, because
+most papers print it; its epsilon is larger by 5 to 20 %, and by as much again with the conversion of 2017 that older
 libraries use. Accountants that approximate by a Gaussian limit are not offered: they report less than is spent.
 
 Neighbouring data sets differ in one example that one of them lacks (add or remove one).
@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from kinfed.errors import ConfigError
 from kinfed.privacy.ledger import Event, Events, skyline, together
@@ -63,19 +64,22 @@ def _loss(q: float, noise: float, step: float) -> Any:
 
 
 def _grid(events: Events, noise: float, delta: float) -> float:
-    """Distance of the grid's points: a power of two, so that few different ones occur.
+    """Distance of the grid's points: a power of two, so that few different ones occur."""
+    mu2 = max(event.gradients for event in events) / noise**2
+    one = mu2 / 2 + 7 * math.sqrt(mu2)
+    return float(2.0 ** math.floor(math.log2(max(_guess(events, noise, delta) / POINTS, one / POINTS_OF_ONE))))
 
-    The size of epsilon is guessed from a Gaussian limit, or from no sampling at all, whichever gives less; a bad
-    guess costs time or tightness, never truth."""
-    sampled = plain = one = 0.0
+
+def _guess(events: Events, noise: float, delta: float) -> float:
+    """About how large epsilon is: from a Gaussian limit, or from no sampling at all, whichever gives less. Grids are
+    chosen and searches begun by it; a bad guess costs time or tightness, never truth."""
+    sampled = plain = 0.0
     for event in events:
         mu2 = event.gradients / noise**2
         plain += event.batches * mu2
         sampled += event.batches * event.q**2 * math.expm1(min(mu2, 700.0))
-        one = max(one, mu2 / 2 + 7 * math.sqrt(mu2))
     mu = math.sqrt(min(plain, sampled))
-    size = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return float(2.0 ** math.floor(math.log2(max(size / POINTS, one / POINTS_OF_ONE))))
+    return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
 
 
 @lru_cache(maxsize=1024)
@@ -107,19 +111,27 @@ def largest(all_events: Iterable[Events], noise: float, delta: float, measure: M
 
 
 def noise_for(target: float, all_events: Iterable[Events], delta: float) -> float:
-    """The least noise (to 0.1 %, rounded up) with which no client's epsilon exceeds the target."""
-    worst = skyline(all_events)
-    low = high = 1.0
-    if not worst:
-        return high
-    while largest(worst, high, delta) > target:
-        low, high = high, 2 * high
-    while low == high or largest(worst, low, delta) <= target:
-        low, high = low / 2, low
-    while high > low * (1 + NOISE_PRECISION):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if largest(worst, middle, delta) <= target else (middle, high)
-    return float(f"{high * 1.00005:.5g}")
+    """The least noise (to 0.1 %, rounded up) with which no client's epsilon exceeds the target; 1 if none is asked."""
+    noise = 0.0
+    for events in sorted(skyline(all_events), key=lambda events: _guess(events, 1.0, delta), reverse=True):
+        if not noise or epsilon(events, noise, delta) > target:
+            noise = _noise_of_one(target, events, delta)
+    return noise or 1.0
+
+
+def _noise_of_one(target: float, events: Events, delta: float) -> float:
+    def excess(log_noise: float) -> float:
+        return math.log(epsilon(events, math.exp(log_noise), delta) / target)
+
+    low = high = float(optimize.brentq(lambda x: math.log(_guess(events, math.exp(x), delta) / target), -30, 30))
+    while excess(low) < 0:
+        low -= 0.2
+    while excess(high) > 0:
+        high += 0.2
+    found = float(optimize.brentq(excess, low, high, xtol=NOISE_PRECISION / 4))
+    while epsilon(events, noise := float(f"{math.exp(found):.6g}"), delta) > target:
+        found += NOISE_PRECISION / 4
+    return noise
 
 
 def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget: float, horizon: int) -> int:
