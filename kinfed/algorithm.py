@@ -88,6 +88,12 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.mixture)."""
         raise NotImplementedError
 
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        """The server as it serves clients who join after the run: what it keeps by client has rows for them at the end,
+        as `init_server` makes them (kinfed.adopt). For a method that must find their place, from their training and
+        validation data only, or that cannot serve them (ConfigError with the reason)."""
+        return server
+
     def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         """Other models [n, P] that are reported under the method's name, scored beside the personal ones."""
         return {}

@@ -209,6 +209,14 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where(client.seen[:, None].to(down.omega.device), client.theta, down.omega)
 
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        """Newcomers join the context, of those that have clients, whose model fits their training examples best."""
+        loss = torch.stack([task.mean_loss(w.expand(len(data), -1), data.train) for w in server.omega], 1)
+        used = torch.bincount(server.context[server.context >= 0], minlength=len(server.omega)).cpu() > 0
+        context = server.context.clone()
+        context[data.ids] = torch.where(used, loss.nan_to_num(nan=torch.inf), torch.inf).argmin(1).to(context)
+        return replace(server, context=context)
+
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
         context = server.context[ids]
         own = server.omega[context.clamp_min(0)]
