@@ -33,7 +33,7 @@ MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters
 class Watch:
     """Records what a loop asks of a method."""
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: Any, **hooks: Callable[..., Any]) -> None:
         self.prepared: list[list[int]] = []
         self.downloaded: list[list[int]] = []
         self.aggregated: list[list[int]] = []
@@ -45,6 +45,7 @@ class Watch:
             download=self._download,
             client_update=self._client_update,
             aggregate=self._aggregate,
+            **hooks,
         )
 
     def _prepare(self, inner: Any, server: Any, ids: Tensor) -> Any:
@@ -283,6 +284,15 @@ def test_a_loaded_run_goes_on_from_its_round() -> None:
         assert second.completed == 3
         assert first.round().round == second.round().round == 4
         assert torch.equal(first.server.named()["w"], second.server.named()["w"])
+
+
+def test_a_method_may_call_on_other_clients_than_those_sampled() -> None:
+    watch = Watch(FedAvg(work=WORK), call=lambda inner, server, ids: torch.tensor([1, 4]))
+    with Bench("fedavg").loop(Schedule(0.5), algorithm=watch.method) as loop:
+        report = loop.round()
+        assert (report.active, report.dropped) == (2, 0)
+        assert watch.prepared == watch.aggregated == [[1, 4]]
+        assert sorted(loop.pool.clients.seen.tolist()) == [1, 4]
 
 
 def test_methods_are_told_the_participation_that_happens() -> None:

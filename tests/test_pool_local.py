@@ -109,6 +109,27 @@ def test_chunks_run_in_the_workers_on_one_torch_thread_each() -> None:
     pool.close()
 
 
+def test_states_are_kept_in_the_same_order_whichever_chunk_is_done_first() -> None:
+    """A checkpoint lists clients in the order they came; it must not depend on the threads."""
+    last_done = threading.Event()
+
+    def client_update(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        if 2 in data.ids.tolist():  # the first chunk waits for the last
+            assert last_done.wait(60)
+        out = inner(task, client, down, data)
+        if 0 in data.ids.tolist():
+            last_done.set()
+        return out
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=2, workers=3)
+    reply = pool.train(torch.arange(6), start_of(pool), 1)
+    alone = pool_of(FedAvg(work=WORK), chunk=2, workers=1)
+    assert torch.equal(reply.up.delta, alone.train(torch.arange(6), start_of(alone), 1).up.delta)
+    assert pool.clients.seen.tolist() == alone.clients.seen.tolist() == [2, 4, 5, 3, 1, 0]
+    pool.close()
+    alone.close()
+
+
 def test_effort_belongs_to_its_client() -> None:
     found: dict[int, float] = {}
 
