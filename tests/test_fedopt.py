@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from method_bench import ALL, LR, by_hand, close, gradient, run, server, state, weighted
 
@@ -50,7 +50,7 @@ def test_rounds_follow_algorithm_2(optimizer: str) -> None:
     st.sampled_from(OPTIMIZERS),
     st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),
     st.floats(0, 0.99),
-    st.floats(0, 0.99),
+    st.floats(0.5, 0.99),  # yogi keeps at least β₂ v of v, so rounding errors at most double in a round
     st.floats(1e-3, 1),
 )
 def test_one_coordinate_over_many_rounds(
@@ -61,6 +61,7 @@ def test_one_coordinate_over_many_rounds(
     state = Server(torch.zeros(1), torch.zeros(1), torch.full((1,), tau**2))
     w, m, v = 0.0, 0.0, tau**2
     for delta in deltas:
+        assume(abs(v - delta**2) > 1e-5 * v)  # yogi jumps there
         m = beta1 * m + (1 - beta1) * delta
         v = second_moment(optimizer, v, delta, beta2)
         w += 0.5 * m / (math.sqrt(v) + tau)
