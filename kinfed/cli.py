@@ -288,6 +288,44 @@ def gain(
     console.print(summary(found), highlight=False, soft_wrap=True)
 
 
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+    tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
+) -> None:
+    """Say whether two runs have the same results, times aside; exit status 1 where they differ."""
+    from kinfed.journal import same_results
+
+    differences = same_results(first, second, tolerance=tolerance)
+    for line in differences:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if differences:
+        raise typer.Exit(1)
+    console.print("same results")
+
+
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="mlr, mlp, cnn, mlr-10k; all where absent.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,
+    threads: Annotated[str, typer.Option(help="Numbers of cores, e.g. 1,2 (default: one, and all).")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny workloads: does everything run?")] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
+) -> None:
+    """Measure rounds against a plain PyTorch loop and against the limits of this machine."""
+    from kinfed import storage
+    from kinfed.bench import print_result, run_benchmarks
+
+    with console.status("") as status:
+        result = run_benchmarks(
+            workloads or (), repeats, _integers("--threads", threads), quick=quick, progress=status.update
+        )
+    print_result(result, console)
+    if json is not None:
+        storage.write_atomically(json, (result.to_json() + "\n").encode())
+
+
 def _integers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())

@@ -89,6 +89,22 @@ def test_describe_shows_who_holds_what(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
+def test_compare_tells_equal_runs_from_others(finished: Path) -> None:
+    again = kinfed("run", *QUICK, "--out", "again", cwd=finished.parent)
+    assert again.returncode == 0, again.stderr
+    assert kinfed("compare", finished, "again", cwd=finished.parent).stdout.strip() == "same results"
+    assert kinfed("run", *QUICK, "--lr", "0.04", "--out", "other", cwd=finished.parent).returncode == 0
+    differs = kinfed("compare", finished, "other", cwd=finished.parent)
+    assert differs.returncode == 1
+    assert "lr" in differs.stdout
+
+
+def test_bench_runs(tmp_path: Path) -> None:
+    done = kinfed("bench", "mlr", "--quick", "--repeats", "1", "--threads", "1", "--json", "b.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "b.json").read_text())["comparisons"]
+
+
 def test_gain_of_a_table_and_of_a_run(tmp_path: Path, finished: Path) -> None:
     (tmp_path / "t.csv").write_text("client,estimate,variance,n\na,1.0,0.1,10\nb,1.2,0.1,200\nc,0.9,0.1,15\n")
     done = kinfed("gain", "t.csv", cwd=tmp_path)
