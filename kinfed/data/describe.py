@@ -15,6 +15,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from torch import Tensor
 
+from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 
 
@@ -34,6 +35,7 @@ class Description:
     emd_code: list[float]  # [K]
     description: dict[str, Any]  # data set, partition and their options
     notes: list[str]
+    inputs: dict[str, Any]  # what models are fed: shape of an example, and (x - mean) / std; for clients who join later
 
     @property
     def num_clients(self) -> int:
@@ -79,7 +81,14 @@ def describe(federation: Federation) -> Description:
         emd_code=emd_code(counts["train"]).tolist(),
         description=federation.description,
         notes=list(federation.notes),
+        inputs=_inputs(federation.features),
     )
+
+
+def _inputs(features: Features) -> dict[str, Any]:
+    scale = {"mean": features.mean, "std": features.std}
+    plain = {name: None if value is None else value.tolist() for name, value in scale.items()}
+    return {"shape": list(features.shape), "tokens": features.is_tokens} | plain
 
 
 def emd(counts: Tensor) -> Tensor:

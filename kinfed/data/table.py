@@ -64,6 +64,51 @@ def is_table(name: str) -> bool:
 
 def load_table(path: Path, options: TableOptions) -> Source:
     table = _read(path)
+    used = _roles(table, options, path)
+    assert options.label_column is not None
+    labels, class_names = encode_labels(_values(table, options.label_column, path), f"column {options.label_column}")
+    if len(class_names) < 2:
+        raise DataError(f"column {options.label_column} of {path} holds one class only ({class_names[0]})")
+    columns = _feature_columns(table, options, used)
+    source = Source(str(path), _features(table, path, options, columns), labels, len(class_names), class_names)
+    source.standardize = options.standardize and options.image_column is None
+    source.options = asdict(options) | {"columns": columns}
+    if options.split_column is not None:
+        source.is_test, source.is_val = _splits(table, options.split_column, path)
+    if options.client_column is not None:
+        owners = encode(_values(table, options.client_column, path), f"column {options.client_column}")
+        source.owners, source.owner_names = owners
+        if options.group_column is not None:
+            _set_groups(source, _values(table, options.group_column, path), options.group_column)
+    return source
+
+
+def load_like(path: Path, options: TableOptions, columns: list[str] | None, classes: list[str]) -> Source:
+    """A table of data like others seen before: their feature `columns` (None: all without another role), in their
+    order, and labels among their `classes`. Features are not standardized; other columns are left out."""
+    table = _read(path)
+    used = _roles(table, options, path)
+    assert options.label_column is not None
+    where = f"column {options.label_column} of {path}"
+    index, names = encode_labels(_values(table, options.label_column, path), where)
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{where} holds the class {unknown[0]!r}, which the models do not know; they know {shown}")
+    if columns is None or options.image_column is not None:
+        columns = _feature_columns(table, options, used)
+    lacking = [name for name in columns if name not in table.column_names]
+    if lacking:
+        raise DataError(f"{path} lacks {len(lacking)} of the models' {len(columns)} features: {', '.join(lacking[:5])}")
+    places = torch.tensor([classes.index(name) for name in names])
+    source = Source(str(path), _features(table, path, options, columns), places[index], len(classes), classes)
+    if options.split_column is not None:
+        source.is_test, source.is_val = _splits(table, options.split_column, path)
+    return source
+
+
+def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
+    """Columns that are something else than features, after a check of all that the options name."""
     if options.label_column is None:
         raise ConfigError(f"which column of {path} is the class? Set label_column to one of {_listed(table)}")
     named = {
@@ -85,21 +130,13 @@ def load_table(path: Path, options: TableOptions) -> Source:
         raise ConfigError("group_column gives groups of clients, so it needs client_column too")
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
+    return set(used)
 
-    labels, class_names = encode_labels(_values(table, options.label_column, path), f"column {options.label_column}")
-    if len(class_names) < 2:
-        raise DataError(f"column {options.label_column} of {path} holds one class only ({class_names[0]})")
-    source = Source(str(path), _features(table, path, options, set(used)), labels, len(class_names), class_names)
-    source.standardize = options.standardize and options.image_column is None
-    source.options = asdict(options)
-    if options.split_column is not None:
-        source.is_test, source.is_val = _splits(table, options.split_column, path)
-    if options.client_column is not None:
-        owners = encode(_values(table, options.client_column, path), f"column {options.client_column}")
-        source.owners, source.owner_names = owners
-        if options.group_column is not None:
-            _set_groups(source, _values(table, options.group_column, path), options.group_column)
-    return source
+
+def _feature_columns(table: pa.Table, options: TableOptions, used: set[str]) -> list[str]:
+    if options.image_column is not None:
+        return []
+    return [name for name in table.column_names if name not in used and name not in options.ignored]
 
 
 def _read(path: Path) -> pa.Table:
@@ -147,12 +184,11 @@ def _values(table: pa.Table, column: str, path: Path) -> np.ndarray[Any, Any]:
     return np.array([str(value) for value in values.to_pylist()])
 
 
-def _features(table: pa.Table, path: Path, options: TableOptions, used: set[str]) -> Features:
+def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[str]) -> Features:
     if options.image_column is not None:
         where = f"column {options.image_column} of {path}"
         encoded = images.image_bytes(table[options.image_column], path.parent, where)
         return Features(images.decode(encoded, where), None, torch.tensor(255.0))
-    columns = [name for name in table.column_names if name not in used and name not in options.ignored]
     if not columns:
         raise DataError(f"{path} has no feature columns left; it has {_listed(table)}")
     bad = [name for name in columns if not _is_number(table[name].type)]
