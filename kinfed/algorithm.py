@@ -148,6 +148,13 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "work"}
 
 
+def best_fit(task: Task, models: Tensor, data: Cohort) -> Tensor:
+    """[n] int64: which of the models [C, P] has the least loss on each client's training examples; of equals the first,
+    and a loss that is not finite loses."""
+    loss = torch.stack([task.mean_loss(w.expand(len(data), -1), data.train) for w in models], 1)
+    return torch.argmin(loss.nan_to_num(nan=torch.inf), 1)
+
+
 def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
     """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
     weight = weight.to(rows.device, torch.float64)

@@ -26,13 +26,13 @@ Decisions:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithm import Algorithm, best_fit, mean_of
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.hierarchy import agglomerate, cosines
@@ -170,6 +170,12 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.w
+
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        """Newcomers join the cluster whose model fits their training examples best."""
+        cluster = server.cluster.clone()
+        cluster[data.ids] = best_fit(task, server.model, data).to(cluster)
+        return replace(server, cluster=cluster)
 
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
         return server.model[server.cluster[ids]]

@@ -35,7 +35,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from kinfed import rng
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithm import Algorithm, best_fit, mean_of
 from kinfed.clustering import Array, Clusters, coordinates, distances, k_means, lloyd
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
@@ -211,10 +211,9 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
 
     def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers join the context, of those that have clients, whose model fits their training examples best."""
-        loss = torch.stack([task.mean_loss(w.expand(len(data), -1), data.train) for w in server.omega], 1)
-        used = torch.bincount(server.context[server.context >= 0], minlength=len(server.omega)).cpu() > 0
+        used = torch.unique(server.context[server.context >= 0])
         context = server.context.clone()
-        context[data.ids] = torch.where(used, loss.nan_to_num(nan=torch.inf), torch.inf).argmin(1).to(context)
+        context[data.ids] = used[best_fit(task, server.omega[used], data)]
         return replace(server, context=context)
 
     def global_models(self, server: Server, ids: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ Decisions:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithm import Algorithm, best_fit, mean_of
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.hierarchy import LINKAGES, METRICS, agglomerate, distances
@@ -141,6 +141,12 @@ class FLHC(Algorithm[Server, Nothing, Down, Up]):
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.w
+
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        """Newcomers join the cluster whose model fits their training examples best."""
+        cluster = server.cluster.clone()
+        cluster[data.ids] = best_fit(task, server.model, data).to(cluster)
+        return replace(server, cluster=cluster)
 
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
         cluster = server.cluster[ids]

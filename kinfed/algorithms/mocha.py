@@ -159,6 +159,12 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
         rho = (sigma.abs().sum(1) / own).max()
         return (rho * own / self.lam).to(torch.float32)
 
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        raise ConfigError(
+            "MOCHA knows how clients are related from what they sent while it ran, and a newcomer has sent nothing; "
+            "run again with it, or adopt from another method"
+        )
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return down.w
 

@@ -191,6 +191,12 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         v = gradient.add_(parameter, alpha=self.server_weight_decay).add_(momentum, alpha=self.server_momentum)
         return parameter.add(v, alpha=-self.server_lr), v
 
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        raise ConfigError(
+            "pFedHN makes a model from a client's embedding, which the server learns round by round, and a newcomer "
+            "has none; run again with it, or adopt from another method"
+        )
+
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.theta
 
