@@ -202,6 +202,23 @@ def test_a_newcomer_weighs_models_and_starts_as_asked(newcomers: str, start: flo
     assert not bool(client.kept)
 
 
+def test_a_client_that_never_trained_is_evaluated_with_a_combination() -> None:
+    federation, task = numbers([[0.0]], [[2.0, 4.0]])
+    cohort = federation.cohort(torch.tensor([0]), 0, 1)
+    method = FedFomo(work=STEP, models=2)
+    assert method.personalize(task, method.init_client(task, cohort), sent(3.0), cohort).item() == 3.0
+    average = FedFomoMA(work=STEP, models=2)
+    down = average.download(
+        server_of(2, theta=torch.tensor([[1.0], [3.0]]), plan=torch.tensor([[0, 1]] * 2)), torch.tensor([0])
+    )
+    client = average.init_client(task, cohort)
+    assert average.personalize(task, client, down, cohort).item() == 2.0
+    trained, _ = average.client_update(task, client, down, cohort)
+    assert trained.theta.item() == 0.0  # from the common start, 0, one step towards 0
+    eager, _ = replace(average, newcomers="combine").client_update(task, client, down, cohort)
+    torch.testing.assert_close(eager.theta, torch.tensor([[1.8]]))
+
+
 # The server.
 
 
@@ -241,29 +258,29 @@ def test_the_best_are_sent_first() -> None:
     assert affinity.choose(P, torch.tensor([0, 1, 2]), some, 2, 0.0, KEY).tolist() == [[4, 3], [3, 4], [0, 1]]
 
 
-def picks(P: Tensor, explore: float, times: int, count: int = 2, client: int = 0) -> Tensor:
-    """[times, count] what a client is sent in many rounds."""
-    everyone = torch.ones(len(P), dtype=torch.bool)
-    ids = torch.tensor([client])
-    return torch.cat([affinity.choose(P, ids, everyone, count, explore, rng.fold(KEY, t)) for t in range(times)])
+def picks(values: list[float], explore: float, times: int = 1000, count: int = 2) -> Tensor:
+    """[times, count]: what so many clients, all with these affinities to six others, are sent."""
+    P = torch.zeros(6 + times, 6 + times, dtype=torch.float64)
+    P[6:, :6] = torch.tensor(values, dtype=torch.float64)
+    ids = torch.arange(6, 6 + times)
+    return affinity.choose(P, ids, torch.arange(6 + times) < 6, count, explore, KEY)
 
 
 def test_equal_affinities_have_an_equal_chance() -> None:
-    chosen = picks(torch.eye(6, dtype=torch.float64), 0.0, 600)
+    chosen = picks([0.0] * 6, 0.0)
     often = torch.bincount(chosen.reshape(-1), minlength=6)
-    assert often[0] == 0
-    assert bool((often[1:] - 240).abs().max() < 60)  # 600 · 2/5, standard deviation 12
+    assert float((often - 1000 / 3).abs().max()) < 75  # standard deviation 15
     assert bool((chosen[:, 0] != chosen[:, 1]).all())
 
 
 def test_exploration_takes_random_models_with_its_probability() -> None:
-    P = torch.tensor([[0.0, 5, 4, 3, 2, 1]] + [[0.0] * 6] * 5, dtype=torch.float64)
-    assert bool((picks(P, 0.0, 50) == torch.tensor([1, 2])).all())
-    first = torch.bincount(picks(P, 0.3, 1000)[:, 0], minlength=6) / 1000
-    assert abs(float(first[1]) - (0.7 + 0.3 / 5)) < 0.05
-    assert bool((first[2:] - 0.06).abs().max() < 0.03)
-    always = torch.bincount(picks(P, 1.0, 600).reshape(-1), minlength=6)
-    assert bool((always[1:] - 240).abs().max() < 60)
+    falling = [6.0, 5, 4, 3, 2, 1]
+    assert bool((picks(falling, 0.0) == torch.tensor([0, 1])).all())
+    first = torch.bincount(picks(falling, 0.3)[:, 0], minlength=6) / 1000
+    assert abs(float(first[0]) - (0.7 + 0.3 / 6)) < 0.07  # standard deviation 0.014
+    assert float((first[1:] - 0.05).abs().max()) < 0.035  # standard deviation 0.007
+    always = torch.bincount(picks(falling, 1.0).reshape(-1), minlength=6)
+    assert float((always - 1000 / 3).abs().max()) < 75
 
 
 @given(st.integers(2, 9), st.floats(0, 1), st.integers(0, 50), st.data())

@@ -115,7 +115,7 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
     """Models on offer: everyone's last upload, or only those of the "previous_round"."""
     newcomers: str = "train"
     """A client that never trained begins at the common start ("train") or at a combination of others ("combine").
-    Either way it weighs what it is sent, and the server learns from that."""
+    Either way it weighs what it is sent, the server learns from that, and it is evaluated with a combination."""
     norm: str = "l2"
     """The distance in Eq. (3): l2, l1, l2sq, or none."""
     affinity_update: str = "raw"
@@ -244,6 +244,8 @@ class FedFomo(Fomo[Client, Down]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         mixed, w, unusable = self._combine(task, client, down, data)
+        if self.newcomers == "train":
+            mixed = torch.where(client.seen[:, None].to(mixed.device), mixed, client.old)
         kept = client.seen & ~(w > 0).any(1)
         theta = sgd(task, mixed, data.train.batches(self.work))
         sent = down.models.shape[1] + 1
@@ -260,11 +262,8 @@ class FedFomo(Fomo[Client, Down]):
         loss = mean_losses(task, [client.old, *candidates], judges(data))
         w, unusable = weights(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
         share = shares(w)
-        mixed = convex(candidates, share)
-        keeps = share.sum(1) == 0
-        if self.newcomers == "train":
-            keeps = keeps | ~client.seen
-        return torch.where(keeps[:, None].to(mixed.device), client.old, mixed), w, unusable
+        keeps = (share.sum(1) == 0)[:, None].to(client.old.device)
+        return torch.where(keeps, client.old, convex(candidates, share)), w, unusable
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         new = super().aggregate(server, ids, up)

@@ -91,7 +91,10 @@ class FedFomoMA(Fomo[Client, Down]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         w, unusable = self._weigh(task, down, data)
-        theta = sgd(task, self._start(client, down, w), data.train.batches(self.work))
+        start = self._start(client, down, w)
+        if self.newcomers == "train":
+            start = torch.where(client.seen[:, None].to(start.device), start, client.theta)
+        theta = sgd(task, start, data.train.batches(self.work))
         reported = torch.zeros(len(data), self.models)
         reported[:, : w.shape[1]] = w.to(torch.float32)
         return Client(theta, torch.ones_like(client.seen), client.unusable + unusable), Up(theta, reported, None)
@@ -110,16 +113,12 @@ class FedFomoMA(Fomo[Client, Down]):
         if not down.averages.shape[1]:
             return client.theta
         if self.combine == "server":
-            mixed = down.start[:, 0]
-        else:
-            average, *without = down.averages.unbind(1)
-            share = shares(w)
-            # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
-            kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
-            mixed = convex([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
-        if self.newcomers == "combine":
-            return mixed
-        return torch.where(client.seen[:, None].to(mixed.device), mixed, client.theta)
+            return down.start[:, 0]
+        average, *without = down.averages.unbind(1)
+        share = shares(w)
+        # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
+        kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
+        return convex([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._combined(task, client, down, data) if self.evaluate == "post_federate" else client.theta
