@@ -17,6 +17,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.algorithms import make_algorithm
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError
 from kinfed.loop import Loop, Schedule
 from kinfed.models import build_model
 from kinfed.pool.local import LocalPool
@@ -47,6 +48,11 @@ def simulate(
     else:
         task = make_task(model)
     chosen = make_algorithm(algorithm, work or Work(), options) if isinstance(algorithm, str) else algorithm
+    if chosen.needs_validation and not int(federation.val.count.sum()):
+        raise ConfigError(
+            f"{type(chosen).__name__} judges models on validation examples, and the federation has none; "
+            "give it some: federation.with_validation(0.2, seed)"
+        )
     federation, clients = chosen.exchange(federation, federation.population(seed, participation))
     pool = LocalPool(chosen, task, federation, seed, workers=workers)
     return Loop(chosen, task, pool, clients, Schedule(participation, dropout, stragglers))

@@ -544,6 +544,11 @@ def test_both_moments_of_evaluation_are_reported() -> None:
     assert torch.equal(trained.alternatives["post_federate"].loss, mixed.personal.loss)  # type: ignore[union-attr]
 
 
+def test_a_simulation_without_validation_examples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="with_validation"):
+        simulate(tiny_federation(), tiny_model, "fedfomo")
+
+
 @pytest.mark.parametrize(
     ("method", "options"),
     [
