@@ -268,6 +268,36 @@ def export(
 
 
 @app.command()
+def adopt(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, a row per example.")],
+    label_column: Annotated[str, typer.Option(help="Column with the class.")],
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
+    ignore: Annotated[str, typer.Option(help="Columns that are not features, separated by commas.")] = "",
+    algorithm: Annotated[str | None, typer.Option(help="Method (where the run has several).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed (default: the first).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of local training (default: as a client's in the run).")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The newcomer's group, where the method needs it.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the model (.safetensors).")] = None,
+) -> None:
+    """A new client joins a finished run: its model, beside training alone and the server's model."""
+    from kinfed.adopt import adopt as adopt_client
+    from kinfed.adopt import newcomer_from_table
+
+    newcomer = newcomer_from_table(
+        folder, table, label_column, split_column=split_column, image_column=image_column, ignore=ignore, seed=seed
+    )
+    found = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
+    console.print(found)
+    if out is not None:
+        found.save(folder, out)
+        console.print(f"wrote    {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def gain(
     source: Annotated[Path, typer.Argument(help="Folder of a Self-FL run, or a table: client, estimate, variance, n.")],
     algorithm: Annotated[str | None, typer.Option(help="Self-FL method of the run (default: the first).")] = None,

@@ -77,8 +77,8 @@ def export_model(
     model.load_state_dict(safetensors.torch.load_file(path))"""
     run = RunFolder(folder)
     config: dict[str, Any] = run.config()["config"]
-    algorithm = _chosen("algorithm", algorithm, list(config["algorithms"]))
-    seed = int(_chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
+    algorithm = chosen("algorithm", algorithm, list(config["algorithms"]))
+    seed = int(chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
     names = storage.read_json(folder / f"federation-{seed}.json")["names"]
     if client not in names:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
@@ -90,7 +90,7 @@ def export_model(
     return Exported(path, f"{config['model']}, {len(row)} parameters")
 
 
-def _chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:
+def chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:
     if given is None:
         if len(there) > 1 and not first:
             raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(there)}")
