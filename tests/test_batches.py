@@ -316,7 +316,7 @@ def test_everything_shows_each_example_once_in_order(make_part: MakePart, sizes:
 
 
 def test_poisson_batches_include_every_example_with_equal_chance(make_part: MakePart) -> None:
-    n, size, steps = 12, 3, 4000
+    n, size, steps = 12, 3, 2000
     part = make_part([n])
     work = Work(batch=size, steps=steps, poisson=True)
     joins = torch.zeros(steps, n, dtype=torch.float64)
