@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
     ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run"}),
-    ("runs", {"experiment", "simulation", "synthetic", "synthetic_study", "bench", "testing"}),
+    ("runs", {"experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing"}),
     ("reports", {"report"}),
     ("recipes", {"recipes"}),
     ("surface", {"kinfed", "cli", "__main__"}),
