@@ -43,7 +43,9 @@ Measure = Callable[[Events, float, float], float]
 
 @lru_cache(maxsize=4096)
 def epsilon(events: Events, noise: float, delta: float) -> float:
-    """ε(δ) of one client's events under noise of `noise` times the clipping norm; inf without noise."""
+    """ε(δ) of one client's events under noise of `noise` times the clipping norm; inf without noise.
+
+    Rounded up to five digits."""
     if not events:
         return 0.0
     if noise == 0:
@@ -54,7 +56,7 @@ def epsilon(events: Events, noise: float, delta: float) -> float:
         part = _loss(event.q, noise / math.sqrt(event.gradients), step)
         part = part if event.batches == 1 else part.self_compose(event.batches)
         total = part if total is None else total.compose(part)
-    return float(total.get_epsilon_for_delta(delta))
+    return _rounded_up(float(total.get_epsilon_for_delta(delta)))
 
 
 @lru_cache(maxsize=64)
@@ -95,9 +97,18 @@ def renyi_epsilon(events: Events, noise: float, delta: float, conversion: str = 
         for event in events:
             accountant.compose(_as_dp_event(event, noise), event.batches)
         if conversion == "tight":
-            return float(accountant.get_epsilon(delta))
+            return _rounded_up(float(accountant.get_epsilon(delta)))
         rdp = np.asarray(accountant.rdp)
-    return float(np.min(rdp + math.log(1 / delta) / (np.asarray(ORDERS) - 1)))
+    return _rounded_up(float(np.min(rdp + math.log(1 / delta) / (np.asarray(ORDERS) - 1))))
+
+
+def _rounded_up(value: float) -> float:
+    """To five digits: the last bits of an accountant differ from one moment to the next (vector instructions depend on
+    where arrays lie in memory), and runs that are resumed or repeated are to write and decide the same."""
+    if value == 0 or math.isinf(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
+    return float(f"{math.ceil(value / unit) * unit:.5g}")
 
 
 def _as_dp_event(event: Event, noise: float) -> Any:
