@@ -356,6 +356,92 @@ def bench(
         storage.write_atomically(json, (result.to_json() + "\n").encode())
 
 
+@app.command()
+def tune(
+    config: Config = None,
+    dataset: Annotated[str | None, typer.Option(help="A name, or a .csv/.parquet file.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data is shared out.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    client_column: Annotated[str | None, typer.Option(help="Column that names the client.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Column with the class.")] = None,
+    group_column: Annotated[str | None, typer.Option(help="Column with the client's group.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Share of training data to choose by (default 0.2).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model (kinfed list models).")] = None,
+    algorithms: Annotated[str | None, typer.Option(help="Methods to tune, e.g. fedavg,ditto.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds of a trial.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Share of clients active in a round, in (0, 1].")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds that a trial is averaged over (default 0).")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps per round (default 20).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round instead of steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker threads (default: all cores).")] = None,
+    data: DataFolder = None,
+    sets: Sets = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="label.option=low:high instead of the usual range (repeatable)."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials per method (default 20).")] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Stop trials early that fall behind.")] = False,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
+) -> None:
+    """Choose each method's settings on validation data, with the same budget for every method."""
+    settings = _settings(locals(), "config", "out", "resume", "sets", "ranges", "trials", "prune")
+    _tune(config, settings, tuple(sets or ()), tuple(ranges or ()), trials, prune, out, resume)
+
+
+def _tune(
+    config: Path | None,
+    settings: dict[str, Any],
+    sets: tuple[str, ...],
+    ranges: tuple[str, ...],
+    trials: int | None,
+    prune: bool,
+    out: Path | None,
+    resume: bool,
+) -> None:
+    from kinfed.config import make_config
+    from kinfed.display import tuning_line, tuning_table
+    from kinfed.experiment import Interrupted
+    from kinfed.search_spaces import parse_ranges
+    from kinfed.tune import read_tuning
+    from kinfed.tune import tune as search
+
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the tuning to continue")
+    folder = out or Path("tuned") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    if resume and config is None and not settings and not sets and not ranges:
+        before = read_tuning(folder)  # "kinfed tune --out DIR --resume" alone is enough
+        chosen, varied, prune = before.config, before.ranges, before.prune
+        trials = before.trials if trials is None else trials
+    else:
+        chosen = make_config(config, settings, sets)
+        varied = parse_ranges(ranges, {label: options["method"] for label, options in chosen.algorithms.items()})
+        if "seeds" not in chosen.model_fields_set:
+            chosen = chosen.model_copy(update={"seeds": (0,)})
+    trials = 20 if trials is None else trials
+    console.print(f"{_what(chosen)}; {trials} trials per method", highlight=False, soft_wrap=True)
+
+    def watch(*trial: Any) -> None:
+        console.print(tuning_line(*trial), highlight=False, markup=False, soft_wrap=True)
+
+    with _StopRequest() as stop:
+        try:
+            result = search(
+                chosen, trials, folder, resume=resume, ranges=varied, prune=prune, watch=watch, should_stop=stop
+            )
+        except (Interrupted, KeyboardInterrupt):
+            command = f"kinfed tune --out {shlex.quote(str(folder))} --resume"
+            console.print(f"stopped; finished trials are saved. To continue: {command}", soft_wrap=True)
+            raise typer.Exit(130) from None
+    console.print(tuning_table([(tuned.label, tuned.to_json()) for tuned in result.methods]))
+    console.print(f"settings {result.file}", highlight=False, soft_wrap=True)
+    console.print(f"run with kinfed run {shlex.quote(str(result.file))}", highlight=False, soft_wrap=True)
+
+
 def _integers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())

@@ -154,3 +154,30 @@ def _spread(values: Sequence[float], form: str) -> str:
         return form.format(mean)
     deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
     return f"{form.format(mean)} ± {form.format(deviation)}"
+
+
+def tuning_line(label: str, number: int, trials: int, trial: Any, best: float) -> str:
+    """One line about a finished trial of a tuning."""
+    found = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
+    what = _settings(trial.settings) if trial.settings else "as configured"
+    return f"{label} trial {number}/{trials}: {found} (best {100 * best:.2f}%)  {what}"
+
+
+def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    """What tuning chose for each method."""
+    table = Table(
+        title="mean client accuracy on validation data", title_justify="left", title_style="dim", box=SIMPLE
+    )  # fmt: skip
+    table.add_column("method")
+    for name in ("as configured %", "tuned %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("settings")
+    for label, found in methods:
+        what = _settings(found["settings"]) if found["settings"] else "as configured"
+        edge = f"  ({', '.join(found['at_edge'])} at the edge: widen with --range)" if found["at_edge"] else ""
+        table.add_row(label, f"{100 * found['default']:.2f}", f"{100 * found['best']:.2f}", what + edge)
+    return table
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in settings.items())

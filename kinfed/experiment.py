@@ -192,6 +192,7 @@ class Experiment:
         self._data: dict[int, Federation] = {}
         self._task: ModuleTask | None = None
         self._asked = Ledger()  # of clients' data, before the methods of a seed begin
+        self._starts: dict[int, tuple[Tensor | None, Ledger]] = {}  # common start of a seed, and what it asked
         self.algorithms = {
             label: make_algorithm(options["method"], config.work, {k: v for k, v in options.items() if k != "method"})
             for label, options in config.algorithms.items()
@@ -275,6 +276,15 @@ class Experiment:
         if folder is not None:
             folder.write_summary({"results": [r.summary() for r in done]})
         return result
+
+    def begin(self, algorithm: Algorithm[Any, Any, Any, Any], seed: int) -> Loop:
+        """A method before its first round, on the data, the common start and the schedule of this configuration."""
+        task, data, warm = self.task(), self.federation(seed), self.config.warm_start
+        if seed not in self._starts:
+            task.start, self._asked = None, Ledger()
+            self._starts[seed] = self._warm_start(task, data, seed, None) if warm else (None, Ledger())
+        task.start, self._asked = self._starts[seed]
+        return self._loop(algorithm, task, data, seed, range(warm + 1, warm + self.config.rounds + 1))
 
     def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, data: Federation, seed: int, rounds: range,
               folder: RunFolder | None = None) -> Loop:  # fmt: skip
