@@ -147,6 +147,8 @@ def test_a_latecomer_trains_from_the_same_model_and_joins_the_nearest_cluster() 
     close(placed.model[0], state.model[0] + 0.5)
     assert torch.equal(placed.model[1:], state.model[1:])  # what placed it is not averaged
     close(method.download(placed, torch.tensor([4])).w, placed.model[1:2])
+    beside = replies(method, state, [1, 4], torch.tensor([[0.5, 0.5], [0.2, 4.0]]))  # a member of its cluster replies
+    close(beside.model[1], state.model[1] + 0.5)
 
 
 @pytest.mark.parametrize("metric", ["l2", "l1", "cosine"])
