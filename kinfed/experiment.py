@@ -22,6 +22,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.checkpoint import Checkpoints
 from kinfed.config import RunConfig, make_config
 from kinfed.data.augment import augmentation
+from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
 from kinfed.data.federation import SPLITS, Federation, fingerprint
 from kinfed.data.load import build_federation
@@ -235,6 +236,8 @@ class Experiment:
             clients = self.federation(seed).population(seed, self.config.participation)
             for algorithm in self.algorithms.values():
                 algorithm.check(task, clients)
+                if algorithm.work.augment is not None:
+                    augmentation(algorithm.work.augment, self.federation(seed).features.shape)
         self._check_privacy()
 
     def _check_privacy(self) -> None:

