@@ -22,7 +22,6 @@ from kinfed.algorithms import make_algorithm
 from kinfed.checkpoint import Checkpoints
 from kinfed.config import RunConfig, make_config
 from kinfed.data.augment import augmentation
-from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
 from kinfed.data.federation import SPLITS, Federation, fingerprint
 from kinfed.data.load import build_federation
@@ -248,8 +247,6 @@ class Experiment:
         for seed in self.config.seeds:
             for label, algorithm in self.algorithms.items():
                 self.config.privacy.check(label, algorithm, self.federation(seed))
-                if algorithm.work.augment is not None:
-                    augmentation(algorithm.work.augment, self.federation(seed).features.shape)
 
     def execute(self, folder: RunFolder | None, checkpoints: Checkpoints | None) -> RunResult:
         config = self.config
