@@ -244,6 +244,10 @@ def adopt(
     run = FinishedRun.open(folder, seed)
     label = chosen("algorithm", algorithm, list(run.config.algorithms))
     method, task = run.method(label), run.task(model)
+    if type(method).exchange is not Algorithm.exchange:
+        raise ConfigError(
+            f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
+        )
     _check_fits(run, newcomer)
     if method.needs_validation and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)

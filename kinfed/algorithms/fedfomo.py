@@ -194,6 +194,15 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
             round=server.round + 1,
         )
 
+    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+        """Newcomers try every model on offer once; how well each does on their own examples is their first affinity."""
+        offered = self.on_offer(server).nonzero().squeeze(1)
+        loss = mean_losses(task, [theta.expand(len(data), -1) for theta in server.theta[offered]], judges(data))
+        finite = torch.isfinite(loss)
+        worst = torch.where(finite, loss, -torch.inf).amax(1, keepdim=True)
+        gain = torch.where(finite, worst - loss, 0.0)
+        return replace(server, affinity=server.affinity.index_put((data.ids[:, None], offered), gain))
+
     def server_figures(self, server: Server) -> dict[str, Any]:
         k = len(server.uploaded)
         mixes = server.mix.sum(1) > 0
