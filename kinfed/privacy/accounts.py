@@ -161,7 +161,10 @@ class Accounts:
 
     def figures(self) -> dict[str, Any]:
         """For the journal."""
-        return {"epsilon_max": self.largest_epsilon(), "refused": int(self.refused.sum())}
+        return {
+            "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
+            "refused": int(self.refused.sum()), "not_covered": list(self._algorithm.leaked()),
+        }  # fmt: skip
 
     def summary(self, names: list[str]) -> dict[str, Any]:
         """For the summary; an epsilon that is not finite stands as null."""

@@ -8,7 +8,7 @@ import kinfed.report.panel_apfl
 import kinfed.report.panel_clusters
 import kinfed.report.panel_fedfomo
 import kinfed.report.panel_selffl  # noqa: F401  (a panel registers itself)
-from kinfed.report import client_figures, figures, tables
+from kinfed.report import client_figures, figures, panel_privacy, tables
 from kinfed.report.compare import Comparison, cautions
 from kinfed.report.elements import choice, download, drawing, esc, fold, notes, scroll
 from kinfed.report.panels import Panel, panels
@@ -43,6 +43,7 @@ class Sections:
             ("clients", "From client to client"): self._clients(),
             ("gain", "Who is helped, who is hurt"): self._gains(),
             ("cost", "What it costs"): self._cost(),
+            ("privacy", "What privacy costs"): self._privacy(),
             ("data", "Who holds which data"): self._data(),
             ("inside", "Inside the methods"): self._inside(),
             ("tables", "Tables to take away"): self._tables(),
@@ -187,6 +188,17 @@ class Sections:
         caption = (
             f"What {self.comparison.metric} costs in communication: further left is cheaper. A method that sends "
             "nothing is drawn as a level dotted line where it ends."
+        )
+        return choice(figure, "Model") + drawing(figure, caption)
+
+    def _privacy(self) -> str:
+        figure = panel_privacy.accuracy_against_epsilon(self.comparison)
+        if figure is None:
+            return ""
+        caption = (
+            f"What {self.comparison.metric} costs in privacy, round by round: further left, less can be learned about "
+            "any training example. Runs with other noise or clipping, shown on one page, give other lines. A method "
+            "without privacy is drawn as a level dotted line where it ends."
         )
         return choice(figure, "Model") + drawing(figure, caption)
 
