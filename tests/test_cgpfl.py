@@ -317,7 +317,7 @@ def test_clients_without_a_reply_get_the_mean_of_the_contexts() -> None:
 def test_personal_models_are_the_clients_own_once_they_have_trained() -> None:
     method, task, data = CGPFL(work=WORK), make_task(lambda: nn.Linear(4, 3)), tiny_federation((2, 3))
     cohort = data.cohort(torch.arange(2), SEED, 1)
-    client = Client(torch.ones(2, 15), torch.tensor([True, False]))
+    client = Client(torch.ones(2, 15), torch.tensor([True, False]), torch.zeros(2, dtype=torch.float64))
     found = method.personalize(task, client, Down(torch.zeros(2, 15)), cohort)
     assert found.sum(1).tolist() == [15.0, 0.0]
 
@@ -345,7 +345,12 @@ def test_figures() -> None:
         assert figures["context"].tolist() == server.named()["context"].tolist()
         omega = server.named()["omega"]
         assert figures["distances"][0, 1].item() == pytest.approx(float((omega[0] - omega[1]).norm()), rel=1e-5)
-        assert method.gradients(torch.tensor([3, 50])) is not None
+        received = omega[server.named()["context"]].clone()
+        loop.round()
+        after = loop.evaluate(keep_models=True)
+        assert after.models is not None
+        wanted = (after.models - received).double().square().sum(1)
+        torch.testing.assert_close(after.figures["squared_distance_to_context"], wanted, rtol=1e-5, atol=1e-9)
         assert {k: v.tolist() for k, v in (method.gradients(torch.tensor([3, 50])) or {}).items()} == {5: [5, 5]}
 
 

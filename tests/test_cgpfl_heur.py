@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from kinfed.algorithms.cgpfl import CGPFL, NONE
-from kinfed.algorithms.cgpfl_heur import CGPFLHeur, Server, Up, balance, first_term, smallest
+from kinfed.algorithms.cgpfl_heur import CGPFLHeur, Server, Up, balance, smallest
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
@@ -62,24 +62,6 @@ def solved(method: CGPFLHeur, uploads: Any, count: Any, clients: int | None = No
 
 
 # Eq. (11).
-
-
-def test_the_first_term_by_hand() -> None:
-    """d = 7850 parameters and m = 45,000 examples: 0.69, 1.38 and 3.10 for 1, 4 and 20 contexts."""
-    found = first_term(torch.tensor([1, 4, 20]), 7850, 45_000)
-    assert found.tolist() == pytest.approx(
-        [math.sqrt(k * 7850 * math.log(math.e * 45_000 / 7850) / 45_000) for k in (1, 4, 20)]
-    )
-    assert found.tolist() == pytest.approx([0.69, 1.38, 3.10], abs=0.01)
-
-
-def test_with_fewer_examples_than_parameters_the_growth_function_bounds_the_first_term() -> None:
-    """ln(e m/d) is negative for d > e m; the number of ways to label m examples is 2^m at most."""
-    for d, m in ((1_000_000, 45_000), (101, 100)):
-        assert first_term(torch.tensor([1, 9]), d, m).tolist() == pytest.approx(
-            [math.sqrt(math.log(2)), 3 * math.sqrt(math.log(2))]
-        )
-    assert first_term(torch.tensor([1]), 100, 100).tolist() == [1.0]  # ln(e) = 1 where they are equal
 
 
 def test_the_curve_by_hand() -> None:

@@ -17,7 +17,10 @@ import kinfed
 
 LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
-    ("mathematics", {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain"}),
+    (
+        "mathematics",
+        {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain", "generalization"},
+    ),
     ("data", {"data", "embedding"}),
     ("models", {"models", "stacked", "convolutional", "task", "mixture", "local", "gaussian"}),
     ("methods", {"algorithm", "algorithms", "privacy", "search_spaces"}),

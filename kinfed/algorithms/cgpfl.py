@@ -62,6 +62,7 @@ class Server(Tree):
 class Client(Tree):
     theta: Tensor  # [n, P]
     seen: Tensor  # [n] bool
+    apart: Tensor  # [n] float64 ‖θ_i − ω‖² after the last round, ω as received; for the report
 
 
 @dataclass
@@ -136,7 +137,9 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
         )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+        n = len(data)
+        apart = torch.zeros(n, dtype=torch.float64, device=task.device)
+        return Client(task.init(data.seed).expand(n, -1), torch.zeros(n, dtype=torch.bool), apart)
 
     def download(self, server: Server, ids: Tensor) -> Down:
         return Down(self.global_models(server, ids))
@@ -153,7 +156,8 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
             for _ in range(self.inner_steps):
                 task.descend_(x, batch, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
             w.lerp_(x, pull)  # ω ← ω − β (2/N) (ω − θ)
-        return Client(theta, torch.ones_like(client.seen)), Up(omega)
+        apart = (theta - down.omega).square_().sum(1, dtype=torch.float64)
+        return Client(theta, torch.ones_like(client.seen), apart), Up(omega)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         server, members, uploads = self.gather(server, ids, up)
@@ -233,6 +237,9 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
             "context": server.context,
             "distances": distances(server.omega),
         }
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"squared_distance_to_context": client.apart}
 
 
 def matched(label: Tensor, points: Array, centres: Array) -> Tensor:

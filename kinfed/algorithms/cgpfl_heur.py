@@ -20,7 +20,6 @@ Decisions:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from kinfed.algorithms.cgpfl import CGPFL, Client, Down
 from kinfed.clustering import coordinates, k_means_path
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
+from kinfed.generalization import complexity
 from kinfed.task import Task
 
 
@@ -108,7 +108,7 @@ class CGPFLHeur(CGPFL):
         seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
         path = k_means_path(coordinates(uploads), seeds, count.numpy())
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
-        first = first_term(torch.arange(1, most + 1), uploads.shape[1], float(count.sum()))
+        first = complexity(torch.arange(1, most + 1), uploads.shape[1], float(count.sum()))
         mu = balance(first, cost) if self.mu is None else self.mu
         best = smallest(first + mu * cost) + 1  # K̂
         return replace(
@@ -124,12 +124,6 @@ class CGPFLHeur(CGPFL):
         assert isinstance(server, Server)
         chosen = {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
         return super().server_figures(server) | chosen
-
-
-def first_term(contexts: Tensor, d: int, m: float) -> Tensor:
-    """sqrt((K/m) G(d, m)) for every K."""
-    growth = d * math.log(math.e * m / d) if m >= d else m * math.log(2)
-    return torch.sqrt(contexts.to(torch.float64) / m * growth)
 
 
 def balance(first: Tensor, cost: Tensor) -> float:
