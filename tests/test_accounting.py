@@ -35,15 +35,15 @@ def asked(q: float, batches: int, gradients: int = 1) -> Events:
 
 def test_the_value_on_which_accountants_agree() -> None:
     """Noise 1, q 0.01, 1000 steps: PLD and PRV 1.8282, RDP of two libraries 2.1014 (a Gaussian limit says 1.6177)."""
-    assert epsilon(asked(0.01, 1000), 1.0, DELTA) == pytest.approx(1.8282, abs=1e-4)
-    assert renyi_epsilon(asked(0.01, 1000), 1.0, DELTA) == pytest.approx(2.1014, abs=1e-4)
+    assert epsilon(asked(0.01, 1000), 1.0, DELTA) == pytest.approx(1.8282, abs=2e-4)
+    assert renyi_epsilon(asked(0.01, 1000), 1.0, DELTA) == pytest.approx(2.1014, abs=2e-4)
 
 
 @pytest.mark.parametrize(("noise", "printed", "tight"), [(1.0, 10.636, 9.761), (2.0, 3.820, 3.346)])
 def test_a_hundred_epochs_of_2667_examples(noise: float, printed: float, tight: float) -> None:
     """FedFomo's private runs, all rounds counted: 53 batches of 50 per epoch."""
     events = asked(0.01875, 5300)
-    assert renyi_epsilon(events, noise, DELTA, "2017") == pytest.approx(printed, abs=1e-3)
+    assert renyi_epsilon(events, noise, DELTA, "2017") == pytest.approx(printed, abs=2e-3)
     assert renyi_epsilon(events, noise, DELTA) == pytest.approx(tight, abs=1e-3)
     assert epsilon(events, noise, DELTA) < tight
 
