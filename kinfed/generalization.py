@@ -22,9 +22,10 @@ the complexity and the cost of uploads, which are known to its server.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 
 def confidence(clients: int, examples: float, delta: float = 0.05) -> float:
@@ -34,28 +35,27 @@ def confidence(clients: int, examples: float, delta: float = 0.05) -> float:
     return 2 * math.sqrt(math.log(clients / delta) / examples)
 
 
-def complexity(contexts: Tensor, parameters: int, examples: float) -> Tensor:
-    """sqrt((K/m) G(d, m)) for every K, with G = d ln(e m/d) as in the theorem for m ≥ d.
+def complexity(contexts: int, parameters: int, examples: float) -> float:
+    """sqrt((K/m) G(d, m)), with G = d ln(e m/d) as in the theorem for m ≥ d.
 
     For fewer examples than parameters that may be negative. Then the number of ways to label m examples, 2^m, bounds
     the growth function that it stands for, and G = m ln 2."""
     d, m = parameters, examples
     growth = d * math.log(math.e * m / d) if m >= d else m * math.log(2)
-    return torch.sqrt(contexts.to(torch.float64) / m * growth)
+    return math.sqrt(contexts / m * growth)
 
 
-def cost(theta: Tensor, omega: Tensor, examples: Tensor) -> float:
+def cost(theta: ArrayLike, omega: ArrayLike, examples: ArrayLike) -> float:
     """Σ_i (m_i/m) min_k ‖θ_i − ω_k‖² of personal models [N, P], context models [K, P] and examples [N]."""
-    share = examples.to(torch.float64) / examples.sum()
-    nearest = torch.full((len(theta),), torch.inf, dtype=torch.float64)
-    for model in omega:
-        apart = torch.stack([(row - model).to(torch.float64).square().sum() for row in theta])
-        nearest = torch.minimum(nearest, apart.cpu())
-    return float((share * nearest).sum())
+    models, share = np.asarray(omega), np.asarray(examples, np.float64)
+    nearest = [min(float(((row - w).astype(np.float64) ** 2).sum()) for w in models) for row in np.asarray(theta)]
+    return float(share @ np.array(nearest) / share.sum())
 
 
-def label_discrepancy(train: Tensor, test: Tensor) -> Tensor:
+def label_discrepancy(train: ArrayLike, test: ArrayLike) -> NDArray[Any]:
     """[N] total variation ½ Σ_y |p(y) − q(y)|, in [0, 1], between the labels of every client's training and test
     examples, from counts [N, C]. NaN for a client without examples in one of them."""
-    p, q = (counts.to(torch.float64) / counts.sum(1, keepdim=True) for counts in (train, test))
-    return (p - q).abs().sum(1) / 2
+    counts = np.asarray(train, np.float64), np.asarray(test, np.float64)
+    with np.errstate(invalid="ignore"):
+        p, q = (rows / rows.sum(1, keepdims=True) for rows in counts)
+    return np.asarray(np.abs(p - q).sum(1) / 2)

@@ -108,7 +108,8 @@ class CGPFLHeur(CGPFL):
         seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
         path = k_means_path(coordinates(uploads), seeds, count.numpy())
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
-        first = complexity(torch.arange(1, most + 1), uploads.shape[1], float(count.sum()))
+        d, m = uploads.shape[1], float(count.sum())
+        first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)
         mu = balance(first, cost) if self.mu is None else self.mu
         best = smallest(first + mu * cost) + 1  # K̂
         return replace(

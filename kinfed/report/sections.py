@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import kinfed.report.panel_apfl
+import kinfed.report.panel_cgpfl
 import kinfed.report.panel_clusters
 import kinfed.report.panel_fedfomo
 import kinfed.report.panel_selffl  # noqa: F401  (a panel registers itself)
