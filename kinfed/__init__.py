@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from kinfed.data.batches import Work
     from kinfed.data.federation import Federation
     from kinfed.errors import KinfedError
-    from kinfed.experiment import RunResult, run
+    from kinfed.experiment import run
+    from kinfed.results import RunResult
     from kinfed.simulation import simulate
 
 __version__ = "0.1.0"
@@ -22,7 +23,7 @@ _HOME = {
     "Federation": "kinfed.data.federation",
     "KinfedError": "kinfed.errors",
     "RunConfig": "kinfed.config",
-    "RunResult": "kinfed.experiment",
+    "RunResult": "kinfed.results",
     "Work": "kinfed.data.batches",
     "make_algorithm": "kinfed.algorithms",
     "make_config": "kinfed.config",

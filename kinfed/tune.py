@@ -32,8 +32,9 @@ from kinfed.algorithms import make_algorithm
 from kinfed.config import INCIDENTAL, RunConfig, make_config
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError
-from kinfed.experiment import Experiment, Interrupted, Silent, judge
+from kinfed.experiment import Experiment, Interrupted, Silent
 from kinfed.journal import RunFolder
+from kinfed.results import judge
 from kinfed.search_spaces import Range, space_of
 
 try:

@@ -27,7 +27,10 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
     ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run"}),
-    ("runs", {"experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing", "tune"}),
+    (
+        "runs",
+        {"results", "experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing", "tune"},
+    ),
     ("reports", {"report"}),
     ("recipes", {"recipes"}),
     ("surface", {"kinfed", "cli", "__main__"}),
