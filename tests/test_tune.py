@@ -21,7 +21,7 @@ from kinfed.config import RunConfig, make_config
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
-from kinfed.experiment import Interrupted
+from kinfed.experiment import Experiment, Interrupted
 from kinfed.loop import Loop
 from kinfed.search_spaces import SPACES, Range, parse_ranges, space_of
 from kinfed.tune import Trial, Tuned, read_tuning, tune
@@ -137,6 +137,21 @@ def test_a_study_that_was_stopped_is_the_one_that_was_not(tmp_path: Path, data: 
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
     settings = [tuple(trial.settings.items()) for trial in whole.methods[1].trials]
     assert len(set(settings)) == 11
+
+
+def test_what_runs_is_what_is_written_down(tmp_path: Path, data: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three digits, in the trial and in the record of it."""
+    ran: list[dict[str, Any]] = []
+    begin = Experiment.begin
+
+    def watched(self: Experiment, algorithm: Any, seed: int) -> Loop:
+        ran.append({"lr": algorithm.work.lr, "lam": algorithm.lam})
+        return begin(self, algorithm, seed)
+
+    monkeypatch.setattr(Experiment, "begin", watched)
+    (tuned,) = tune(config("ditto"), 4, tmp_path / "a", federation=data).methods
+    assert ran[1:] == [trial.settings for trial in tuned.trials[1:]]
+    assert all(value == float(f"{value:.3g}") for trial in tuned.trials for value in trial.settings.values())
 
 
 def test_another_seed_or_method_draws_other_trials(tmp_path: Path, data: Federation) -> None:
