@@ -129,6 +129,23 @@ def test_the_number_of_planted_contexts_is_found(contexts: int) -> None:
             assert ((label[:, None] == label) == (wanted[:, None] == wanted)).all()
 
 
+def test_a_factor_tells_overlapping_contexts_apart() -> None:
+    """Ten contexts on a ring, each sharing two of its three classes with its neighbours."""
+    draw = np.random.default_rng(0)
+    kind = (np.arange(40)[:, None] % 10 + draw.integers(0, 3, (40, 40))) % 10
+    x = (2 * draw.normal(size=(CLASSES, WIDTH)))[kind] + draw.normal(size=(40, 40, WIDTH))
+    data = Federation.from_arrays(x.reshape(-1, WIDTH), kind.reshape(-1), np.repeat(np.arange(40), 40))
+    found = {}
+    for factor in (1.0, 2.0):
+        with simulated(CGPFLHeur(work=Work(lr=0.05, batch=10, steps=20), mu_factor=factor), data) as loop:
+            loop.round()
+            figures = loop.algorithm.server_figures(loop.server)
+            assert figures["mu"] == pytest.approx(factor * balance(figures["complexity"], figures["cost"]))
+            found[factor] = figures["contexts"]
+    assert found[1.0] < found[2.0]
+    assert 9 <= found[2.0] <= 10
+
+
 def test_a_single_context_is_taken_for_a_few() -> None:
     """What the automatic μ cannot do: both ends of the curve are equal, and some value in between is lower by noise."""
     with simulated(CGPFLHeur(work=WORK), planted(1, 40)) as loop:
@@ -209,6 +226,8 @@ def test_figures_have_the_same_names_before_and_after_the_choice() -> None:
         ({"contexts": 3}, "chooses the number of contexts itself"),
         ({"mu": -1.0}, "mu must not be negative"),
         ({"mu": math.nan}, "mu must not be negative"),
+        ({"mu_factor": 0.0}, "mu_factor must be positive"),
+        ({"mu": 1.0, "mu_factor": 2.0}, "leave out one"),
         ({"solve_rounds": 0}, "must be at least 1"),
         ({"max_contexts": 0}, "must be at least 1"),
         ({"alpha": 2.0}, "alpha lies in"),

@@ -12,8 +12,9 @@ Decisions:
   * G(d, m) = d ln(e m/d) as printed for m ≥ d; for fewer examples than parameters it may be negative, and the bound
     2^m on the growth function applies instead, G = m ln 2.
   * The paper calls μ "appropriate" and gives none. The automatic μ makes the first term rise by as much over the whole
-    range as the cost falls, so that neither wins by its scale. It finds well separated contexts exactly, but cannot
-    find that there is only one: e(1) is never below e at the other end (docs/cgpfl.md has the measurements).
+    range as the cost falls, so that neither wins by its scale. It finds well separated contexts exactly, takes
+    overlapping ones together (`mu_factor`), and cannot find that there is only one: e is equal at both ends, and noise
+    makes it lower in between (docs/cgpfl.md has the measurements).
   * The server clusters the uploaded copies w_i: θ_i, which the bound speaks of, never leave the clients.
   * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
 """
@@ -56,6 +57,8 @@ class CGPFLHeur(CGPFL):
     """Contexts before K̂ is chosen; always one."""
     mu: float | None = None
     """μ of Eq. (11); chosen automatically where none is given."""
+    mu_factor: float = 1.0
+    """Times the automatic μ: above 1 tells apart contexts that are closer to each other, and finds more in noise."""
     max_contexts: int | None = None
     """Largest K tried; N/2 where none is given."""
     solve_rounds: int = 1
@@ -72,6 +75,10 @@ class CGPFLHeur(CGPFL):
             )
         if self.mu is not None and not self.mu >= 0:
             raise ConfigError(f"mu must not be negative; got {self.mu}")
+        if not self.mu_factor > 0:
+            raise ConfigError(f"mu_factor must be positive; got {self.mu_factor}")
+        if self.mu is not None and self.mu_factor != 1:
+            raise ConfigError("mu_factor multiplies the automatic mu; leave out one of mu and mu_factor")
         if self.solve_rounds < 1 or (self.max_contexts is not None and self.max_contexts < 1):
             raise ConfigError("solve_rounds and max_contexts must be at least 1")
 
@@ -110,7 +117,7 @@ class CGPFLHeur(CGPFL):
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
         d, m = uploads.shape[1], float(count.sum())
         first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)
-        mu = balance(first, cost) if self.mu is None else self.mu
+        mu = self.mu_factor * balance(first, cost) if self.mu is None else self.mu
         best = smallest(first + mu * cost) + 1  # K̂
         return replace(
             server,

@@ -114,9 +114,7 @@ def _cost_curve(method: Method, costs: dict[int, float]) -> Figure:
                 "name": safe(method.label),
             }
         ],
-        layout=layout(
-            axis("Round"), axis(nticks=5, rangemode="tozero"), "Personal models from their context, squared distance"
-        ),
+        layout=layout(axis("Round"), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
         height=280,
     )
 
@@ -190,7 +188,7 @@ def choice_of_number(method: Method) -> Panel | None:
     others = {s: c.chosen for s, c in found.items() if s != seed}
     if others:
         listed = ", ".join(f"{chosen} with seed {s}" for s, chosen in sorted(others.items()))
-        text += f" Shown is seed {seed}; chosen were {listed}."
+        text += f" Shown is seed {seed}; it was {listed}."
     return Panel("How many contexts", text, (_terms(method, curve),))
 
 
