@@ -1,4 +1,4 @@
-"""k-means on models: exact distances, equal points, numbering, absent members; scikit-learn on raw models as witness."""
+"""k-means on models: exact distances, equal points, numbering, absent members; scikit-learn as witness."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class PFedMe(CountRule):
         used = self.base * dealing.holders(slots, source.num_classes)
         dealing.require(
             used, available, source.class_names,
-            f"partition pfedme_split with {clients} clients and base {self.base}", "use fewer clients or a smaller base",
+            f"partition pfedme_split with {clients} clients and base {self.base}",
+            "use fewer clients or a smaller base",
         )  # fmt: skip
         # Each class has one weight for every (client, slot) pair, of which only its own holders' are used.
         keys = rng.fold(self.key(seed, "weights"), torch.arange(source.num_classes))
