@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -364,3 +367,11 @@ def test_poisson_batches_say_which_samples_they_are() -> None:
     assert all(batch.draw is None for _, batch in whole.batches(Work(batch=5, steps=2)))
     with pytest.raises(ConfigError, match="epochs"):
         Work(epochs=1, steps=None, poisson=True)
+
+
+def test_the_example_in_the_documents_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "privacy.md", "exec"), names)
+    assert isinstance(names["private"], PrivateTask)
