@@ -56,7 +56,8 @@ def squared_norm(x: Tensor) -> Tensor:
     whole = x.shape[-1] // _BLOCK * _BLOCK
     blocks = x[..., :whole].reshape(*x.shape[:-1], -1, _BLOCK)
     rest = torch.linalg.vector_norm(x[..., whole:], dim=-1, dtype=torch.float64)
-    return torch.linalg.vector_norm(blocks, dim=-1).to(torch.float64).square().sum(-1) + rest.square()
+    total: Tensor = torch.linalg.vector_norm(blocks, dim=-1).to(torch.float64).square().sum(-1) + rest.square()
+    return total
 
 
 class Plan(NamedTuple):
