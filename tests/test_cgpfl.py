@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from kinfed import rng
 from kinfed.algorithms.cgpfl import CGPFL, NONE, Client, Down, Server, Up, matched
 from kinfed.algorithms.pfedme import PFedMe
+from kinfed.algorithms.selffl_cluster import SelfFLCluster
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.loop import Loop, Schedule
 from kinfed.pool.local import LocalPool
 from kinfed.task import make_task
-from kinfed.testing import Bench, tiny_federation
+from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.bench import SEED, outcome
 
 WORK = Work(lr=0.05, batch=10, steps=5)
@@ -378,3 +379,33 @@ def test_more_contexts_than_clients_are_refused() -> None:
     federation, _ = planted(2, 3)
     with pytest.raises(ConfigError, match="4 contexts need as many clients; got 3"), simulated(CGPFL(), federation):
         pass
+
+
+# Contexts elsewhere, and further options under the contract.
+
+
+def test_self_fl_can_take_its_groups_from_contexts() -> None:
+    federation, planted_context = planted(3, 12)
+    method = SelfFLCluster(work=WORK, clusters=3, recluster_every=3, groups="contexts")
+    with simulated(method, federation) as loop:
+        for _ in range(3):
+            loop.round()
+        first = loop.server.named()["group"].clone()
+        assert same_partition(first, planted_context)
+        for _ in range(6):
+            loop.round()
+        assert torch.equal(loop.server.named()["group"], first)  # found anew twice, under the same numbers
+    with pytest.raises(ConfigError, match="groups is variance or contexts"):
+        SelfFLCluster(work=WORK, groups="classes")
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("cgpfl", {"recluster": "all", "contexts": 3, "alpha": 0.7}),
+    ("cgpfl_heur", {"recluster": "all", "solve_rounds": 2}),
+    ("selffl_cluster", {"groups": "contexts", "clusters": 2, "recluster_every": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[name for name, _ in VARIANTS])
+def test_options_keep_the_contract(name: str, options: dict[str, Any]) -> None:
+    check_algorithm(name, options=options)

@@ -13,7 +13,8 @@ round, so there is no smoothing unless asked for.
 Groups are those of the population (device types); without any, or with `clusters` given, they are found by k-means on
 log s_m, anew every `recluster_every` rounds. They are numbered from least to most uncertain, and a number keeps its
 representative. Clients of unknown variance belong to the largest group until the next time; with fewer distinct
-variances than clusters there are fewer clusters.
+variances than clusters there are fewer clusters. With `groups="contexts"` they are found as CGPFL's contexts are, by
+k-means on the clients' last models, which the server then keeps; the nearest representatives keep their numbers.
 
 Limits: a single cluster is (20) alone without smoothing (`selffl` with use_init and use_steps off); a cluster for each
 client is `selffl` where all take part, and with fewer it is `selffl` with a memory.
@@ -30,8 +31,9 @@ from torch import Tensor
 
 from kinfed import rng
 from kinfed.algorithm import mean_of
+from kinfed.algorithms.cgpfl import matched
 from kinfed.algorithms.selffl import Client, Down, SelfFL, SelfFLClient, Up, scalar
-from kinfed.clustering import k_means, num_distinct
+from kinfed.clustering import coordinates, k_means
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
@@ -52,6 +54,7 @@ class Server(Tree):
     group: Tensor  # [K] int64  cluster of each client
     rep: Tensor  # [G, P]  representatives
     seen: Tensor  # [G] bool  that there is one
+    last: Tensor  # [K, P]  last model of each client with groups="contexts"; else [0, P]
     every: Tensor  # [] int64  rounds between clusterings; 0 where groups are given
     round: Tensor  # [] int64
     key: Tensor  # [] int64  of k-means' draws
@@ -67,6 +70,8 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
     """Find so many clusters by k-means; where none is given, the population's groups, or 5 if it has none."""
     recluster_every: int = 10
     """Rounds between two k-means."""
+    groups: str = "variance"
+    """What k-means sees: log σ_m² ("variance") or the clients' last models ("contexts")."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,16 +89,18 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
             raise ConfigError(f"clusters must be at least 1; got {self.clusters}")
         if self.recluster_every < 1:
             raise ConfigError(f"recluster_every must be at least 1; got {self.recluster_every}")
+        if self.groups not in ("variance", "contexts"):
+            raise ConfigError(f"groups is variance or contexts; got {self.groups!r}")
 
     @property
     def _client(self) -> SelfFL:
         """The client's side, which is Algorithm 1's."""
-        own = ("clusters", "recluster_every")
+        own = ("clusters", "recluster_every", "groups")
         return SelfFL(self.work, **{name: value for name, value in self.options().items() if name not in own})
 
     def init_server(self, task: Task, clients: Population) -> Server:
         theta = task.init(clients.seed)
-        if clients.groups is not None and self.clusters is None:
+        if clients.groups is not None and self.clusters is None and self.groups == "variance":
             group, count, every = clients.groups.clone(), clients.num_groups, 0
         else:
             group = torch.zeros(clients.num_clients, dtype=torch.int64)
@@ -109,6 +116,7 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
             group,
             theta.new_zeros(count, len(theta)),
             torch.zeros(count, dtype=torch.bool),
+            theta.new_zeros(clients.num_clients if self.groups == "contexts" else 0, len(theta)),
             torch.tensor(every),
             torch.tensor(0),
             clients.key("selffl-clusters"),
@@ -132,6 +140,8 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         server = server.map(lambda tensor: tensor.clone())
         server.s[ids] = up.s.to(server.s)
+        if self.groups == "contexts":
+            server.last[ids] = server.theta + up.delta
         for c in sorted(set(server.group[ids].tolist())):
             rows = (server.group[ids] == c).nonzero().squeeze(1)
             delta = up.delta[rows]
@@ -159,18 +169,32 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
         known = server.s >= 0
         if not bool(known.any()):
             return
+        seed = rng.numpy_seed(rng.fold(server.key.cpu(), server.round.cpu()))
+        label = self.contexts(server, known, seed) if self.groups == "contexts" else self.levels(server, known, seed)
+        server.group[known] = label.to(server.group)
+        server.group[~known] = torch.bincount(label).argmax().to(server.group)
+        server.seen &= torch.bincount(label, minlength=len(server.rep)).to(server.seen.device) > 0
+
+    def contexts(self, server: Server, known: Tensor, seed: int) -> Tensor:
+        """[n] groups of similar models; as long as there are not enough representatives to match, in any order."""
+        uploads, there = server.last[known], server.seen.nonzero().squeeze(1)
+        found = k_means(coordinates(uploads), len(server.rep), seed).label
+        if int(found.max()) >= len(there):
+            return found
+        x = coordinates(uploads, server.rep[there])
+        return there.cpu()[matched(found, x[: len(uploads)], x[len(uploads) :])]
+
+    def levels(self, server: Server, known: Tensor, seed: int) -> Tensor:
+        """[n] groups of similar variance, from least to most uncertain."""
         level = positive(server.s[known], server.s0).log().cpu().numpy()
         order = np.argsort(level, kind="stable")  # so that clients' numbers do not matter
         ordered = level[order, None]
-        seed = rng.numpy_seed(rng.fold(server.key.cpu(), server.round.cpu()))
-        found = k_means(ordered, min(len(server.rep), num_distinct(ordered)), seed).label
+        found = k_means(ordered, len(server.rep), seed).label
         # On a line clusters are intervals: counting the changes numbers them from least to most uncertain.
         changes = torch.cat([torch.zeros(1, dtype=torch.bool), found[1:] != found[:-1]])
         label = torch.empty_like(found)
         label[torch.from_numpy(order)] = changes.cumsum(0)
-        server.group[known] = label.to(server.group)
-        server.group[~known] = torch.bincount(label).argmax().to(server.group)
-        server.seen[int(label.max()) + 1 :] = False
+        return label
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._client.personalize(task, client, down, data)
