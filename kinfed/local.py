@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch, Batches
-from kinfed.task import Pull, Task
+from kinfed.descent import Pull, rows_of
+from kinfed.task import Task
 
 
 def sgd(
@@ -31,18 +32,20 @@ def sgd(
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
-        pull = None if pull is None else (_rows(pull[0], order), pull[1][order])
+        pull = None if pull is None else (rows_of(pull[0], order), pull[1][order])
         trained = sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)
         return trained[back]
+    if work.momentum == 0 and mask is None and (work.weight_decay == 0 or pull is None):
+        descent = task.descent(theta, pull if pull is not None else toward_zero(theta, work.weight_decay))
+        for rows, batch in batches.fleeting():
+            assert isinstance(rows, slice)  # step counts fall
+            descent.step(rows, batch, rate)
+        return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
-    plain = work.momentum == 0 and work.weight_decay == 0 and mask is None
     velocity = torch.zeros_like(x) if work.momentum else None
-    for rows, batch in batches:
+    for rows, batch in batches.fleeting():
         now = x[rows]
-        toward = None if pull is None else (_rows(pull[0], rows), pull[1][rows])
-        if plain:
-            task.descend_(now, batch, rate, toward)
-            continue
+        toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
         g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
         if toward is not None:
             lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
@@ -82,10 +85,6 @@ def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Ten
         if not isinstance(active, slice):  # the views are copies
             for tensor, view in zip(rows, views, strict=True):
                 tensor[active] = view
-
-
-def _rows(value: float | Tensor, rows: Tensor | slice) -> float | Tensor:
-    return value[rows] if isinstance(value, Tensor) else value
 
 
 def _longest_first(steps: Tensor) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kinfed.errors import ModelError
 
-Layers = list[tuple[Tensor, Tensor | None]]  # weight [n, outputs, inputs] and bias [n, outputs] of every layer, views
+Layers = list[tuple[Tensor, Tensor | None]]  # weight [n, outputs, inputs] and bias [n, outputs] of every layer
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ class StackedNet:
         return cls(tuple(steps), isinstance(chain[0], nn.Flatten))
 
     def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        return self._forward(self._layers(theta), x)[-1]
+        return self._forward(self.layers_of(theta), x)[-1]
 
-    def _layers(self, theta: Tensor) -> Layers:
+    def layers_of(self, theta: Tensor) -> Layers:
+        """Views of theta."""
         return [(dense.weight_of(theta), dense.bias_of(theta)) for dense, _ in self.steps]
 
     def _forward(self, layers: Layers, x: Tensor) -> list[Tensor]:
@@ -117,10 +118,10 @@ class StackedNet:
 
     @torch.no_grad()
     def grad(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        layers = self._layers(theta)
+        layers = self.layers_of(theta)
         values = self._forward(layers, x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        slots = self._layers(out)
+        slots = self.layers_of(out)
         for number, delta in self._backward(layers, values, output_delta(values[-1], y, weight)):
             slot, bias = slots[number]
             torch.bmm(delta.transpose(1, 2), values[number], out=slot)
@@ -128,7 +129,6 @@ class StackedNet:
                 torch.sum(delta, 1, out=bias)
         return out
 
-    @torch.no_grad()
     def descend_(
         self,
         theta: Tensor,
@@ -138,23 +138,35 @@ class StackedNet:
         lr: float | Tensor,
         pull: tuple[float | Tensor, Tensor] | None = None,
     ) -> None:
-        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient.
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
+        layers = self.layers_of(theta)
+        self.step_(layers, x, y, weight, lr, None if pull is None else (pull[0], self.layers_of(pull[1])))
+
+    @torch.no_grad()
+    def step_(
+        self,
+        layers: Layers,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, Layers] | None = None,
+    ) -> None:
+        """The same on layers.
 
         The backward pass is linear in the output delta, so learning rates of the clients' own enter there; one for
         all enters where a gradient is added."""
-        layers = self._layers(theta)
         values = self._forward(layers, x)
         scale = 1.0 if isinstance(lr, Tensor) else -lr
         delta = output_delta(values[-1], y, weight * -lr[:, None] if isinstance(lr, Tensor) else weight)
-        centers: Layers = []
         if pull is not None:
-            centers, amount = self._layers(pull[1]), pull[0] * lr
+            amount = pull[0] * lr
             if isinstance(amount, Tensor):
-                amount = amount.to(theta.dtype)[:, None]  # lerp does not mix types, and methods decide in float64
+                amount = amount.to(delta.dtype)[:, None]  # lerp does not mix types, and methods decide in float64
         for number, d in self._backward(layers, values, delta):
             w, bias = layers[number]
             if pull is not None:
-                center, center_bias = centers[number]
+                center, center_bias = pull[1][number]
                 w.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
                 if bias is not None and center_bias is not None:
                     bias.lerp_(center_bias, amount)
@@ -162,10 +174,19 @@ class StackedNet:
             if bias is not None:
                 bias.add_(d.sum(1), alpha=scale)
 
+    def unpack(self, theta: Tensor) -> Layers:
+        """Every layer's parameters as tensors of their own. Many steps are faster on these than on views of theta:
+        torch hands a batch of products to the processor's library at once only where the result is contiguous."""
+        return [(_own(w), None if b is None else _own(b)) for w, b in self.layers_of(theta)]
+
+    def pack(self, layers: Layers) -> Tensor:
+        """theta [n, P] of such layers."""
+        return torch.cat([part.flatten(1) for layer in layers for part in layer if part is not None], 1)
+
     @torch.no_grad()
     def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[n, B, P]: outer products of each example's delta and input."""
-        layers = self._layers(theta)
+        layers = self.layers_of(theta)
         values = self._forward(layers, x)
         out = theta.new_empty(*y.shape, theta.shape[1])
         ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
@@ -181,7 +202,7 @@ class StackedNet:
     def example_norms(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
         theirs (Goodfellow 2015) and the gradient itself is never formed."""
-        layers = self._layers(theta)
+        layers = self.layers_of(theta)
         values = self._forward(layers, x)
         ones = torch.ones(y.shape, dtype=theta.dtype, device=theta.device)
         square = torch.zeros_like(ones)
@@ -189,6 +210,10 @@ class StackedNet:
             below = values[number].square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
         return square.sqrt_()
+
+
+def _own(view: Tensor) -> Tensor:
+    return view.clone(memory_format=torch.contiguous_format)  # an expand() would otherwise keep its shared rows
 
 
 def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:

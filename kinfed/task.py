@@ -27,10 +27,10 @@ from torch.func import functional_call, grad, vmap
 from kinfed import rng
 from kinfed.convolutional import ConvolutionalNet, Into
 from kinfed.data.batches import Batch, Part
+from kinfed.descent import Descent, OneByOne, OnLayers
+from kinfed.descent import Pull as Pull
 from kinfed.errors import ModelError
 from kinfed.stacked import StackedNet
-
-Pull = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta - center) to the gradient
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ class Task(ABC):
             lam = lam[:, None] if isinstance(lam, Tensor) else lam
             g = g + lam * (theta - center)
         theta -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
+
+    def descent(self, theta: Tensor, pull: Pull | None = None) -> Descent:
+        """Many such steps. A task may know a faster way than one `descend_` after the other."""
+        return OneByOne(self.descend_, theta, pull)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] cross-entropy of every example."""
@@ -237,6 +241,9 @@ class StackedTask(ModuleTask):
 
     def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
         self.net.descend_(theta, batch.x, batch.y, batch.weight, lr, pull)
+
+    def descent(self, theta: Tensor, pull: Pull | None = None) -> Descent:
+        return OnLayers(self.net, theta, pull)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.forward(theta, x)

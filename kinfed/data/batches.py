@@ -202,12 +202,18 @@ class Batches:
         return Batches(self.part, self.work, steps, self.stream)
 
     def __iter__(self) -> Iterator[tuple[Tensor | slice, Batch]]:
-        if self.work.poisson:
-            yield from self._poisson()
-            return
+        return self._poisson() if self.work.poisson else self._windows(fleeting=False)
+
+    def fleeting(self) -> Iterator[tuple[Tensor | slice, Batch]]:
+        """The same for loops that keep no batch: the next one may be written over it, in memory that is still in
+        the cache."""
+        return self._poisson() if self.work.poisson else self._windows(fleeting=True)
+
+    def _windows(self, fleeting: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
         part, steps = self.part, self.steps
         window = _Windows(part, self.work, steps, self.stream)
         total = len(self)
+        memory: Tensor | None = None
         step = 0
         while step < total:
             active = self._active(step)
@@ -219,22 +225,25 @@ class Batches:
             y = part.features.to_device(part.labels[index]).unbind(0)
             w = part.features.to_device(weight).unbind(0)
             together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
+            rows = min(together, planned) * len(ids) * width
+            if fleeting and (memory is None or len(memory) < rows):
+                memory = torch.empty(rows, *part.features.shape, device=part.features.device)
             s = 0
             for piece in torch.split(index, together):
-                for x in self._gather(piece, ids, step + s).unbind(0):
+                for x in self._gather(piece, ids, step + s, memory).unbind(0):
                     yield active, Batch(x, y[s], w[s], ids, part.round, step + s, full[s])
                     s += 1
             step += planned
 
-    def _gather(self, index: Tensor, ids: Tensor, step: int) -> Tensor:
+    def _gather(self, index: Tensor, ids: Tensor, step: int, memory: Tensor | None = None) -> Tensor:
         """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
         part, name = self.part, self.work.augment
         if name is None:
-            return part.features.gather(index)
+            return part.features.gather(index, into=memory)
         change = augmentation(name, part.features.shape)
         steps = step + torch.arange(len(index))
         draw = draws(part.seed, self.stream, part.round, ids, steps, index.shape[2]).reshape(-1)
-        return part.features.gather(index, lambda raw: change(raw, draw))
+        return part.features.gather(index, lambda raw: change(raw, draw), memory)
 
     def _active(self, step: int) -> Tensor | slice:
         """The clients that take this step: a slice where they are the first ones, else their indices."""
