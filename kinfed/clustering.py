@@ -41,7 +41,7 @@ def coordinates(*points: Tensor) -> Array:
     """Rows with the same pairwise distances as all the points, each argument being [.., P], in no more dimensions than
     there are points (float64).
 
-    Distances below RESOLUTION of the largest may become zero; float32 models that close differ in their last bits."""
+    Distances below RESOLUTION of the largest are not exact; float32 models that close differ in their last bits."""
     n, width = sum(len(rows) for rows in points), points[0].shape[1]
     if width <= n:
         x = torch.cat(points).to("cpu", torch.float64)
@@ -60,8 +60,7 @@ def coordinates(*points: Tensor) -> Array:
         gram.addmm_(x, x.T)
     gram += gram.mean() - gram.mean(0) - gram.mean(1, keepdim=True)  # as if their mean had been subtracted
     values, vectors = np.linalg.eigh(gram.numpy())
-    noise = n * np.finfo(np.float64).eps * values[-1]
-    return np.asarray(vectors * np.sqrt(np.where(values > noise, values, 0.0)))
+    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)))
 
 
 def distances(points: Tensor) -> Tensor:
