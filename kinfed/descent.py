@@ -46,10 +46,10 @@ class OneByOne(Descent):
 class OnLayers(Descent):
     """On a copy that holds each layer of a dense network by itself, cut and joined once."""
 
-    def __init__(self, net: StackedNet, theta: Tensor, pull: Pull | None) -> None:
+    def __init__(self, net: StackedNet, theta: Tensor, steps: int, pull: Pull | None) -> None:
         self._net = net
-        self._layers = net.unpack(theta)
-        self._pull = None if pull is None else (pull[0], net.layers_of(pull[1]))
+        self._layers = net.unpack(theta, steps)
+        self._pull = None if pull is None else (pull[0], net.arranged(pull[1], steps))
         self._rows = slice(None)
         self._active = self._layers, self._pull
 

@@ -36,7 +36,8 @@ def sgd(
         trained = sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)
         return trained[back]
     if work.momentum == 0 and mask is None and (work.weight_decay == 0 or pull is None):
-        descent = task.descent(theta, pull if pull is not None else toward_zero(theta, work.weight_decay))
+        pull = toward_zero(theta, work.weight_decay) if pull is None else pull
+        descent = task.descent(theta, len(batches), pull)
         for rows, batch in batches.fleeting():
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)

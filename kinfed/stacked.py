@@ -16,6 +16,10 @@ from kinfed.errors import ModelError
 
 Layers = list[tuple[Tensor, Tensor | None]]  # weight [n, outputs, inputs] and bias [n, outputs] of every layer
 
+# A first layer of so many outputs is turned in memory for so many steps: from 32 outputs on it was never slower, for
+# 64 to 3,072 inputs and batches of 10 to 50, and ten steps earn what turning it and turning it back costs.
+TURNS_FROM_OUTPUTS, TURNS_FROM_STEPS = 32, 10
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -170,18 +174,35 @@ class StackedNet:
                 w.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
                 if bias is not None and center_bias is not None:
                     bias.lerp_(center_bias, amount)
-            w.baddbmm_(d.transpose(1, 2), values[number], alpha=scale)
+            if _is_turned(w):
+                w.transpose(1, 2).baddbmm_(values[number].transpose(1, 2), d, alpha=scale)
+            else:
+                w.baddbmm_(d.transpose(1, 2), values[number], alpha=scale)
             if bias is not None:
                 bias.add_(d.sum(1), alpha=scale)
 
-    def unpack(self, theta: Tensor) -> Layers:
-        """Every layer's parameters as tensors of their own. Many steps are faster on these than on views of theta:
-        torch hands a batch of products to the processor's library at once only where the result is contiguous."""
-        return [(_own(w), None if b is None else _own(b)) for w, b in self.layers_of(theta)]
+    def unpack(self, theta: Tensor, steps: int) -> Layers:
+        """A copy of theta with every layer's parameters in a tensor of its own, for that many steps to come. Steps
+        are faster on these than on views of theta: torch hands a batch of products to the processor's library at
+        once only where the result is contiguous. See `_turned` for the first layer."""
+        return [(_own(w), None if b is None else _own(b)) for w, b in self.arranged(theta, steps)]
+
+    def arranged(self, theta: Tensor, steps: int) -> Layers:
+        """Layers whose numbers lie in memory as those of `unpack`; views of theta where possible."""
+        layers = self.layers_of(theta)
+        if steps >= TURNS_FROM_STEPS and self.steps[0][0].outputs >= TURNS_FROM_OUTPUTS:
+            layers[0] = (_turned(layers[0][0]), layers[0][1])
+        return layers
 
     def pack(self, layers: Layers) -> Tensor:
         """theta [n, P] of such layers."""
-        return torch.cat([part.flatten(1) for layer in layers for part in layer if part is not None], 1)
+        parts = [part for layer in layers for part in layer if part is not None]
+        theta = parts[0].new_empty(len(parts[0]), sum(part[0].numel() for part in parts))
+        for (weight, bias), (to_weight, to_bias) in zip(layers, self.layers_of(theta), strict=True):
+            _copy_rows(weight, to_weight)
+            if bias is not None and to_bias is not None:
+                to_bias.copy_(bias)
+        return theta
 
     @torch.no_grad()
     def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -213,7 +234,36 @@ class StackedNet:
 
 
 def _own(view: Tensor) -> Tensor:
-    return view.clone(memory_format=torch.contiguous_format)  # an expand() would otherwise keep its shared rows
+    """A copy with the same order of the last two axes in memory. (clone() would keep an expand()'s shared rows.)"""
+    if _is_turned(view):
+        return view.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+    return view.clone(memory_format=torch.contiguous_format)
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """The same numbers [n, outputs, inputs] with the outputs side by side in memory.
+
+    x W' for a small batch x then needs no rearranging of W inside the product, which took as long as the product
+    itself. (On the way back delta W would need it instead, but nobody asks for the delta below the first layer.)"""
+    n, outputs, inputs = weight.shape
+    if weight.stride(0) == 0:
+        return weight[0].T.contiguous().T.expand(n, outputs, inputs)
+    out = weight.new_empty(n, inputs, outputs).transpose(1, 2)
+    _copy_rows(weight, out)
+    return out
+
+
+def _is_turned(weight: Tensor) -> bool:
+    return weight.dim() == 3 and weight.stride(1) < weight.stride(2)
+
+
+def _copy_rows(source: Tensor, target: Tensor) -> None:
+    """target.copy_(source); client by client where an axis turns, which torch does faster for matrices."""
+    if _is_turned(source) == _is_turned(target):
+        target.copy_(source)
+        return
+    for one, other in zip(target.unbind(0), source.unbind(0), strict=True):
+        one.copy_(other)
 
 
 def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ class Task(ABC):
             g = g + lam * (theta - center)
         theta -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
-    def descent(self, theta: Tensor, pull: Pull | None = None) -> Descent:
-        """Many such steps. A task may know a faster way than one `descend_` after the other."""
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None) -> Descent:
+        """Up to `steps` such steps. A task may know a faster way than one `descend_` after the other."""
         return OneByOne(self.descend_, theta, pull)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -242,8 +242,8 @@ class StackedTask(ModuleTask):
     def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
         self.net.descend_(theta, batch.x, batch.y, batch.weight, lr, pull)
 
-    def descent(self, theta: Tensor, pull: Pull | None = None) -> Descent:
-        return OnLayers(self.net, theta, pull)
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None) -> Descent:
+        return OnLayers(self.net, theta, steps, pull)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.forward(theta, x)
