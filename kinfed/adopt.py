@@ -249,6 +249,7 @@ def adopt(
             f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
         )
     _check_fits(run, newcomer)
+    whole = newcomer
     if method.needs_validation and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)
     if rounds is None:
@@ -264,7 +265,7 @@ def adopt(
     shared = method.global_models(server, cohort.ids)
     theta = _trained(method, task, server, run, newcomer, rounds)
     task.start = None
-    alone = _trained(Local(method.work), task, Nothing(), run, newcomer, rounds)
+    alone = _trained(Local(method.work), task, Nothing(), run, whole, rounds)
     return Adoption(
         algorithm=label,
         seed=run.seed,

@@ -105,7 +105,7 @@ def test_every_method_serves_a_newcomer(everything: Path, method: str) -> None:
     assert found.rounds == 3
     assert (found.n_train, found.n_test) in ((45, 15), (36, 15))  # some hold out validation examples
     assert found.adopted is not None
-    assert found.alone is not None
+    assert found.alone == adopted(everything, "fedavg").alone  # one control for all, validation examples or not
     assert bool(torch.isfinite(found.model).all())
     assert torch.equal(found.model, adopted(everything, method).model)
 

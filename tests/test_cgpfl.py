@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -409,3 +411,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[name for name, _ in VARIANTS])
 def test_options_keep_the_contract(name: str, options: dict[str, Any]) -> None:
     check_algorithm(name, options=options)
+
+
+def test_the_documents_example_finds_its_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cgpfl.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(block, "cgpfl.md", "exec"), {})
+    found = torch.tensor([int(n) for n in re.findall(r"\d+", capsys.readouterr().out)])
+    assert same_partition(found, torch.arange(12) % 3)
