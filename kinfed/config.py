@@ -77,7 +77,7 @@ class RunConfig(BaseModel):
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(_methods)] = Field(
         default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type]
     )
-    rounds: int = Field(60, ge=1)
+    rounds: int = Field(40, ge=1)
     participation: float = 0.5
     dropout: float = 0.0
     stragglers: float = 0.0
