@@ -113,7 +113,7 @@ class StackedNet:
             below = torch.bmm(delta, layers[number][0])
             activation, output = self.steps[number - 1][1], values[number]
             if activation == "relu":
-                below = torch.ops.aten.threshold_backward(below, output, 0)
+                torch.ops.aten.threshold_backward.grad_input(below, output, 0, grad_input=below)
             elif activation == "tanh":
                 below = below.mul_(1 - output * output)
             yield number, delta
