@@ -107,13 +107,15 @@ def _run(
     config: Path | None, settings: dict[str, Any], sets: tuple[str, ...], out: Path | None, resume: bool, report: bool
 ) -> None:
     from kinfed import experiment
-    from kinfed.config import make_config
+    from kinfed.config import INCIDENTAL, make_config
     from kinfed.display import display, results_table
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
-    if resume and out is not None and config is None and not settings and not sets:
-        chosen = experiment.read_config(out)  # "kinfed run --out DIR --resume" alone is enough
+    decisive = [name for name in settings if name not in INCIDENTAL]
+    if resume and out is not None and config is None and not decisive and not sets:
+        # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
+        chosen = make_config(None, {**experiment.read_config(out).dump(), **settings})
     else:
         chosen = make_config(config, settings, sets)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")

@@ -245,5 +245,5 @@ def test_a_full_disk_costs_no_data(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    resumed = kinfed("run", "--out", "full", "--resume", cwd=tmp_path)
+    resumed = kinfed("run", "--out", "full", "--resume", "--workers", "1", cwd=tmp_path, KINFED_DATA=str(tmp_path))
     assert resumed.returncode == 0, resumed.stderr
