@@ -1,7 +1,7 @@
 """Dense networks for many clients at once: forward and backward by hand on [n, ...] tensors.
 
-A network is a chain of Flatten, Linear, ReLU and Tanh. Weights are views into theta [n, P], so a step can write
-`W - lr * gradient` straight into the parameters (one `baddbmm`), without a gradient ever being stored.
+A network is a chain of Flatten, Linear, ReLU and Tanh. A step writes `W - lr * gradient` straight into the parameters
+(one `baddbmm`), without a gradient ever being stored.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from torch import Tensor, nn
 
 from kinfed.errors import ModelError
 
-Layers = list[tuple[Tensor, Tensor | None]]  # weight [n, outputs, inputs] and bias [n, outputs] of every layer
 
-# A first layer of so many outputs is turned in memory for so many steps: from 32 outputs on it was never slower, for
-# 64 to 3,072 inputs and batches of 10 to 50, and ten steps earn what turning it and turning it back costs.
-TURNS_FROM_OUTPUTS, TURNS_FROM_STEPS = 32, 10
+class Params:
+    """The parameters of one layer for n clients, and the views of them that a step needs: many steps make them once."""
+
+    __slots__ = ("across", "bias", "bias_row", "turned", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight  # [n, outputs, inputs]
+        self.bias = bias  # [n, outputs]
+        self.across = weight.transpose(1, 2)  # [n, inputs, outputs]
+        self.bias_row = None if bias is None else bias.unsqueeze(1)  # [n, 1, outputs]
+        self.turned = weight.stride(1) < weight.stride(2)  # the outputs lie side by side in memory, not the inputs
+
+    def rows(self, rows: slice) -> Params:
+        return Params(self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
 @dataclass(frozen=True)
@@ -75,11 +85,11 @@ class StackedNet:
     def forward(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._forward(self.layers_of(theta), x)[-1]
 
-    def layers_of(self, theta: Tensor) -> Layers:
+    def layers_of(self, theta: Tensor) -> list[Params]:
         """Views of theta."""
-        return [(dense.weight_of(theta), dense.bias_of(theta)) for dense, _ in self.steps]
+        return [Params(dense.weight_of(theta), dense.bias_of(theta)) for dense, _ in self.steps]
 
-    def _forward(self, layers: Layers, x: Tensor) -> list[Tensor]:
+    def _forward(self, layers: list[Params], x: Tensor) -> list[Tensor]:
         """The input and the output of every step; the last one is the logits."""
         if not self.flattens and x.dim() != 3:
             raise ModelError(
@@ -93,9 +103,11 @@ class StackedNet:
             raise ModelError(
                 f"the model takes {wanted} numbers per example; got {got} {kind} (shape {list(x.shape[2:])})"
             )
-        for (weight, bias), (_, activation) in zip(layers, self.steps, strict=True):
-            across = weight.transpose(1, 2)
-            h = torch.bmm(values[-1], across) if bias is None else torch.baddbmm(bias[:, None, :], values[-1], across)
+        for layer, (_, activation) in zip(layers, self.steps, strict=True):
+            if layer.bias_row is None:
+                h = torch.bmm(values[-1], layer.across)
+            else:
+                h = torch.baddbmm(layer.bias_row, values[-1], layer.across)
             if activation == "relu":
                 h = h.relu_()
             elif activation == "tanh":
@@ -103,14 +115,14 @@ class StackedNet:
             values.append(h)
         return values
 
-    def _backward(self, layers: Layers, values: list[Tensor], delta: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _backward(self, layers: list[Params], values: list[Tensor], delta: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the first; its input is
         values[number].
 
         The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
         propagated."""
         for number in range(len(self.steps) - 1, 0, -1):
-            below = torch.bmm(delta, layers[number][0])
+            below = torch.bmm(delta, layers[number].weight)
             activation, output = self.steps[number - 1][1], values[number]
             if activation == "relu":
                 torch.ops.aten.threshold_backward.grad_input(below, output, 0, grad_input=below)
@@ -127,10 +139,10 @@ class StackedNet:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self.layers_of(out)
         for number, delta in self._backward(layers, values, output_delta(values[-1], y, weight)):
-            slot, bias = slots[number]
-            torch.bmm(delta.transpose(1, 2), values[number], out=slot)
-            if bias is not None:
-                torch.sum(delta, 1, out=bias)
+            slot = slots[number]
+            torch.bmm(delta.transpose(1, 2), values[number], out=slot.weight)
+            if slot.bias is not None:
+                torch.sum(delta, 1, out=slot.bias)
         return out
 
     def descend_(
@@ -149,12 +161,12 @@ class StackedNet:
     @torch.no_grad()
     def step_(
         self,
-        layers: Layers,
+        layers: list[Params],
         x: Tensor,
         y: Tensor,
         weight: Tensor,
         lr: float | Tensor,
-        pull: tuple[float | Tensor, Layers] | None = None,
+        pull: tuple[float | Tensor, list[Params]] | None = None,
     ) -> None:
         """The same on layers.
 
@@ -168,41 +180,18 @@ class StackedNet:
             if isinstance(amount, Tensor):
                 amount = amount.to(delta.dtype)[:, None]  # lerp does not mix types, and methods decide in float64
         for number, d in self._backward(layers, values, delta):
-            w, bias = layers[number]
+            layer, below = layers[number], values[number]
             if pull is not None:
-                center, center_bias = pull[1][number]
-                w.lerp_(center, amount[..., None] if isinstance(amount, Tensor) else amount)
-                if bias is not None and center_bias is not None:
-                    bias.lerp_(center_bias, amount)
-            if _is_turned(w):
-                w.transpose(1, 2).baddbmm_(values[number].transpose(1, 2), d, alpha=scale)
+                center = pull[1][number]
+                layer.weight.lerp_(center.weight, amount[..., None] if isinstance(amount, Tensor) else amount)
+                if layer.bias is not None and center.bias is not None:
+                    layer.bias.lerp_(center.bias, amount)
+            if layer.turned:
+                layer.across.baddbmm_(below.transpose(1, 2), d, alpha=scale)
             else:
-                w.baddbmm_(d.transpose(1, 2), values[number], alpha=scale)
-            if bias is not None:
-                bias.add_(d.sum(1), alpha=scale)
-
-    def unpack(self, theta: Tensor, steps: int) -> Layers:
-        """A copy of theta with every layer's parameters in a tensor of its own, for that many steps to come. Steps
-        are faster on these than on views of theta: torch hands a batch of products to the processor's library at
-        once only where the result is contiguous. See `_turned` for the first layer."""
-        return [(_own(w), None if b is None else _own(b)) for w, b in self.arranged(theta, steps)]
-
-    def arranged(self, theta: Tensor, steps: int) -> Layers:
-        """Layers whose numbers lie in memory as those of `unpack`; views of theta where possible."""
-        layers = self.layers_of(theta)
-        if steps >= TURNS_FROM_STEPS and self.steps[0][0].outputs >= TURNS_FROM_OUTPUTS:
-            layers[0] = (_turned(layers[0][0]), layers[0][1])
-        return layers
-
-    def pack(self, layers: Layers) -> Tensor:
-        """theta [n, P] of such layers."""
-        parts = [part for layer in layers for part in layer if part is not None]
-        theta = parts[0].new_empty(len(parts[0]), sum(part[0].numel() for part in parts))
-        for (weight, bias), (to_weight, to_bias) in zip(layers, self.layers_of(theta), strict=True):
-            _copy_rows(weight, to_weight)
-            if bias is not None and to_bias is not None:
-                to_bias.copy_(bias)
-        return theta
+                layer.weight.baddbmm_(d.transpose(1, 2), below, alpha=scale)
+            if layer.bias is not None:
+                layer.bias.add_(d.sum(1), alpha=scale)
 
     @torch.no_grad()
     def per_example_grad(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -231,39 +220,6 @@ class StackedNet:
             below = values[number].square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
         return square.sqrt_()
-
-
-def _own(view: Tensor) -> Tensor:
-    """A copy with the same order of the last two axes in memory. (clone() would keep an expand()'s shared rows.)"""
-    if _is_turned(view):
-        return view.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-    return view.clone(memory_format=torch.contiguous_format)
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """The same numbers [n, outputs, inputs] with the outputs side by side in memory.
-
-    x W' for a small batch x then needs no rearranging of W inside the product, which took as long as the product
-    itself. (On the way back delta W would need it instead, but nobody asks for the delta below the first layer.)"""
-    n, outputs, inputs = weight.shape
-    if weight.stride(0) == 0:
-        return weight[0].T.contiguous().T.expand(n, outputs, inputs)
-    out = weight.new_empty(n, inputs, outputs).transpose(1, 2)
-    _copy_rows(weight, out)
-    return out
-
-
-def _is_turned(weight: Tensor) -> bool:
-    return weight.dim() == 3 and weight.stride(1) < weight.stride(2)
-
-
-def _copy_rows(source: Tensor, target: Tensor) -> None:
-    """target.copy_(source); client by client where an axis turns, which torch does faster for matrices."""
-    if _is_turned(source) == _is_turned(target):
-        target.copy_(source)
-        return
-    for one, other in zip(target.unbind(0), source.unbind(0), strict=True):
-        one.copy_(other)
 
 
 def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:

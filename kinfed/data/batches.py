@@ -213,7 +213,6 @@ class Batches:
         part, steps = self.part, self.steps
         window = _Windows(part, self.work, steps, self.stream)
         total = len(self)
-        memory: Tensor | None = None
         step = 0
         while step < total:
             active = self._active(step)
@@ -225,25 +224,25 @@ class Batches:
             y = part.features.to_device(part.labels[index]).unbind(0)
             w = part.features.to_device(weight).unbind(0)
             together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
-            rows = min(together, planned) * len(ids) * width
-            if fleeting and (memory is None or len(memory) < rows):
-                memory = torch.empty(rows, *part.features.shape, device=part.features.device)
+            shape = (min(together, planned), len(ids), width, *part.features.shape)
+            memory = torch.empty(shape, device=part.features.device) if fleeting else None
             s = 0
             for piece in torch.split(index, together):
-                for x in self._gather(piece, ids, step + s, memory).unbind(0):
+                into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
+                for x in self._gather(piece, ids, step + s, into).unbind(0):
                     yield active, Batch(x, y[s], w[s], ids, part.round, step + s, full[s])
                     s += 1
             step += planned
 
-    def _gather(self, index: Tensor, ids: Tensor, step: int, memory: Tensor | None = None) -> Tensor:
+    def _gather(self, index: Tensor, ids: Tensor, step: int, into: Tensor | None = None) -> Tensor:
         """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
         part, name = self.part, self.work.augment
         if name is None:
-            return part.features.gather(index, into=memory)
+            return part.features.gather(index, into=into)
         change = augmentation(name, part.features.shape)
         steps = step + torch.arange(len(index))
         draw = draws(part.seed, self.stream, part.round, ids, steps, index.shape[2]).reshape(-1)
-        return part.features.gather(index, lambda raw: change(raw, draw), memory)
+        return part.features.gather(index, lambda raw: change(raw, draw), into)
 
     def _active(self, step: int) -> Tensor | slice:
         """The clients that take this step: a slice where they are the first ones, else their indices."""

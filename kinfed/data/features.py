@@ -61,7 +61,7 @@ class Features:
         """Examples at `index` (any shape) as float32 [index.shape, ...] on the device.
 
         `change` maps the raw examples, [index.numel(), ...], to others of the same shape before all else. `into` is
-        memory for at least as many float32 examples, which the result may be a view of."""
+        memory of the result's shape and type that it may be written to."""
         flat = self.rows(index.reshape(-1))
         if change is not None:
             flat = change(flat)
@@ -69,7 +69,7 @@ class Features:
         if self.is_tokens:
             return x
         if x.dtype != torch.float32:
-            x = x.to(torch.float32) if into is None else into[: index.numel()].view(x.shape).copy_(x)
+            x = x.to(torch.float32) if into is None else into.copy_(x)
         if self._shift is not None:  # subtracted first: exact where values are close to their mean
             x = x.sub_(self._shift)
         if self._scale is not None:
