@@ -15,7 +15,7 @@ from kinfed import rng
 from kinfed.algorithm import Algorithm
 from kinfed.data.federation import Population
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pool.local import Evaluation, LocalPool, Reply
+from kinfed.pool.base import Evaluation, Pool, Reply
 from kinfed.privacy.accounts import Accounts
 from kinfed.task import Task
 from kinfed.tree import Tree
@@ -71,7 +71,7 @@ class Loop:
         self,
         algorithm: Algorithm[Any, Any, Any, Any],
         task: Task,
-        pool: LocalPool,
+        pool: Pool,
         clients: Population,
         schedule: Schedule | None = None,
         *,
@@ -118,8 +118,10 @@ class Loop:
 
         for one in active[~torch.isin(active, ids)]:
             download(one[None])  # a client that will not reply was sent its message all the same
-        with nullcontext() if self.privacy is None else self.privacy.training(ids):
+        with nullcontext() if self.privacy is None else self.privacy.training(ids) as record:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
+            if record is not None and reply.record is not None:
+                record.join(reply.record)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
         self.completed = number
@@ -148,8 +150,8 @@ class Loop:
             return self.algorithm.global_models(self.server, who)
 
         has_shared = shared(ids[:1]) is not None
-        with nullcontext() if self.privacy is None else self.privacy.evaluating():
-            return self.pool.evaluate(
+        with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
+            evaluation = self.pool.evaluate(
                 ids,
                 lambda who: self.algorithm.download(server, who),
                 self.completed,
@@ -157,11 +159,14 @@ class Loop:
                 shared=shared if has_shared else None,
                 keep_models=keep_models,
             )
+            if record is not None and evaluation.record is not None:
+                record.join(evaluation.record)
+        return evaluation
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold."""
         server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
-        clients = {f"clients.{name}": tensor for name, tensor in self.pool.clients.named().items()}
+        clients = {f"clients.{name}": tensor for name, tensor in self.pool.states().items()}
         asked = {} if self.privacy is None else self.privacy.named()
         return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
 
@@ -172,7 +177,7 @@ class Loop:
                 f"server state has fields {sorted(server)}; the method keeps {sorted(self.server.named())}"
             )
         self.server = self.server.like(server).to(self.task.device)
-        self.pool.clients.load(_below(tensors, "clients."))
+        self.pool.load(_below(tensors, "clients."))
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
         self.completed = completed

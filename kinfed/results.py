@@ -13,7 +13,7 @@ from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.metrics import summarize
 from kinfed.mixture import module_for
-from kinfed.pool.local import Evaluation
+from kinfed.pool.base import Evaluation
 from kinfed.task import ModuleTask, Score
 
 Metrics = dict[str, float]

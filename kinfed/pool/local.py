@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,39 +22,17 @@ from kinfed.data.augment import augmentation
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Federation
 from kinfed.mixture import task_for
+from kinfed.pool.base import Download, Evaluation, Reply, Shared
 from kinfed.pool.store import ClientStore
 from kinfed.task import Score, Task
 from kinfed.tree import Tree
 
-Download = Callable[[Tensor], Any]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 4 << 20  # parameters of one chunk: twice a core's L2 was the best of 1-16 MB on dense models
 MIN_CHUNKS = 4  # so that a small cohort still spreads over threads, ...
 STEP_FLOPS = 10_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
-
-
-@dataclass
-class Reply:
-    """What came back from a cohort: rows of `up` belong to `ids`, in ascending order."""
-
-    ids: Tensor
-    up: Any  # None where nobody replied
-    nbytes: int  # of all updates sent, the rejected ones too
-    rejected: list[int] = field(default_factory=list)  # clients whose update or new state was not finite
-
-
-@dataclass
-class Evaluation:
-    """Per-client results of one split, for all ids asked for."""
-
-    ids: Tensor
-    personal: Score | None
-    shared: Score | None  # the server's model for the client
-    figures: dict[str, Tensor] = field(default_factory=dict)
-    models: Tensor | None = None  # [n, P] personal models, where asked for; wider rows are mixtures (kinfed.mixture)
-    alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
 
 
 class LocalPool:
@@ -116,7 +93,7 @@ class LocalPool:
         round: int,
         *,
         split: str = "test",
-        shared: Callable[[Tensor], Tensor | None] | None = None,
+        shared: Shared | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
         """Personal models (and the server's, through `shared(ids) -> [n, P]`) on one split. Changes nothing."""
@@ -158,6 +135,12 @@ class LocalPool:
             models,
             alternatives,
         )
+
+    def states(self) -> dict[str, Tensor]:
+        return self.clients.named()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.clients.load(tensors)
 
     def close(self) -> None:
         if self._threads is not None:

@@ -101,10 +101,10 @@ class Accounts:
     # ---- what is asked ----
 
     @contextmanager
-    def training(self, ids: Tensor) -> Iterator[None]:
-        """Around the training of these clients."""
+    def training(self, ids: Tensor) -> Iterator[Record]:
+        """Around the training of these clients. Records of tasks in other processes are to be joined to this one."""
         with self.task.recording() as record:
-            yield
+            yield record
         if bool(self._holds[ids].any()) and not record.calls:
             raise RuntimeError("clients have trained, and no gradient was recorded: their epsilon would be wrong")
         self.enter(record)
@@ -121,9 +121,9 @@ class Accounts:
         self.ledger = self.ledger.join(asked)
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[Record]:
         with self.task.recording(EVALUATION) as record:
-            yield
+            yield record
         name = type(self._algorithm).__name__
         if record.calls and not any(self._after):
             raise ConfigError(f"{name} takes gradients to personalize, but its `personal_gradients` says it does not")

@@ -49,6 +49,14 @@ class Record:
             self.drawn[key] = (client, q)
         return torch.tensor(before, dtype=torch.int64)
 
+    def join(self, other: Record) -> None:
+        """Take in what another process recorded of the same moments. Samples are of one client each, and a client is in
+        one process; should both name one, it was asked twice."""
+        for key, gradients in other.calls.items():
+            self.calls[key] = self.calls.get(key, 0) + gradients
+        self.drawn |= other.drawn
+        self.judged |= other.judged
+
     def ledger(self) -> Ledger:
         ledger = Ledger()
         for key, gradients in self.calls.items():

@@ -160,8 +160,7 @@ class Bench:
 def outcome(loop: Loop) -> State:
     """Copies of all that a run has led to: states of server and clients (by id), personal models and scores."""
     found = state_of(loop)
-    ids = loop.pool.clients.seen
-    order = torch.argsort(ids)
+    order = torch.argsort(found["clients.ids"])
     for name in found:
         if name.startswith("clients."):
             found[name] = found[name][order]

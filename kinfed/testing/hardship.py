@@ -35,8 +35,9 @@ def outsiders_are_left_alone(bench: Bench) -> None:
 
     def others() -> State:
         """States of those called before but not now."""
-        ids = torch.tensor(sorted(ever - active), dtype=torch.int64)
-        return loop.pool.clients.take(ids).clone().named() if len(ids) else {}
+        states = loop.pool.states()
+        called = torch.isin(states["ids"], torch.tensor(sorted(ever - active), dtype=torch.int64))
+        return {name: tensor[called] for name, tensor in states.items()} if bool(called.any()) else {}
 
     def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
         active.clear()
@@ -51,7 +52,7 @@ def outsiders_are_left_alone(bench: Bench) -> None:
             loop.round()
             expect_equal(others(), before, "clients that are not called keep their state")
             ever |= active
-            expect(set(loop.pool.clients.seen.tolist()) == ever, "only clients that were called have a state")
+            expect(set(loop.pool.states()["ids"].tolist()) == ever, "only clients that were called have a state")
 
 
 @dataclass(frozen=True)
