@@ -144,12 +144,12 @@ class FinishedRun:
 
     def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
-        task = make_task(
-            model or (lambda: build_model(self.config.model, self.shape, len(self.classes))), path=self.config.path
-        )
+        named = self.config.model
+        build = model or (lambda: build_model(named.name, self.shape, len(self.classes), named.options))
+        task = make_task(build, path=self.config.path)
         layout = storage.read_json(self.folder / "model.json")["layers"]
         if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.layers]:
-            what = "the model given" if model else f"model {self.config.model}, which the configuration names,"
+            what = "the model given" if model else f"model {named.name}, which the configuration names,"
             raise ModelError(
                 f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
             )

@@ -28,7 +28,7 @@ def catalog() -> dict[str, dict[str, str]]:
 
 
 def options_of(name: str) -> list[OptionDoc]:
-    """The options of a method, data set or partition, as --set takes them; none for models."""
+    """The options of a method, data set, partition or model, as --set takes them."""
     if name in ALGORITHMS:
         entry = ALGORITHMS[name]
         return [
@@ -37,7 +37,7 @@ def options_of(name: str) -> list[OptionDoc]:
         ]
     if name in PARTITIONS:
         return documented(PARTITIONS[name])
-    return documented(SOURCES[name].options) if name in SOURCES else []
+    return documented(SOURCES[name].options if name in SOURCES else MODELS[name].options)
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:

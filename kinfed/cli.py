@@ -141,7 +141,7 @@ def _what(config: Any) -> str:
 
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
     return (
-        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model}; "
+        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model.name}; "
         f"{', '.join(config.algorithms)}; "
         f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
     )
@@ -180,7 +180,7 @@ def list_(
         typer.Argument(help="algorithms, datasets, partitions or models; or one of their names, for its options."),
     ] = None,
 ) -> None:
-    """Show what there is, or the options of one method, data set or partition."""
+    """Show what there is, or the options of one method, data set, partition or model."""
     from kinfed.catalog import catalog, options_of
     from kinfed.errors import unknown_name
 
@@ -205,7 +205,7 @@ def list_(
         if not what:
             console.print()
     if what is None:
-        console.print("kinfed list NAME shows the options of a method, data set or partition.")
+        console.print("kinfed list NAME shows the options of a method, data set, partition or model.")
 
 
 def _owner(kind: str, name: str) -> str:

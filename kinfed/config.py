@@ -43,6 +43,9 @@ Choice = Annotated[
 ]
 
 
+_CHOSEN = ("dataset", "partition", "model")  # settings that are a Named
+
+
 def _methods(value: Any) -> Any:
     """ "local,ditto" or ["local", "weak=ditto"] or {"weak": {"method": "ditto", "lam": 0.1}} -> the last form."""
     if isinstance(value, str):
@@ -59,6 +62,12 @@ def _methods(value: Any) -> Any:
     return value
 
 
+# Written as the plain name where there are no options: what runs recorded before models had any reads the same.
+ModelChoice = Annotated[
+    Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options} if v.options else v.name)
+]
+
+
 class RunConfig(BaseModel):
     """Everything that decides the results of a run. Every field has a default: the default run is the demo."""
 
@@ -73,7 +82,7 @@ class RunConfig(BaseModel):
     split_column: str | None = None
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = "auto"
     foreign_targets: bool = False
-    model: str = "mlp"
+    model: ModelChoice = Named(name="mlp")
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(_methods)] = Field(
         default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type]
     )
@@ -169,7 +178,7 @@ def make_config(
 ) -> RunConfig:
     """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
 
-    The owner is `dataset`, `partition`, the label of an algorithm, or absent for a setting of the run."""
+    The owner is `dataset`, `partition`, `model`, the label of an algorithm, or absent for a setting of the run."""
     values: dict[str, Any] = _read_toml(file) if file is not None else {}
     values |= {k: v for k, v in (settings or {}).items() if v is not None}
     if "algorithms" in values:
@@ -208,7 +217,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
     if not dot:
         values[option] = value
         return
-    if owner in ("dataset", "partition"):
+    if owner in _CHOSEN:
         current = values.get(owner) or RunConfig.model_fields[owner].default
         if current is None:
             raise ConfigError(f"--set {key} needs --{owner} to say which one it is for")
@@ -217,7 +226,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
         return
     methods = values.setdefault("algorithms", _methods(list(DEFAULT_ALGORITHMS)))
     if owner not in methods:
-        raise unknown_name("owner in --set", owner, ["dataset", "partition", *methods])
+        raise unknown_name("owner in --set", owner, [*_CHOSEN, *methods])
     methods[owner] = {**methods[owner], option: value}
 
 

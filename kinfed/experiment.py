@@ -148,8 +148,8 @@ class Experiment:
         if self._task is not None:
             return self._task
         data = self.federation(self.config.seeds[0])
-        shape, classes = data.features.shape, data.num_classes
-        build = self._model or (lambda: build_model(self.config.model, shape, classes))
+        shape, classes, chosen = data.features.shape, data.num_classes, self.config.model
+        build = self._model or (lambda: build_model(chosen.name, shape, classes, chosen.options))
         self._task = make_task(build, path=self.config.path, device=check_device(self.config.device))
         return self._task
 
@@ -179,7 +179,7 @@ class Experiment:
         done: list[MethodResult] = []
         self._check_privacy()
         if folder is not None:
-            save_layout(folder.path, config.model, task)
+            save_layout(folder.path, config.model.name, task)
         for seed in config.seeds:
             data = self.federation(seed)
             for note in data.notes if seed == config.seeds[0] else []:  # other seeds say the same in other numbers

@@ -85,9 +85,10 @@ def export_model(
         raise ConfigError(f"no client is called {client!r}; there are {shown}")
     row = run.read_models(algorithm, seed).personal[names.index(client)]
     path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
-    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": str(config["model"])}
+    name = storage.read_json(folder / "model.json")["model"]
+    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name}
     storage.write_tensors(path, state_dict(folder, row), metadata)
-    return Exported(path, f"{config['model']}, {len(row)} parameters")
+    return Exported(path, f"{name}, {len(row)} parameters")
 
 
 def chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:

@@ -6,21 +6,24 @@ quarter of the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any
 
 from torch import nn
 
+from kinfed.data.options import NoOptions, build
 from kinfed.errors import ModelError, unknown_name
 
-Builder = Callable[[tuple[int, ...], int], nn.Module]
+Builder = Callable[..., nn.Module]  # (input shape, number of classes, **options)
 
 
 @dataclass(frozen=True)
 class ModelEntry:
     build: Builder
     summary: str
+    options: type[Any] = NoOptions
 
 
 def mlr(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -108,7 +111,8 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
-def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build_model(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
-    return MODELS[name].build(shape, classes)
+    entry = MODELS[name]
+    return entry.build(shape, classes, **asdict(build(entry.options, options or {}, f"model {name}")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,14 +16,18 @@ from kinfed.errors import DataError
 class Features:
     """`raw` [N, ...]: uint8 images, float32 tables, or int64 tokens (left as they are).
 
-    A gathered value is (raw - mean) / std in float32; mean and std broadcast over one example."""
+    A gathered value is (raw - mean) / std in float32; mean and std broadcast over one example. With `vectors` [V, D],
+    whole numbers in raw stand for their rows: an example gathered has one axis more, and only numbers are stored."""
 
     raw: Tensor
     mean: Tensor | None = None
     std: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.vectors is not None:
+            self._check_vectors(self.vectors)
         for name, value in (("mean", self.mean), ("std", self.std)):
             if value is not None and not _broadcasts(value, self.shape):
                 raise DataError(f"{name} of shape {tuple(value.shape)} does not fit examples of shape {self.shape}")
@@ -30,20 +35,31 @@ class Features:
             raise DataError("std must be positive everywhere; give constant features a std of 1")
         self._shift = None if self.mean is None else self.mean.to(self.device, torch.float32)
         self._scale = None if self.std is None else (1.0 / self.std.to(torch.float32)).to(self.device)
+        self._vectors = None if self.vectors is None else self.vectors.to(self.device)
+
+    def _check_vectors(self, vectors: Tensor) -> None:
+        if vectors.dim() != 2 or vectors.dtype != torch.float32 or not bool(torch.isfinite(vectors).all()):
+            raise DataError(f"vectors should be finite float32 [V, D]; got {vectors.dtype} {tuple(vectors.shape)}")
+        if self.raw.dtype not in (torch.int32, torch.int64) or self.mean is not None or self.std is not None:
+            raise DataError(f"numbers of vectors are int32 or int64 without mean and std; got {self.raw.dtype}")
+        if self.raw.numel() and not 0 <= int(self.raw.min()) <= int(self.raw.max()) < len(vectors):
+            raise DataError(
+                f"examples name vectors 0..{len(vectors) - 1}; found {int(self.raw.min())}..{int(self.raw.max())}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one example."""
-        return tuple(self.raw.shape[1:])
+        return (*self.raw.shape[1:], *(() if self.vectors is None else self.vectors.shape[1:]))
 
     @property
     def is_tokens(self) -> bool:
-        return self.raw.dtype == torch.int64
+        return self.raw.dtype == torch.int64 and self.vectors is None
 
     @property
     def example_bytes(self) -> int:
         """Bytes of one example once gathered."""
-        return (8 if self.is_tokens else 4) * (self.raw[0].numel() if len(self.raw) else 1)
+        return (8 if self.is_tokens else 4) * (prod(self.shape) if len(self.raw) else 1)
 
     def __len__(self) -> int:
         return int(self.raw.shape[0])
@@ -65,6 +81,10 @@ class Features:
         flat = self.rows(index.reshape(-1))
         if change is not None:
             flat = change(flat)
+        if self._vectors is not None:
+            numbers = self.to_device(flat).reshape(-1)
+            place = None if into is None else into.view(-1, self._vectors.shape[1])
+            return torch.index_select(self._vectors, 0, numbers, out=place).reshape(*index.shape, *self.shape)
         x = self.to_device(flat).reshape(*index.shape, *self.shape)
         if self.is_tokens:
             return x

@@ -86,6 +86,8 @@ class Federation:
     class_names: list[str] | None = None
     description: dict[str, Any] = field(default_factory=dict)  # data set, partition and their options
     notes: list[str] = field(default_factory=list)  # what a reader of results must know (flags, substitutes)
+    tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
+    tag_names: list[str] | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -231,6 +233,8 @@ class Federation:
         arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         if data:
             arrays |= {"raw": self.features.raw, "labels": self.labels}
+            held = {"vectors": self.features.vectors, "tags": self.tags}
+            arrays |= {name: tensor for name, tensor in held.items() if tensor is not None}
         checksum = storage.digest(arrays)
         file = f"arrays-{checksum[:16]}.safetensors"
         storage.write_tensors(folder / file, arrays)
@@ -242,7 +246,8 @@ class Federation:
             "fingerprint": fingerprint(self.features, self.labels),
         }
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
-        storage.write_json(folder / _RECORD, record | {name: getattr(self, name) for name in _PLAIN_FIELDS})
+        plain = {name: getattr(self, name) for name in (*_PLAIN_FIELDS, "tag_names")}
+        storage.write_json(folder / _RECORD, record | plain)
         for old in folder.glob("arrays-*.safetensors"):
             if old.name != file:
                 old.unlink()
@@ -264,7 +269,7 @@ class Federation:
         if checksum != record["digest"]:
             raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
         if "raw" in arrays:
-            raw, labels = arrays["raw"], arrays["labels"]
+            raw, labels, vectors, tags = arrays["raw"], arrays["labels"], arrays.get("vectors"), arrays.get("tags")
         elif source is None:
             raise StorageError(
                 f"{folder} holds only a partition of data set {record['description'].get('dataset')!r}; "
@@ -276,11 +281,12 @@ class Federation:
                 f"it was made from {record['description'].get('dataset')!r}"
             )
         else:
-            raw, labels = source.features.raw, source.labels
+            raw, labels, vectors, tags = source.features.raw, source.labels, source.features.vectors, source.tags
         splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{part}"] for part in _RAGGED)) for name in SPLITS}
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        features = Features(raw, arrays.get("mean"), arrays.get("std"))
-        return cls(features, labels, **splits, groups=arrays.get("groups"), **plain)
+        features = Features(raw, arrays.get("mean"), arrays.get("std"), vectors=vectors)
+        tag_names = record.get("tag_names")  # records of earlier versions have none
+        return cls(features, labels, **splits, groups=arrays.get("groups"), **plain, tags=tags, tag_names=tag_names)
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
@@ -295,6 +301,8 @@ class Federation:
                 raise DataError(f"split {name} points outside the {len(self.features)} examples")
         if len(self.labels) != len(self.features):
             raise DataError(f"{len(self.features)} examples but {len(self.labels)} labels")
+        if self.tags is not None and len(self.tags) != len(self.labels):
+            raise DataError(f"{len(self.labels)} labels but {len(self.tags)} tags")
         if len(self.names) != clients or len(set(self.names)) != clients:
             raise DataError(f"every one of the {clients} clients needs a name of its own")
         if self.groups is not None and len(self.groups) != clients:
@@ -338,7 +346,8 @@ _PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "descript
 
 def fingerprint(features: Features, labels: Tensor) -> str:
     """Tells one set of examples from another, however they are standardized."""
-    return storage.digest({"raw": features.raw, "labels": labels})
+    vectors = {} if features.vectors is None else {"vectors": features.vectors}
+    return storage.digest({"raw": features.raw, "labels": labels} | vectors)
 
 
 def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinfed.data.federation import Federation
 from kinfed.data.partition import make_federation
-from kinfed.data.sources import load_source
+from kinfed.data.sources import SOURCES, load_source
 from kinfed.data.table import is_table
 from kinfed.errors import ConfigError
 
@@ -42,10 +42,12 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
 
 
 def partition_name(config: RunConfig) -> str:
-    """The partition of a configuration: the one named, a table's own clients, or uneven shares of every class."""
+    """The partition of a configuration: the one named, the data's own clients, or uneven shares of every class."""
     if config.partition is not None:
         return config.partition.name
-    return "column" if config.client_column or "client_column" in config.dataset.options else DEFAULT_PARTITION
+    known = config.dataset.name in SOURCES and SOURCES[config.dataset.name].names_clients
+    own = known or config.client_column or "client_column" in config.dataset.options
+    return "column" if own else DEFAULT_PARTITION
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:

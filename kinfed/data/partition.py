@@ -79,4 +79,6 @@ def make_federation(
             "seed": seed,
         },
         notes=notes,
+        tags=source.tags,
+        tag_names=source.tag_names,
     )

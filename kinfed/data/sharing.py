@@ -58,9 +58,10 @@ def share_examples(
         received.append(first + chosen[~torch.isin(drawn[chosen], own)])
     given = Ragged.of(received)
     old = federation.features
-    features = SharedFeatures(old.raw, old.mean, old.std, old.device, copies=old.rows(drawn))
+    features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(drawn))
     labels = torch.cat([federation.labels, federation.labels[drawn]])
-    shared = replace(federation, features=features, labels=labels, train=federation.train.joined(given))
+    tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[drawn]])
+    shared = replace(federation, features=features, labels=labels, tags=tags, train=federation.train.joined(given))
     pool = Part(
         features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
         clients.seed, 0,

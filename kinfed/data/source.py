@@ -27,6 +27,8 @@ class Source:
     owner_names: list[str] | None = None
     owner_groups: Tensor | None = None  # [owners] int64: device type, region, ...
     group_names: list[str] | None = None
+    tags: Tensor | None = None  # [N] int64: a circumstance of every example, such as the state of a device
+    tag_names: list[str] | None = None
     standardize: bool = False  # scale features by the training rows once a partition has named them
     options: dict[str, Any] = field(default_factory=dict)  # how it was loaded, for the record
     notes: list[str] = field(default_factory=list)  # what a reader of results must know
@@ -35,7 +37,7 @@ class Source:
         examples = len(self.features)
         if examples == 0:
             raise DataError(f"data set {self.name} holds no examples")
-        for name in ("labels", "is_test", "is_val", "owners"):
+        for name in ("labels", "is_test", "is_val", "owners", "tags"):
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")

@@ -41,6 +41,7 @@ class SourceEntry:
     summary: str
     options: type[Any]
     load: Callable[[Any, Path | None, int], Source]
+    names_clients: bool = False  # it is shared out by its own clients (partition column) unless another rule is named
 
 
 SOURCES: dict[str, SourceEntry] = {}
@@ -51,10 +52,12 @@ def register_source(
     summary: str,
     load: Callable[[Any, Path | None, int], Source],
     options: type[Any] = NoOptions,
+    *,
+    names_clients: bool = False,
 ) -> None:
     if name in SOURCES:
         raise ConfigError(f"data set {name!r} is registered already")
-    SOURCES[name] = SourceEntry(name, summary, options, load)
+    SOURCES[name] = SourceEntry(name, summary, options, load, names_clients)
 
 
 def load_source(
