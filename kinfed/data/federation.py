@@ -128,12 +128,12 @@ class Federation:
         flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
         return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
 
-    def with_validation(self, fraction: float, seed: int) -> Federation:
+    def with_validation(self, fraction: float, seed: int, ids: Tensor | None = None) -> Federation:
         """Move a random part of every client's training rows to validation.
 
         At least one example where a client has two or more (exactly one below five); a client with a single
         example keeps it for training and validates on it too, which is noted. Clients that already have
-        validation rows keep theirs."""
+        validation rows keep theirs. `ids` [K] are the numbers that draws go by, where these are some of many clients."""
         if not 0 <= fraction < 1:
             raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
         if fraction == 0:
@@ -143,7 +143,7 @@ class Federation:
         alone = needs & (n == 1)
         share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
         held = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
-        keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients))
+        keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
         shuffled = self.train.shuffled(keys)
         drawn, _ = shuffled.cut(held + alone.to(torch.int64))
         _, train = shuffled.cut(held)

@@ -97,14 +97,37 @@ def load_like(path: Path, options: TableOptions, columns: list[str] | None, clas
         raise DataError(f"{where} holds the class {unknown[0]!r}, which the models do not know; they know {shown}")
     if columns is None or options.image_column is not None:
         columns = _feature_columns(table, options, used)
-    lacking = [name for name in columns if name not in table.column_names]
-    if lacking:
-        raise DataError(f"{path} lacks {len(lacking)} of the models' {len(columns)} features: {', '.join(lacking[:5])}")
+    _check_present(table, columns, path)
     places = torch.tensor([classes.index(name) for name in names])
     source = Source(str(path), _features(table, path, options, columns), places[index], len(classes), classes)
+    source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
         source.is_test, source.is_val = _splits(table, options.split_column, path)
     return source
+
+
+def load_inputs(
+    path: Path, columns: list[str] | None, image_column: str | None = None, ignore: tuple[str, ...] | str = ()
+) -> tuple[Features, pa.Table]:
+    """Examples without classes, and the table they stand in: the feature `columns` in their order (None: all but those
+    to `ignore`), or images. Features are not standardized."""
+    table = _read(path)
+    options = TableOptions(image_column=image_column, ignore=ignore)
+    for name in (image_column, *options.ignored):
+        if name is not None:
+            _require(table, name, "image_column" if name == image_column else "ignore", path)
+    if table.num_rows == 0:
+        raise DataError(f"{path} has a header but no rows")
+    if columns is None or image_column is not None:
+        columns = _feature_columns(table, options, set())
+    _check_present(table, columns, path)
+    return _features(table, path, options, columns), table
+
+
+def _check_present(table: pa.Table, columns: list[str], path: Path) -> None:
+    lacking = [name for name in columns if name not in table.column_names]
+    if lacking:
+        raise DataError(f"{path} lacks {len(lacking)} of the models' {len(columns)} features: {', '.join(lacking[:5])}")
 
 
 def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
