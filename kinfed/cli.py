@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kinfed.errors import ConfigError, KinfedError, StorageError
+from kinfed.interruption import StopRequest
+from kinfed.recipes.cli import reproduce
 
 app = typer.Typer(
     name="kinfed",
@@ -121,7 +121,7 @@ def _run(
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     total = len(chosen.algorithms) * len(chosen.seeds) * chosen.rounds + len(chosen.seeds) * chosen.warm_start
     console.print(_what(chosen), highlight=False, soft_wrap=True)
-    with _StopRequest() as stop, display(console, total) as shown:
+    with StopRequest(console) as stop, display(console, total) as shown:
         try:
             result = experiment.run(chosen, out=folder, resume=resume, observer=shown, should_stop=stop)
         except (experiment.Interrupted, KeyboardInterrupt):
@@ -147,44 +147,24 @@ def _what(config: Any) -> str:
     )
 
 
-class _StopRequest:
-    """The first Ctrl-C (or SIGTERM) asks to stop after the round; a second Ctrl-C stops at once."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
-
-    def __call__(self) -> bool:
-        return self._asked
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        console.print("stopping after this round; press Ctrl-C again to stop at once")
-
-    def __enter__(self) -> _StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+app.command()(reproduce)
 
 
 @app.command("list")
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(help="algorithms, datasets, partitions or models; or one of their names, for its options."),
+        typer.Argument(
+            help="algorithms, datasets, partitions, models or recipes; or one of their names, for its options."
+        ),
     ] = None,
 ) -> None:
     """Show what there is, or the options of one method, data set, partition or model."""
     from kinfed.catalog import catalog, options_of
     from kinfed.errors import unknown_name
+    from kinfed.recipes import summaries
 
-    kinds = catalog()
+    kinds = catalog() | {"recipes": summaries()}
     if what is not None and what not in kinds:
         home = next((kind for kind, names in kinds.items() if what in names), None)
         if home is None:
@@ -430,7 +410,7 @@ def _tune(
     def watch(*trial: Any) -> None:
         console.print(tuning_line(*trial), highlight=False, markup=False, soft_wrap=True)
 
-    with _StopRequest() as stop:
+    with StopRequest(console) as stop:
         try:
             result = search(
                 chosen, trials, folder, resume=resume, ranges=varied, prune=prune, watch=watch, should_stop=stop

@@ -26,13 +26,13 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("methods", {"algorithm", "algorithms", "privacy", "search_spaces"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
-    ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run"}),
+    ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run", "interruption"}),
     (
         "runs",
         {"results", "experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing", "tune"},
     ),
     ("reports", {"report"}),
-    ("recipes", {"recipes"}),
+    ("recipes", {"reproduce", "recipes"}),
     ("surface", {"kinfed", "cli", "__main__"}),
 ]
 

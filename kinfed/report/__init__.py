@@ -15,7 +15,7 @@ from kinfed.report.compare import compare
 from kinfed.report.load import RunFolderError, load_runs
 from kinfed.report.page import render
 
-__all__ = ["RunFolderError", "build"]
+__all__ = ["RunFolderError", "build", "write_page"]
 
 
 def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -27,6 +27,10 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     runs = load_runs([Path(folder) for folder in run_dirs])
     page = render(runs, compare(runs))
     target = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    return write_page(target, page)
+
+
+def write_page(target: Path, page: str) -> Path:
     draft = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

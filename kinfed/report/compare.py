@@ -168,6 +168,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     return comparisons
 
 
+def alone(run: Run, start: int = 0) -> Comparison:
+    """One run by itself; its methods are numbered from `start`, for pages with several."""
+    return Comparison((run,), _methods((run,), start))
+
+
 def _methods(runs: Sequence[Run], start: int) -> tuple[Method, ...]:
     """Labels are unique: where several runs have a method of one name, it carries that of its run."""
     pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]

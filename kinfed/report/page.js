@@ -8,18 +8,18 @@
   const hiddenMethods = new Set();
   let printing = false;
 
-  const saveButton = {
-    name: "save",
-    title: "Save as PNG",
-    icon: Plotly.Icons.camera,
+  const saveButton = (format) => ({
+    name: `save-${format}`,
+    title: `Save as ${format.toUpperCase()}`,
+    icon: format === "png" ? Plotly.Icons.camera : Plotly.Icons.disk,
     click: (element) => {
       const paper = getComputedStyle(document.body).backgroundColor;
       const layout = { ...element.layout, showlegend: element.dataset.legend === "yes", paper_bgcolor: paper };
-      Plotly.downloadImage({ data: element.data, layout }, { format: "png", scale: 2, width: element.clientWidth,
-        height: element.clientHeight, filename: "kinfed-figure" });
+      Plotly.downloadImage({ data: element.data, layout }, { format, scale: format === "png" ? 2 : 1,
+        width: element.clientWidth, height: element.clientHeight, filename: "kinfed-figure" });
     },
-  };
-  const config = { responsive: true, displaylogo: false, modeBarButtons: [[saveButton]] };
+  });
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [[saveButton("png"), saveButton("svg")]] };
 
   // Figures are written in the colours of the light theme; "#rrggbbaa" keeps its opacity.
   function themed(value, dark) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 
@@ -30,17 +31,33 @@ def render(runs: list[Run], comparisons: list[Comparison]) -> str:
     else:
         warnings.insert(0, other_data(comparisons))
         lead, links, main = "", *_parts(comparisons)
-    script, plotly = _resource("page.js"), get_plotlyjs()
+    return document(
+        title=f"{title} – kinfed report",
+        kicker="kinfed report · " + ", ".join(run.label for run in runs),
+        heading=title,
+        lead=notes(warnings) + lead,
+        links=links,
+        main=main,
+        footer=[_provenance(run) for run in runs],
+    )
+
+
+def document(
+    *, title: str, kicker: str, heading: str, lead: str, links: Sequence[tuple[str, str]], main: str,
+    footer: Sequence[str], figures: bool = True,
+) -> str:  # fmt: skip
+    """A whole page. `lead` and `main` are HTML, all other texts are plain; `links` go to the ids of sections."""
+    script, plotly = (_resource("page.js"), get_plotlyjs()) if figures else ("", "")
     return Template(_resource("page.html")).substitute(
-        title=esc(f"{title} – kinfed report"),
+        title=esc(title),
         policy=_policy(plotly, script),
         style=_resource("page.css"),
-        runs=esc(", ".join(run.label for run in runs)),
-        heading=esc(title),
-        lead=notes(warnings) + lead,
+        kicker=esc(kicker),
+        heading=esc(heading),
+        lead=lead,
         links="".join(f'<li><a href="#{esc(target)}">{esc(text)}</a></li>' for target, text in links),
         main=main,
-        footer="".join(f"<p>{esc(_provenance(run))}</p>" for run in runs),
+        footer="".join(f"<p>{esc(line)}</p>" for line in footer),
         dark=inline_json(DARK),
         plotly=plotly,
         script=script,

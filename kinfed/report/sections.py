@@ -242,11 +242,12 @@ class Sections:
             ("seeds.csv", "one line per method and seed", tables.seeds_csv(comparison)),
             ("rounds.csv", "one line per method, seed and round", tables.rounds_csv(comparison)),
             ("clients.csv", "one line per method, seed and client", tables.clients_csv(comparison)),
+            ("results.tex", "the table of results for LaTeX with booktabs", tables.latex(tables.results(comparison))),
         )
         items = "".join(f"<li>{download(*file)}</li>" for file in files)
         source = f"{self.prefix}markdown"
         return fold(
-            "CSV files and a Markdown table",
+            "CSV files, a LaTeX and a Markdown table",
             f'<ul class="files">{items}</ul><p><label for="{source}">The table of results as Markdown</label></p>'
             f'<textarea id="{source}" readonly spellcheck="false">'
             f"{esc(tables.markdown(tables.results(comparison)))}</textarea>"

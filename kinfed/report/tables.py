@@ -163,7 +163,7 @@ def cell_text(column: Column, cell: Cell) -> tuple[str, str]:
 
 
 def markdown(table: Table) -> str:
-    headings = ["Method", *(_markdown_heading(column) for column in table.columns)]
+    headings = ["Method", *(_full_heading(column) for column in table.columns)]
     lines = [
         "| " + " | ".join(headings) + " |",
         "|" + "---|" + "---:|" * len(table.columns),
@@ -178,12 +178,33 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_heading(column: Column) -> str:
+def _full_heading(column: Column) -> str:
     return f"{column.group}: {column.heading}" + (" (%)" if column.scale == 100 else "")
 
 
 def _markdown_text(text: str) -> str:
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+_LATEX = str.maketrans(
+    {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+     "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "–": "--", "−": "$-$", "±": r"$\pm$", "\u202f": r"\,"}
+)  # fmt: skip
+
+
+def latex_tabular(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A tabular for the package booktabs; the first row is the head."""
+    head, *body = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in rows)
+    begin = [f"% {' '.join(title.split())}", rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule"]
+    return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def latex(table: Table) -> str:
+    rows = [["Method", *(_full_heading(column) for column in table.columns)]]
+    for method, cells in zip(table.methods, table.cells, strict=True):
+        texts = [cell_text(column, cell) for column, cell in zip(table.columns, cells, strict=True)]
+        rows.append([method.label, *(f"{mean} ± {spread}" if spread else mean for mean, spread in texts)])
+    return latex_tabular("Results by method", rows)
 
 
 def results_csv(comparison: Comparison) -> str:

@@ -1,0 +1,36 @@
+"""Stopping a long command politely."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+
+class StopRequest:
+    """The first Ctrl-C (or SIGTERM) asks to stop after the round; a second Ctrl-C stops at once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._console.print("stopping after this round; press Ctrl-C again to stop at once")
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

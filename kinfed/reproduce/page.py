@@ -1,0 +1,251 @@
+"""The page of a reproduction, and the index of a site of such pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from kinfed.report import build, figures, write_page
+from kinfed.report.chart import Figure, Trace, axis, layout, numbers, safe
+from kinfed.report.compare import Comparison, alone
+from kinfed.report.elements import choice, download, drawing, esc, fold, notes, scroll
+from kinfed.report.load import load_run
+from kinfed.report.page import document
+from kinfed.report.palette import HUES, INK, MUTED
+from kinfed.report.panels import panels
+from kinfed.reproduce.judge import Verdict, verdicts
+from kinfed.reproduce.measure import Reproduction
+from kinfed.reproduce.written import (
+    Filled,
+    csv_text,
+    latex_table,
+    markdown_page,
+    ours_text,
+    provenance,
+    tables_of,
+)
+
+
+def write_reproduction(reproduction: Reproduction) -> Path:
+    """index.html with the figures, results.md, results.csv, results.tex, and the full report of every run."""
+    out, tables = reproduction.out, tables_of(reproduction)
+    for folder in reproduction.run_folders.values():
+        build([folder])
+    write_page(out / "results.md", markdown_page(reproduction))
+    write_page(out / "results.csv", csv_text(tables))
+    write_page(out / "results.tex", "\n".join(latex_table(table) for table in tables))
+    return write_page(out / "index.html", _page(reproduction, tables))
+
+
+def _page(reproduction: Reproduction, tables: Sequence[Filled]) -> str:
+    recipe = reproduction.recipe
+    comparisons = _comparisons(reproduction)
+    said = verdicts(recipe, reproduction.found, reproduction.scale)
+    drawn = recipe.figures(reproduction.found, comparisons)
+    sections = {
+        ("claims", "Claims"): _claims(said),
+        ("tables", "Ours beside theirs"): "".join(_table(table) for table in tables),
+        ("figures", "Figures"): "".join(
+            f"<h3>{esc(one.title)}</h3>{choice(one.figure, 'Show')}{drawing(one.figure, one.caption)}" for one in drawn
+        ),
+        ("rounds", "Over the rounds"): _curves(comparisons),
+        ("inside", "Inside the methods"): _inside(reproduction, comparisons),
+        ("differs", "What differs from the paper, and why"): _list(esc(note) for note in recipe.notes),
+        ("files", "Files"): _files(reproduction, tables),
+    }
+    present = {key: body for key, body in sections.items() if body}
+    stand_in = recipe.stand_ins.get(reproduction.scale)
+    return document(
+        title=f"{recipe.title} – kinfed",
+        kicker=f"kinfed reproduce {recipe.name} --scale {reproduction.scale}",
+        heading=recipe.title,
+        lead=(notes([f"Stand-in: {stand_in}"]) if stand_in else "")
+        + f'<div class="lead"><p>{esc(f"{recipe.paper.citation}: {recipe.shows}.")}</p>'
+        f"<p>{esc(recipe.about)}</p></div>",
+        links=list(present),
+        main="\n".join(
+            f'<section id="{name}"><h2>{esc(title)}</h2>{body}</section>' for (name, title), body in present.items()
+        ),
+        footer=[provenance(reproduction)],
+    )
+
+
+def _comparisons(reproduction: Reproduction) -> dict[str, Comparison]:
+    found: dict[str, Comparison] = {}
+    start = 0
+    for name, folder in reproduction.run_folders.items():
+        found[name] = alone(load_run(folder, name), start)
+        start += len(found[name].methods)
+    return found
+
+
+def _claims(said: Sequence[Verdict]) -> str:
+    if not said:
+        return ""
+    rows = "".join(
+        f'<tr><td class="{_class(verdict)}">{esc(verdict.status)}</td><td>{esc(verdict.claim)}'
+        + (" <em>(our question)</em>" if verdict.asked_by == "kinfed" else "")
+        + f"</td><td>{esc(verdict.sentence)}</td></tr>"
+        for verdict in said
+    )
+    head = '<thead><tr><th scope="col">Verdict</th><th scope="col">Claim</th><th scope="col">Figures</th></tr></thead>'
+    return (
+        "<p>A claim counts as reproduced if the 95 % interval of the paired differences over seeds (Student’s t) lies "
+        "above zero; differences are ours, from the last round.</p>"
+        + scroll(f'<table class="plain claims">{head}<tbody>{rows}</tbody></table>', "Claims")
+    )
+
+
+def _class(verdict: Verdict) -> str:
+    return {"reproduced": "yes", "not reproduced": "no"}.get(verdict.status, "open")
+
+
+def _table(table: Filled) -> str:
+    head = '<th scope="col">Method</th>'
+    for number, column in enumerate(table.columns):
+        span = ' colspan="2"' if table.has_theirs(number) else ""
+        head += f'<th scope="col"{span}>{esc(column.heading)}</th>'
+    body = ""
+    for name, cells in table.rows:
+        body += f'<tr><th scope="row">{esc(name)}</th>'
+        for number, (cell, column) in enumerate(zip(cells, table.columns, strict=True)):
+            body += f'<td class="number">{esc(ours_text(cell, column))}</td>'
+            if table.has_theirs(number):
+                body += f'<td class="number paper">{"–" if cell.theirs is None else esc(str(cell.theirs))}</td>'
+        body += "</tr>"
+    caption = f"<p>{esc(table.table.caption)}</p>" if table.table.caption else ""
+    beside = _beside(table)
+    gray = "<p>Gray figures are the paper’s.</p>" if beside else ""
+    return (
+        f"<h3>{esc(table.table.title)}</h3>{caption}{gray}"
+        + scroll(f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>', table.table.title)
+        + beside
+    )
+
+
+def _beside(table: Filled) -> str:
+    """A dot for ours and a ring for theirs, row by row, for every column that the paper has too."""
+    drawn = []
+    for number, column in enumerate(table.columns):
+        if not table.has_theirs(number):
+            continue
+        names = [name for name, _ in table.rows]
+        cells = [row[number] for _, row in table.rows]
+        ours: Trace = {
+            "type": "scatter", "mode": "markers", "name": "ours", "y": [safe(name) for name in names],
+            "x": numbers((cell.ours.mean * column.factor if cell.ours else None) for cell in cells),
+            "error_x": {
+                "type": "data", "color": HUES[0], "thickness": 1.5, "width": 3,
+                "array": numbers(((cell.ours.sd or 0) * column.factor if cell.ours else None) for cell in cells),
+            },
+            "marker": {"color": HUES[0], "size": 10}, "hovertemplate": "%{y}, ours: %{x:.4g}<extra></extra>",
+        }  # fmt: skip
+        theirs: Trace = {
+            "type": "scatter", "mode": "markers", "name": "paper", "y": [safe(name) for name in names],
+            "x": numbers((cell.theirs.value if cell.theirs else None) for cell in cells),
+            "marker": {"symbol": "circle-open", "color": MUTED, "size": 11, "line": {"width": 2}},
+            "hovertemplate": "%{y}, paper: %{x:.4g}<extra></extra>",
+        }  # fmt: skip
+        shape = layout(axis(), axis(autorange="reversed"), safe(f"{column.heading}: ● ours   ○ paper"))
+        shape["margin"] = {**shape["margin"], "l": 120}
+        shape["font"] = {**shape["font"], "color": INK}
+        drawn.append(
+            Figure(
+                description=f"{column.heading}: ours beside the paper's, for every method.",
+                data=[theirs, ours],
+                layout=shape,
+                height=90 + 26 * len(names),
+            )
+        )
+    return f'<div class="grid">{"".join(drawing(figure) for figure in drawn)}</div>' if drawn else ""
+
+
+def _curves(comparisons: dict[str, Comparison]) -> str:
+    out = ""
+    for name, comparison in comparisons.items():
+        figure = figures.learning_curves(comparison)
+        if figure is not None:
+            heading = f"<h3>{esc(name)}</h3>" if len(comparisons) > 1 else ""
+            out += f"<section>{heading}{choice(figure, 'Model')}{drawing(figure)}</section>"
+    return out
+
+
+def _inside(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> str:
+    blocks = []
+    for part, algorithm in reproduction.recipe.inside:
+        for method in comparisons[part].methods if part in comparisons else ():
+            if method.algorithm == algorithm:
+                for panel in panels(method):
+                    drawn = "".join(drawing(figure) for figure in panel.figures)
+                    blocks.append(f"<h4>{esc(panel.title)}</h4><p>{esc(panel.sentence)}</p>{drawn}")
+    return fold("Figures of the methods themselves", "".join(blocks)) if blocks else ""
+
+
+def _files(reproduction: Reproduction, tables: Sequence[Filled]) -> str:
+    items = [
+        download("results.csv", "every number of the tables", csv_text(tables)),
+        download("results.tex", "the tables for LaTeX with booktabs", "\n".join(map(latex_table, tables))),
+        download("results.md", "this page as Markdown", markdown_page(reproduction)),
+    ]
+    for name in reproduction.run_folders:
+        items.append(f'<a href="parts/{escape(name)}/report.html">full report of {esc(name)}</a>: clients, costs, data')
+    return _list(items)
+
+
+def _list(items: Iterable[str]) -> str:
+    entries = "".join(f"<li>{item}</li>" for item in items)
+    return f'<ul class="files">{entries}</ul>' if entries else ""
+
+
+def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
+    """The index of several reproductions, each in a folder below `out`."""
+    rows = ""
+    for one in reproductions:
+        said = verdicts(one.recipe, one.found, one.scale)
+        count = {status: sum(v.status == status for v in said) for status in ("reproduced", "not reproduced")}
+        rows += (
+            f'<tr><th scope="row"><a href="{esc(one.out.name)}/index.html">{esc(one.recipe.name)}</a></th>'
+            f"<td>{esc(one.recipe.title)}</td><td>{esc(f'{one.recipe.paper.name}: {one.recipe.shows}')}</td>"
+            f'<td class="number">{count["reproduced"]}</td><td class="number">{count["not reproduced"]}</td>'
+            f'<td class="number">{len(said) - sum(count.values())}</td><td>{esc(one.scale)}</td></tr>'
+        )
+    headings = ("Recipe", "What", "In the paper", "Claims reproduced", "Not reproduced", "Not tested", "Scale")
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
+    table = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return write_page(
+        out / "index.html",
+        document(
+            title="Benchmark – kinfed",
+            kicker="kinfed reproduce",
+            heading="Tables and figures of the papers, measured again",
+            lead='<div class="lead"><p>Every page has our numbers beside the published ones, and a verdict per claim '
+            "from paired differences over seeds.</p></div>",
+            links=[],
+            main=f'<section id="recipes">{scroll(table, "Recipes")}</section>',
+            footer=sorted({one.made for one in reproductions}),
+            figures=False,
+        ),
+    )
+
+
+def write_markdown(reproductions: Sequence[Reproduction], folder: Path) -> Path:
+    """One Markdown page per reproduction, and README.md that lists all pages of the folder's recipes."""
+    lines = [
+        "# Benchmark",
+        "",
+        "Tables and figures of the papers, measured again with `kinfed reproduce`: our numbers beside the published "
+        "ones, and every claim judged by paired differences over seeds (95 % interval).",
+        "",
+        "| recipe | in the paper | reproduced | not reproduced | not tested | scale |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for one in reproductions:
+        said = verdicts(one.recipe, one.found, one.scale)
+        count = {status: sum(v.status == status for v in said) for status in ("reproduced", "not reproduced")}
+        write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
+        lines.append(
+            f"| [{one.recipe.name}]({one.recipe.name}.md) | {one.recipe.paper.name}: {one.recipe.shows} "
+            f"| {count['reproduced']} | {count['not reproduced']} | {len(said) - sum(count.values())} | {one.scale} |"
+        )
+    return write_page(folder / "README.md", "\n".join(lines) + "\n")

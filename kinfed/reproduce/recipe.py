@@ -1,0 +1,213 @@
+"""What a recipe is made of: parts to run, tables with published numbers, claims to check.
+
+    RECIPE = Recipe(
+        name="selffl-mnist",
+        paper=SELF_FL,
+        shows="Figure 1a",
+        title="Self-FL on MNIST",
+        about="...",
+        parts=lambda scale: [Part("mnist", {"dataset": "mnist", "algorithms": "fedavg,selffl", ...})],
+        tables=[Table("Personal models", METHODS, [Column("Accuracy", "mnist")])],
+        claims=[Claim.above("Self-FL above FedAvg", "mnist", "selffl", ["fedavg"])],
+    )
+
+Parts that a scale does not have drop out of tables and claims, so one recipe serves all scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kinfed.errors import ConfigError
+from kinfed.report.chart import Figure
+from kinfed.report.compare import Comparison
+
+Scale = Literal["smoke", "small", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
+
+BySeed = dict[int, float]
+Measured = dict[str, dict[str, BySeed]]  # of one part: row (a method's label), then metric, then seed
+
+
+@dataclass(frozen=True)
+class Paper:
+    name: str
+    citation: str
+
+
+SELF_FL = Paper("Self-FL", "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022")
+FEDFOMO = Paper("FedFomo", "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021")
+CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contextualized Generalization, IJCAI 2022")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run: settings as `kinfed run` takes them. `also` adds measurements from the finished folder."""
+
+    name: str
+    settings: Mapping[str, Any]
+    also: Callable[[Path], Measured] | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Work that is not a run of rounds: a function that measures, given the seeds asked for (none: its own)."""
+
+    name: str
+    measure: Callable[[Sequence[int] | None], Measured]
+    identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on, as plain values
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
+def _check_name(name: str) -> None:
+    if not name or not all(c.isalnum() or c in "-_" for c in name):
+        raise ConfigError(f"a part's name is that of its folder: letters, digits, '-' and '_'; got {name!r}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the parts measured."""
+
+    parts: Mapping[str, Measured]
+
+    def of(self, part: str, row: str, metric: str) -> BySeed:
+        return self.parts.get(part, {}).get(row, {}).get(metric, {})
+
+    def __contains__(self, part: object) -> bool:
+        return part in self.parts
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    part: str
+    metric: str = "personal.accuracy"  # kind.metric as in summary.json; or bytes, seconds, or what a part adds
+    factor: float = 100.0  # from the stored to the shown unit
+    digits: int = 1
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as the paper prints it."""
+
+    value: float
+    spread: float | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text or (f"{self.value:g}" if self.spread is None else f"{self.value:g} ± {self.spread:g}")
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: Mapping[str, str]  # row in the measurements -> name shown
+    columns: Sequence[Column]
+    theirs: Mapping[tuple[str, str], Published] = field(default_factory=dict)  # by (row, heading)
+    caption: str = ""
+
+
+def published(text: str) -> dict[tuple[str, str], Published]:
+    """Numbers from a table written as in the paper: headings after the first line's |, rows by their label.
+
+    method  | MNIST MLR    | MNIST DNN
+    fedavg  | 88.63        | 91.05
+    fedfomo | 99.63 ± 0.07 | -
+    """
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    headings = [cell.strip() for cell in lines[0].split("|")[1:]]
+    found = {}
+    for line in lines[1:]:
+        row, *cells = (cell.strip() for cell in line.split("|"))
+        if len(cells) != len(headings):
+            raise ConfigError(f"published row {row!r} has {len(cells)} numbers for {len(headings)} columns")
+        for heading, cell in zip(headings, cells, strict=True):
+            if cell not in ("-", ""):
+                value, _, spread = cell.partition("±")
+                found[row, heading] = Published(float(value), float(spread) if spread else None, cell)
+    return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper (or a question of ours) as numbers: by seed, how far it holds; positive is for it.
+
+    Several margins (one for each rival) must all hold."""
+
+    text: str
+    margins: Callable[[Found], Mapping[str, BySeed]]
+    unit: str = "points"
+    factor: float = 100.0
+    asked_by: Literal["paper", "kinfed"] = "paper"
+
+    @classmethod
+    def above(
+        cls,
+        text: str,
+        part: str,
+        row: str,
+        rivals: Iterable[str],
+        metric: str = "personal.accuracy",
+        *,
+        by: float = 0.0,
+        lower_is_better: bool = False,
+        unit: str = "points",
+        factor: float = 100.0,
+        asked_by: Literal["paper", "kinfed"] = "paper",
+    ) -> Claim:
+        """`row` is better than every rival, by at least `by` (in stored units)."""
+        others = tuple(rivals)
+
+        def margins(found: Found) -> Mapping[str, BySeed]:
+            own = found.of(part, row, metric)
+            sign = -1.0 if lower_is_better else 1.0
+            rivals_found = {other: found.of(part, other, metric) for other in others}
+            return {
+                other: {seed: sign * (own[seed] - theirs[seed]) - by for seed in own.keys() & theirs.keys()}
+                for other, theirs in rivals_found.items()
+                if theirs
+            }
+
+        return cls(text, margins, unit, factor, asked_by)
+
+
+@dataclass(frozen=True)
+class Untestable:
+    """A claim that nothing here can confirm or refute, and why."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure of the recipe's own."""
+
+    title: str
+    figure: Figure
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    paper: Paper
+    shows: str  # which tables and figures of the paper
+    title: str
+    about: str
+    parts: Callable[[Scale], Sequence[Part | Study]]
+    tables: Sequence[Table] = ()
+    claims: Sequence[Claim | Untestable] = ()
+    notes: Sequence[str] = ()  # what cannot match the paper, and why
+    stand_ins: Mapping[Scale, str] = field(default_factory=dict)  # what a scale replaces, said above its numbers
+    inside: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
+    figures: Callable[[Found, Mapping[str, Comparison]], Sequence[Drawn]] = lambda found, runs: ()
