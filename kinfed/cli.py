@@ -54,7 +54,7 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model (kinfed list models).")] = None,
     algorithms: Annotated[
-        str | None, typer.Option(help="Methods, e.g. local,fedavg,weak=ditto (kinfed list algorithms).")
+        str | None, typer.Option(help="Methods, e.g. local,fedavg,weak=ditto, or all,-mocha (kinfed list algorithms).")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
     participation: Annotated[float | None, typer.Option(help="Share of clients active in a round, in (0, 1].")] = None,

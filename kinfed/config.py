@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
+from kinfed.algorithms import ALGORITHMS
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.loop import Schedule
@@ -46,11 +47,22 @@ Choice = Annotated[
 _CHOSEN = ("dataset", "partition", "model")  # settings that are a Named
 
 
+def _without_left_out(items: list[str]) -> list[str]:
+    left_out = {item[1:] for item in items if item.startswith("-")}
+    named = [item for item in items if not item.startswith("-")]
+    if unknown := left_out - {item.partition("=")[0] for item in named}:
+        raise ValueError(f"{', '.join(sorted(unknown))} cannot be left out of what is not listed")
+    return [item for item in named if item.partition("=")[0] not in left_out]
+
+
 def _methods(value: Any) -> Any:
-    """ "local,ditto" or ["local", "weak=ditto"] or {"weak": {"method": "ditto", "lam": 0.1}} -> the last form."""
+    """ "local,ditto" or ["local", "weak=ditto"] or {"weak": {"method": "ditto", "lam": 0.1}} -> the last form.
+
+    In a list "all" stands for every registered method, and "-mocha" leaves one out."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list | tuple):
+        value = _without_left_out([name for item in value for name in (ALGORITHMS if item == "all" else [item])])
         labels = [item.partition("=") for item in value]
         if len({label for label, _, _ in labels}) < len(labels):
             raise ValueError("a method is listed twice; give variants labels of their own: weak=ditto,strong=ditto")

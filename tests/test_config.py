@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kinfed.algorithms import ALGORITHMS
 from kinfed.config import RunConfig, make_config
 from kinfed.errors import ConfigError
 
@@ -92,3 +93,12 @@ def test_unreadable_and_broken_files_are_named(tmp_path: Path) -> None:
 def test_configuration_cannot_be_changed_by_accident() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().rounds = 3  # type: ignore[misc]
+
+
+def test_all_methods_but_some() -> None:
+    every = make_config(None, {"algorithms": "all"}).algorithms
+    assert list(every) == list(ALGORITHMS)
+    fewer = make_config(None, {"algorithms": "all,-mocha,weak=ditto"}).algorithms
+    assert set(fewer) == (set(ALGORITHMS) | {"weak"}) - {"mocha"}
+    with pytest.raises(ConfigError, match="mocah cannot be left out"):
+        make_config(None, {"algorithms": "all,-mocah"})
