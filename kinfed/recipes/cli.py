@@ -15,6 +15,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A recipe (kinfed list recipes).")] = None,
     every: Annotated[bool, typer.Option("--all", help="All recipes, one after the other.")] = False,
     scale: Annotated[str, typer.Option(help="smoke (under a minute), small (under 15), or paper.")] = "small",
+    only: Annotated[str | None, typer.Option(help="Some parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0,1,2,3,4.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),
     publish: Annotated[
@@ -42,6 +43,8 @@ def reproduce(
     chosen_seeds = measure.seeds_from(seeds)
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
     for recipe in map(load_recipe, RECIPES if name is None else [name]):
+        if only is not None:
+            recipe = recipe.limited_to(only.split(","), scale)
         folder = out / f"{recipe.name}-{scale}"
         console.print(f"[bold]{recipe.name}[/]  {recipe.title} ({recipe.paper.name}: {recipe.shows})", highlight=False)
         configs = [

@@ -66,28 +66,40 @@ def _judged(claim: Claim, recipe: Recipe, found: Found) -> Verdict:
     if not margins:
         return Verdict(claim.text, "not judged", "this scale does not run what it needs", claim.asked_by)
     found_intervals = {rival: interval(by_seed) for rival, by_seed in margins.items()}
-    said = []
-    for rival, by_seed in margins.items():
-        against = f" against {names.get(rival, rival)}" if len(margins) > 1 and rival else ""
-        said.append(_in_words(by_seed, found_intervals[rival], claim) + against)
-    if any(entry is None for entry in found_intervals.values()):
-        return Verdict(claim.text, "not judged", "one seed is no evidence: " + "; ".join(said), claim.asked_by)
-    known = [entry for entry in found_intervals.values() if entry is not None]
-    seeds = min(entry.n for entry in known)
-    ending = f" ({seeds} seeds, 95 % interval)"
-    if all(entry.low > 0 for entry in known):
-        return Verdict(claim.text, "reproduced", "yes, " + "; ".join(said) + ending, claim.asked_by)
-    opposite = [entry for entry in known if entry.mean <= 0]
-    reason = "no, " if opposite else "not clear, an interval contains zero: "
-    return Verdict(claim.text, "not reproduced", reason + "; ".join(said) + ending, claim.asked_by)
+    known = {rival: entry for rival, entry in found_intervals.items() if entry is not None}
+    if len(known) < len(margins):
+        said = _listed({rival: _mean(by_seed, claim) for rival, by_seed in margins.items()}, names)
+        return Verdict(claim.text, "not judged", f"one seed is no evidence: {said}", claim.asked_by)
+    ending = f" ({min(entry.n for entry in known.values())} seeds, 95 % interval)"
+    failed = {rival: entry for rival, entry in known.items() if entry.low <= 0}
+    if not failed:
+        nearest = min(known, key=lambda rival: known[rival].low)
+        by = "yes, " if len(known) == 1 else f"yes, above all {len(known)}; nearest: "
+        said = _listed({nearest: _in_words(known[nearest], claim)}, names if len(known) > 1 else None)
+        return Verdict(claim.text, "reproduced", by + said + ending, claim.asked_by)
+    reason = "no, " if any(entry.mean <= 0 for entry in failed.values()) else "not clear, an interval contains zero: "
+    if len(known) > 1:
+        reason += f"above {len(known) - len(failed)} of {len(known)}; "
+    said = _listed(
+        {rival: _in_words(entry, claim) for rival, entry in failed.items()}, names if len(known) > 1 else None
+    )
+    return Verdict(claim.text, "not reproduced", reason + said + ending, claim.asked_by)
 
 
-def _in_words(by_seed: Mapping[int, float], entry: Interval | None, claim: Claim) -> str:
-    mean = math.fsum(by_seed.values()) / len(by_seed)
-    text = _signed(mean * claim.factor)
-    if entry is not None:
-        text += f" [{_signed(entry.low * claim.factor)}, {_signed(entry.high * claim.factor)}]"
-    return f"{text} {claim.unit}".rstrip()
+def _listed(said: Mapping[str, str], names: Mapping[str, str] | None) -> str:
+    """The figures, each with the rival's name where there are several."""
+    if names is None:
+        return "; ".join(said.values())
+    return "; ".join(f"{text} against {names.get(rival, rival)}" for rival, text in said.items())
+
+
+def _mean(by_seed: Mapping[int, float], claim: Claim) -> str:
+    return f"{_signed(math.fsum(by_seed.values()) / len(by_seed) * claim.factor)} {claim.unit}".rstrip()
+
+
+def _in_words(entry: Interval, claim: Claim) -> str:
+    low, high = _signed(entry.low * claim.factor), _signed(entry.high * claim.factor)
+    return f"{_signed(entry.mean * claim.factor)} [{low}, {high}] {claim.unit}".rstrip()
 
 
 def _signed(value: float) -> str:

@@ -79,7 +79,7 @@ def reproduce(
         }
         seconds, made = seconds + known["seconds"], max(made, known["made"])
     every = {seed for rows in found.values() for metrics in rows.values() for by in metrics.values() for seed in by}
-    return Reproduction(recipe, scale, out, Found(found), seconds, tuple(sorted(every)), made)
+    return Reproduction(recipe, scale, out, Found(found, recipe.aliases), seconds, tuple(sorted(every)), made)
 
 
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:

@@ -17,11 +17,11 @@ Parts that a scale does not have drop out of tables and claims, so one recipe se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.chart import Figure
 from kinfed.report.compare import Comparison
 
@@ -74,11 +74,15 @@ def _check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What the parts measured."""
+    """What the parts measured. Rows are methods by their label; an alias is another kind of model of a method."""
 
     parts: Mapping[str, Measured]
+    aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, part: str, row: str, metric: str) -> BySeed:
+        if row in self.aliases:
+            row, kind = self.aliases[row]
+            metric = f"{kind}.{metric.removeprefix('personal.')}" if metric.startswith("personal.") else metric
         return self.parts.get(part, {}).get(row, {}).get(metric, {})
 
     def __contains__(self, part: object) -> bool:
@@ -209,5 +213,14 @@ class Recipe:
     claims: Sequence[Claim | Untestable] = ()
     notes: Sequence[str] = ()  # what cannot match the paper, and why
     stand_ins: Mapping[Scale, str] = field(default_factory=dict)  # what a scale replaces, said above its numbers
+    aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's global model
     inside: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Found, Mapping[str, Comparison]], Sequence[Drawn]] = lambda found, runs: ()
+
+    def limited_to(self, names: Sequence[str], scale: Scale) -> Recipe:
+        """The recipe with some of its parts."""
+        known = {part.name for part in self.parts(scale)}
+        for name in names:
+            if name not in known:
+                raise unknown_name(f"part of {self.name} at scale {scale}", name, known)
+        return replace(self, parts=lambda scale: [part for part in self.parts(scale) if part.name in names])
