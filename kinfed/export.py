@@ -9,11 +9,14 @@ pi, and fits a kinfed.mixture.MixtureModule.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kinfed import storage
@@ -79,7 +82,8 @@ def export_model(
     config: dict[str, Any] = run.config()["config"]
     algorithm = chosen("algorithm", algorithm, list(config["algorithms"]))
     seed = int(chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
-    names = storage.read_json(folder / f"federation-{seed}.json")["names"]
+    data = storage.read_json(folder / f"federation-{seed}.json")
+    names = data["names"]
     if client not in names:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ConfigError(f"no client is called {client!r}; there are {shown}")
@@ -87,8 +91,35 @@ def export_model(
     path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
     name = storage.read_json(folder / "model.json")["model"]
     metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name}
+    if "inputs" in data:  # absent in runs of earlier versions
+        metadata["inputs"] = _inputs_of_run(data, config)
     storage.write_tensors(path, state_dict(folder, row), metadata)
     return Exported(path, f"{name}, {len(row)} parameters")
+
+
+def inputs_metadata(
+    shape: Sequence[int],
+    tokens: bool,
+    mean: Tensor | None,
+    std: Tensor | None,
+    columns: Sequence[str] | None,
+    classes: Sequence[str],
+    options: Mapping[str, Any],
+) -> str:
+    """What a model must be fed and what its outputs mean: JSON that goes into the file of the model, so that the file
+    alone is enough to predict (kinfed.predict). `options` are those of the model."""
+    scale = {name: None if value is None else value.tolist() for name, value in (("mean", mean), ("std", std))}
+    plain = {"shape": list(shape), "tokens": tokens, "columns": columns, "classes": list(classes)}
+    return json.dumps({**plain, **scale, "options": dict(options)})
+
+
+def _inputs_of_run(data: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    inputs, model = data["inputs"], config["model"]
+    classes = data["class_names"] or [str(number) for number in range(data["num_classes"])]
+    columns = data["description"].get("dataset_options", {}).get("columns") or None
+    options = {} if isinstance(model, str) else {key: value for key, value in model.items() if key != "name"}
+    mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
+    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, classes, options)
 
 
 def chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:

@@ -133,7 +133,7 @@ class Federation:
 
         At least one example where a client has two or more (exactly one below five); a client with a single
         example keeps it for training and validates on it too, which is noted. Clients that already have
-        validation rows keep theirs. `ids` [K] are the numbers that draws go by, where these are some of many clients."""
+        validation rows keep theirs. Draws go by `ids` [K], the clients' numbers, where these are some of many."""
         if not 0 <= fraction < 1:
             raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
         if fraction == 0:

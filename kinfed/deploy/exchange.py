@@ -1,0 +1,157 @@
+"""Questions to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
+
+Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says whose it
+is. A client that is away when it is asked gets its message as soon as it is back, until the time is up; one whose node
+went down with the message gets it again. Every message has one answer at most: a second one, an answer to an earlier
+question, or one that comes after the time is up is never looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kinfed.deploy.node import HELLO
+from kinfed.deploy.wire import MessageError, Packet
+
+POLL_SECONDS = 0.25
+HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
+
+
+@dataclass(frozen=True)
+class Sent:
+    node: int
+    kind: str
+    packet: Packet
+    seconds: float  # after which nobody waits for the answer any more
+
+
+@dataclass(frozen=True)
+class Answer:
+    message: str  # the id of the message that this answers
+    packet: Packet | None
+    error: str = ""
+    gone: bool = False  # the node went away with the message
+
+
+class Transport(Protocol):
+    def nodes(self) -> Collection[int]:
+        """Numbers of the nodes that are connected now."""
+
+    def send(self, messages: Sequence[Sent]) -> list[str]:
+        """Ids of the messages, "" for those that could not be sent."""
+
+    def receive(self, messages: Collection[str]) -> list[Answer]:
+        """Answers that have come to these messages, each given once."""
+
+
+Take = Callable[[str, Packet], None]  # (client, its answer); raises MessageError for one that cannot be used
+
+
+@dataclass
+class Exchange:
+    transport: Transport
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    clients: dict[int, str] = field(default_factory=dict)  # name by node
+    hellos: dict[str, Packet] = field(default_factory=dict)  # what a client last said of itself, by name
+    troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
+    _greeted: dict[str, tuple[int, float]] = field(default_factory=dict)  # message -> node and time
+
+    def find(self, enough: Callable[[], bool], seconds: float) -> None:
+        """Greet nodes until enough have said who they are, or the time is up."""
+        end = self.clock() + seconds
+        while not enough() and self.clock() < end:
+            self._greet(set(self.transport.nodes()))
+            for answer in self.transport.receive(list(self._greeted)):
+                self._hear(answer)
+            if not enough():
+                self.sleep(POLL_SECONDS)
+
+    def ask(
+        self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
+    ) -> dict[str, str]:
+        """Ask each client its own question, and hand over the answers as they come. Ends when all have answered, when
+        the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
+        end = self.clock() + seconds
+        needed = len(packets) if needed is None else needed
+        open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
+        while open_ and self.clock() < end:
+            online = set(self.transport.nodes())
+            self._greet(online)
+            where = {self.clients[node]: node for node in online if node in self.clients}
+            if good >= needed and not any(name in where for name in open_):
+                break
+            waiting = set(pending.values())
+            free = [name for name in open_ if name in where and name not in waiting]
+            messages = [Sent(where[name], kind, packets[name], max(end - self.clock(), 1.0)) for name in free]
+            for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
+                if message:
+                    pending[message] = name
+            for answer in self.transport.receive([*pending, *self._greeted]):
+                if answer.message in self._greeted:
+                    self._hear(answer)
+                    continue
+                name = pending.pop(answer.message, "")
+                if name not in open_:
+                    continue
+                if answer.packet is None:
+                    reasons[name] = answer.error
+                    if answer.gone:
+                        continue  # asked again when it is back
+                else:
+                    try:
+                        take(name, answer.packet)
+                        good += 1
+                        reasons.pop(name, None)
+                    except MessageError as error:
+                        reasons[name] = str(error)
+                del open_[name]
+            if open_:
+                self.sleep(POLL_SECONDS)
+        for name in open_:
+            connected = name in {self.clients.get(node) for node in self.transport.nodes()}
+            why = f"no answer within {seconds:g} s" if connected else "not connected"
+            reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
+        return reasons
+
+    def _greet(self, online: set[int]) -> None:
+        now = self.clock()
+        late = [message for message, (_, since) in self._greeted.items() if now - since > HELLO_SECONDS]
+        for message in late:
+            del self._greeted[message]
+        for node in [node for node in self.clients if node not in online]:
+            del self.clients[node]  # should it come back, it may be another client's
+        for node in [node for node in self.troubles if node not in online]:
+            del self.troubles[node]
+        busy = {node for node, _ in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
+        new = sorted(online - busy)
+        messages = [Sent(node, HELLO, Packet({"kind": HELLO}), HELLO_SECONDS) for node in new]
+        for node, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
+            if message:
+                self._greeted[message] = (node, now)
+
+    def _hear(self, answer: Answer) -> None:
+        node, _ = self._greeted.pop(answer.message)
+        if answer.packet is None:
+            if not answer.gone:
+                self.troubles[node] = answer.error
+                self.say(f"a node that has appeared cannot take part: {answer.error}")
+            return
+        try:
+            name = answer.packet.want("name", str)
+        except MessageError as error:
+            self.troubles[node] = str(error)
+            self.say(f"a node that has appeared cannot take part: {error}")
+            return
+        other = next((n for n, known in self.clients.items() if known == name and n != node), None)
+        if other is not None:
+            # The newer connection is the one that lives: a killed node stays listed for a while.
+            del self.clients[other]
+            self.troubles[other] = f"another node has appeared as {name}"
+            self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
+        self.clients[node] = name
+        self.hellos[name] = answer.packet

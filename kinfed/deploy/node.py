@@ -1,0 +1,214 @@
+"""What a node does when the server asks: say who it is, add to common sums, train a round, evaluate.
+
+A node trusts nothing but the numbers in a message, and sends nothing but what the method declares in its Up. Its
+personal state stays in the vault (kinfed.deploy.vault); which of the last two states a round starts from, the server
+says by naming the last round of this client that counted. So a round that was lost on the way, came too late, was
+rejected or is repeated after a restart leaves no trace in what follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.data.federation import SPLITS, Cohort
+from kinfed.deploy.data import NodeSettings, OwnData, Place, load_own
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.vault import Entry, Vault
+from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
+from kinfed.errors import ConfigError, StorageError
+from kinfed.export import inputs_metadata
+from kinfed.mixture import module_for, task_for
+from kinfed.models import build_model
+from kinfed.privacy.mechanism import EVALUATION, TRAINING, PrivateTask, Record
+from kinfed.task import ModuleTask, Score, Task, make_task
+from kinfed.tree import Tree
+
+HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
+
+
+class Node:
+    """One client. A new one is made for every message: all memory is in the vault."""
+
+    def __init__(self, node: NodeSettings, deployment: Deployment) -> None:
+        self.settings, self.deployment = node, deployment
+        self.algorithm = deployment.algorithm
+        self.vault = Vault(node.vault)
+        torch.set_num_threads(int(node.threads))
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+        return cls(NodeSettings.parse(node_config), Deployment.parse(run_config))
+
+    def answer(self, kind: str, order: Packet) -> Packet:
+        return {HELLO: self.hello, SUMS: self.sums, TRAIN: self.train, EVALUATE: self.evaluate}[kind](order)
+
+    def hello(self, order: Packet) -> Packet:
+        """Who this is and the shape of its data: counts, not contents."""
+        own = load_own(self.settings, self.deployment)
+        placed = own.placed(Place(0, 1, (0, 0, 0)), self.deployment)
+        features = own.federation.features
+        about = {
+            "name": self.settings.client, "group": self.settings.group, "columns": own.columns,
+            "counts": [int(placed.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
+            "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
+        }  # fmt: skip
+        return Packet(about)
+
+    def sums(self, order: Packet) -> Packet:
+        """This client's part of the mean of every feature or, given that mean, of the variance."""
+        own = load_own(self.settings, self.deployment)
+        return Packet({"name": self.settings.client}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
+
+    def train(self, order: Packet) -> Packet:
+        """A round. The new state is in the vault before the update leaves."""
+        round, accepted = order.want("round", int), order.want("accepted", int)
+        own, place, task = self._prepare(order)
+        data = own.placed(place, self.deployment)
+        cohort = place.cohort(data, self.deployment.seed, round, order.want("effort", float))
+        cohort = self._conceal(cohort)
+        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
+        entry = self._entry(order)
+        with entry.locked():
+            client, lost = self._state(entry, accepted, task, place.cohort(data, self.deployment.seed, 0))
+            with _recorded(task, TRAINING) as record:
+                client, up = self.algorithm.client_update(task, client, down, cohort)
+            about = self._signed(order) | {"lost": lost, "asked": _asked(record)}
+            for what, tree in (("update", up), ("new state", client)):
+                if not bool(tree.finite_rows(1).all()):
+                    return Packet(about | {"refused": f"its {what} is not finite"})
+            entry.keep(round, client.named(), accepted, self.deployment.method)
+        return Packet(about, {"up": up.named()})
+
+    def evaluate(self, order: Packet) -> Packet:
+        """The personal model on the client's own held-out examples; it is kept in the vault, ready to use."""
+        round, accepted = order.want("round", int), order.want("accepted", int)
+        split = order.want("split", str)
+        if split not in SPLITS:
+            raise MessageError(f"a split is one of {', '.join(SPLITS)}; the message asks for {split!r}")
+        own, place, task = self._prepare(order)
+        data = own.placed(place, self.deployment)
+        cohort = self._conceal(place.cohort(data, self.deployment.seed, round))
+        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
+        entry, algorithm = self._entry(order), self.algorithm
+        with entry.locked():
+            client, lost = self._state(entry, accepted, task, place.cohort(data, self.deployment.seed, 0))
+            with _recorded(task, EVALUATION) as record:
+                theta = algorithm.personalize(task, client, down, cohort)
+                others = algorithm.alternatives(task, client, down, cohort)
+            if not bool(torch.isfinite(theta).all()):
+                raise ConfigError(
+                    f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"
+                )
+            self._keep_model(entry, task, theta[0], round, place, own)
+        part = getattr(cohort, split)
+        scores = {"personal": task_for(task, theta).score(theta, part)}
+        if "model" in order.group("shared"):
+            scores["shared"] = task.score(order.group("shared")["model"], part)
+        scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others.items()}
+        groups = {name: _score(score) for name, score in scores.items()}
+        groups["figures"] = dict(algorithm.client_figures(client))
+        return Packet(self._signed(order) | {"lost": lost, "asked": _asked(record)}, groups)
+
+    def _signed(self, order: Packet) -> dict[str, Any]:
+        """By which the server knows what this is an answer to."""
+        return {key: order.about.get(key) for key in ("run", "round", "number", "kind")} | {
+            "name": self.settings.client
+        }
+
+    def _prepare(self, order: Packet) -> tuple[OwnData, Place, Task]:
+        if order.want("name", str) != self.settings.client:
+            raise MessageError(
+                f"a message for client {order.about['name']!r} has come to {self.settings.client!r}; nothing was done"
+            )
+        own = load_own(self.settings, self.deployment)
+        inputs = order.group("inputs")
+        longest = order.want("longest", list)
+        place = Place(
+            order.want("number", int), order.want("num_clients", int), (longest[0], longest[1], longest[2]),
+            order.want("group", int), inputs.get("mean"), inputs.get("std"),
+        )  # fmt: skip
+        shape, model = own.federation.features.shape, self.deployment.run.model
+        classes = len(self.deployment.class_names)
+        task: Task = make_task(lambda: build_model(model.name, shape, classes, model.options))
+        return own, place, self._private(task, order)
+
+    def _private(self, task: Task, order: Packet) -> Task:
+        """The task with this node's own noise, where the deployment is private."""
+        privacy, least = self.deployment.run.privacy, float(self.settings.least_noise)
+        noise = order.want("noise", float) if privacy is not None else 0.0
+        if privacy is not None and privacy.noise is not None:
+            least = max(least, privacy.noise)
+        if noise < least:
+            raise ConfigError(
+                f"{self.settings.client} trains with noise of at least {least:g} only, and the server asks for "
+                f"{noise:g}; nothing was computed"
+            )
+        if privacy is None:
+            return task
+        return PrivateTask(task, privacy.clip, noise, self.vault.secret(self.settings.client).noise)
+
+    def _conceal(self, cohort: Cohort) -> Cohort:
+        if self.deployment.run.privacy is None:
+            return cohort
+        return self.vault.secret(self.settings.client).conceal(cohort)
+
+    def _entry(self, order: Packet) -> Entry:
+        return self.vault.entry(order.want("run", str), self.settings.client)
+
+    def _state(self, entry: Entry, accepted: int, task: Task, cohort: Cohort) -> tuple[Tree, bool]:
+        """The state after the last round that counted; a new one, and True, where the vault has lost it."""
+        fresh: Tree = self.algorithm.init_client(task, cohort)
+        if accepted == 0:
+            return fresh, False
+        found = entry.state(accepted)
+        if found is None:
+            return fresh, True
+        wanted = fresh.named()
+        if found.keys() != wanted.keys() or any(
+            found[name].shape != t.shape or found[name].dtype != t.dtype for name, t in wanted.items()
+        ):
+            raise StorageError(
+                f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
+                "the data or of kinfed made it"
+            )
+        return fresh.like(found), False
+
+    def _keep_model(self, entry: Entry, task: Task, row: Tensor, round: int, place: Place, own: OwnData) -> None:
+        plain = task.inner if isinstance(task, PrivateTask) else task
+        assert isinstance(plain, ModuleTask)
+        model = self.deployment.run.model
+        about = {
+            "client": entry.client, "run": entry.run, "algorithm": self.deployment.method, "round": str(round),
+            "seed": str(self.deployment.seed), "model": model.name,
+            "inputs": inputs_metadata(
+                own.federation.features.shape, own.federation.features.is_tokens, place.mean, place.std,
+                own.columns or None, self.deployment.class_names, model.options,
+            ),
+        }  # fmt: skip
+        entry.keep_model(module_for(plain, row.detach()).state_dict(), about)
+
+
+def _score(score: Score) -> dict[str, Tensor]:
+    return {"correct": score.correct, "loss": score.loss, "count": score.count}
+
+
+@contextlib.contextmanager
+def _recorded(task: Task, phase: int) -> Iterator[Record | None]:
+    if not isinstance(task, PrivateTask):
+        yield None
+        return
+    with task.recording(phase) as record:
+        yield record
+
+
+def _asked(record: Record | None) -> list[list[float]]:
+    """[q, gradients on each sample, samples] of what this client's data were asked. Keys of samples stay: they come
+    from the secret."""
+    if record is None:
+        return []
+    return [[q, gradients, samples] for (_, q, gradients), samples in sorted(record.ledger().batches.items())]

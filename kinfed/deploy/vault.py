@@ -1,0 +1,227 @@
+"""Where a node keeps what is personal: one folder per (run, client), written so that no crash can spoil it.
+
+    <vault>/<run>/<client>/state.safetensors     the client's state after its last two rounds
+                           model.safetensors     the model to use, as plain PyTorch loads it (kinfed predict)
+    <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
+
+A round that a node has trained need not have counted: the reply may have come too late, or the server may have stopped
+and resumed from its last checkpoint. So the state *before* the last round stays in the file until the server, in its
+next message, says which round it went on from. The two are replaced together, in one rename: at every moment the file
+holds a round and the one before it, complete. `version` counts the writes.
+
+State of another run or client is refused, whatever the name of the file. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+from kinfed import storage
+from kinfed.data.storage import digest
+from kinfed.errors import ConfigError, StorageError
+from kinfed.privacy.noise import SECRET_BYTES, Secret
+
+FORMAT = "kinfed-vault-1"
+_STATE, _MODEL = "state.safetensors", "model.safetensors"
+_SECRETS = "secrets"
+_NOW, _BEFORE = "now.", "before."
+
+
+@dataclass(frozen=True)
+class Held:
+    """One line of `kinfed vault list`."""
+
+    run: str
+    client: str
+    method: str
+    round: int
+    version: int
+    nbytes: int
+    saved: str
+    has_model: bool
+
+
+@dataclass(frozen=True)
+class _State:
+    round: int
+    before: int  # round of the older state; 0: there is none
+    version: int
+    tensors: dict[str, Tensor]
+
+    def after(self, round: int) -> dict[str, Tensor] | None:
+        prefix = _NOW if round == self.round else _BEFORE if round == self.before else None
+        if prefix is None or round == 0:
+            return None
+        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+class Vault:
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder).expanduser()
+
+    def entry(self, run: str, client: str) -> Entry:
+        return Entry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
+
+    def secret(self, client: str) -> Secret:
+        """The client's own, made at the first use. Only the owner of the files may read it."""
+        folder = self.folder / _SECRETS
+        _private_folder(folder)
+        path = folder / f"{storage.file_name(client)}.key"
+        with storage.reporting("keep the secret", path), _lock(folder / ".lock"):
+            if not path.exists():
+                with storage.draft(folder) as new:
+                    os.chmod(new.path, 0o600)
+                    new.write(Secret.new().key)
+                    new.keep_as(path)
+            key = path.read_bytes()
+        if len(key) != SECRET_BYTES:
+            raise StorageError(
+                f"{path} is damaged: {len(key)} bytes instead of {SECRET_BYTES}. Restore it from a copy; with a new "
+                "secret, noise of rounds that are repeated would differ, and tell the server more than epsilon says"
+            )
+        return Secret(key)
+
+    def held(self) -> list[Held]:
+        """What is in the vault, oldest first. A damaged entry is an error that names it."""
+        found = []
+        for path in sorted(self.folder.glob(f"*/*/{_STATE}")):
+            meta, nbytes = _metadata(path), path.stat().st_size
+            model = path.parent / _MODEL
+            found.append(
+                Held(
+                    meta["run"], meta["client"], meta["method"], int(meta["round"]), int(meta["version"]),
+                    nbytes + (model.stat().st_size if model.exists() else 0), meta["saved"], model.exists(),
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda one: one.saved)
+
+    def model_path(self, run: str | None = None, client: str | None = None) -> Path:
+        """The personal model of a run and client; of the newest run where none is named."""
+        there = [held for held in self.held() if run in (None, held.run) and client in (None, held.client)]
+        with_model = [held for held in there if held.has_model]
+        if not with_model:
+            wanted = f"run {run or 'any'}, client {client or 'any'}"
+            more = "; models come with the first evaluation" if there else ""
+            raise ConfigError(f"the vault {self.folder} holds no model of {wanted}{more}")
+        if len({held.client for held in with_model}) > 1:
+            names = ", ".join(sorted({held.client for held in with_model}))
+            raise ConfigError(f"the vault holds models of several clients; choose one with --client: {names}")
+        newest = with_model[-1]
+        return self.entry(newest.run, newest.client).folder / _MODEL
+
+    def clear(self, run: str, client: str | None = None) -> list[str]:
+        """Remove a run's states and models; the names of the clients that had any. Secrets stay: noise already drawn
+        must not be drawn anew."""
+        folder = self.folder / storage.file_name(run)
+        gone = [held.client for held in self.held() if held.run == run and client in (None, held.client)]
+        if not gone:
+            raise ConfigError(
+                f"the vault {self.folder} holds nothing of run {run!r}" + (f", {client}" if client else "")
+            )
+        with storage.reporting("remove", folder):
+            for name in gone:
+                shutil.rmtree(folder / storage.file_name(name))
+            if not any(folder.iterdir()):
+                folder.rmdir()
+            storage.sync_folder(self.folder)
+        return gone
+
+
+class Entry:
+    """What one client keeps of one run."""
+
+    def __init__(self, folder: Path, run: str, client: str) -> None:
+        self.folder, self.run, self.client = folder, run, client
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with this entry: a process that outlived its supernode may still be writing."""
+        _private_folder(self.folder)
+        with storage.reporting("lock", self.folder), _lock(self.folder / ".lock"):
+            storage.remove_drafts(self.folder)
+            yield
+
+    def state(self, round: int) -> dict[str, Tensor] | None:
+        """The state after that round; None where it is not here (or `round` is 0: there was none)."""
+        found = self._read()
+        return None if found is None else found.after(round)
+
+    def keep(self, round: int, tensors: Mapping[str, Tensor], before: int, method: str) -> int:
+        """Store the state after `round`, beside the one that it was made from (that after round `before`)."""
+        found = self._read()
+        older = {} if found is None else found.after(before) or {}
+        content = {_NOW + name: t for name, t in tensors.items()} | {_BEFORE + name: t for name, t in older.items()}
+        number = 1 if found is None else found.version + 1
+        has_older = found is not None and found.after(before) is not None
+        about = {
+            "format": FORMAT, "kinfed": package_version("kinfed"), "run": self.run, "client": self.client,
+            "method": method, "round": str(round), "before": str(before if has_older else 0), "version": str(number),
+            "saved": datetime.now(UTC).isoformat(timespec="seconds"), "sha256": digest(content),
+        }  # fmt: skip
+        storage.write_tensors(self.folder / _STATE, content, about)
+        return number
+
+    def keep_model(self, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        storage.write_tensors(self.folder / _MODEL, tensors, dict(about))
+
+    def _read(self) -> _State | None:
+        path = self.folder / _STATE
+        if not path.exists():
+            return None
+        meta = _metadata(path)
+        if (meta["run"], meta["client"]) != (self.run, self.client):
+            raise StorageError(
+                f"{path} belongs to run {meta['run']}, client {meta['client']}; this is run {self.run}, client "
+                f"{self.client}. Move the file away: state of another run is never used"
+            )
+        tensors = storage.read_tensors(path)
+        if digest(tensors) != meta["sha256"]:
+            raise StorageError(f"{path} is damaged: its content does not match its checksum. {_WAY_OUT}")
+        return _State(int(meta["round"]), int(meta["before"]), int(meta["version"]), tensors)
+
+
+_WAY_OUT = "Restore it from a copy, or remove it: the client then begins anew from the server's model"
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    try:
+        with storage.reporting("read", path), safetensors.safe_open(path, framework="pt") as file:
+            meta: dict[str, str] = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise StorageError(f"{path} is damaged: not a complete safetensors file ({error}). {_WAY_OUT}") from None
+    wanted = ("run", "client", "method", "round", "before", "version", "saved", "sha256")
+    if meta.get("format") != FORMAT or any(name not in meta for name in wanted):
+        raise StorageError(f"{path} is no state of this version of kinfed (format {meta.get('format')}). {_WAY_OUT}")
+    return meta
+
+
+def _private_folder(path: Path) -> None:
+    """For this user's eyes only, as are all folders made on the way to it."""
+    with storage.reporting("create the folder", path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                storage.sync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,113 @@
+"""What is in a message: a few words about it, and trees of tensors as named arrays.
+
+The words are JSON; the arrays are numbers in a fixed layout. Nothing in a message names a class, a function or a file,
+so reading one can build nothing but numbers. What type of tree the arrays belong to, both sides know from the method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.algorithm import Algorithm
+from kinfed.errors import KinfedError
+from kinfed.tree import Tree
+
+FORMAT = 1  # of messages; both sides refuse any other
+
+_DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+
+Arrays = dict[str, Tensor]
+
+
+class MessageError(KinfedError):
+    """A message that is not what it should be; it is dropped, and its sender named."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    about: dict[str, Any] = field(default_factory=dict)  # JSON values
+    groups: dict[str, Arrays] = field(default_factory=dict)  # "down", "up", ...: tensors by name
+
+    def words(self) -> str:
+        return json.dumps({"format": FORMAT, **self.about})
+
+    @classmethod
+    def read(cls, words: object, groups: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> Packet:
+        try:
+            about = json.loads(str(words))
+            format = about.pop("format")
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            raise MessageError("a message without readable words about it") from None
+        if format != FORMAT:
+            raise MessageError(
+                f"a message of format {format}; this version of kinfed speaks format {FORMAT}: install the same one "
+                "everywhere"
+            )
+        return cls(about, {name: {key: _tensor(key, a) for key, a in some.items()} for name, some in groups.items()})
+
+    def group(self, name: str) -> Arrays:
+        return self.groups.get(name, {})
+
+    def want(self, key: str, kind: type) -> Any:
+        value = self.about.get(key)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise MessageError(f"a message should say {key} ({kind.__name__}); it says {value!r}")
+        return value
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(t.numel() * t.element_size() for some in self.groups.values() for t in some.values())
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in tensors.items()}
+
+
+def _tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    if str(array.dtype) not in _DTYPES:
+        raise MessageError(f"array {name} is of type {array.dtype}; messages hold {', '.join(sorted(_DTYPES))}")
+    return torch.from_numpy(array.copy())  # of its own: the array may be a read-only view of the message
+
+
+def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree], type[Tree]]:
+    """(Down, Up) of a method, as its `client_update` declares them."""
+    hints = typing.get_type_hints(type(algorithm).client_update)
+    down, up = hints["down"], typing.get_args(hints["return"])[1]
+    for what, found in (("down", down), ("the update", up)):
+        if not (isinstance(found, type) and issubclass(found, Tree)):
+            raise TypeError(
+                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {found}"
+            )
+    return down, up
+
+
+def tree_of(kind: type[Tree], tensors: Mapping[str, Tensor]) -> Tree:
+    """The tree of this class with the tensors of `named()`; fields without any are None."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    left = dict(tensors)
+    for spec in dataclasses.fields(kind):
+        below = {key[len(spec.name) + 1 :]: left.pop(key) for key in list(left) if key.startswith(spec.name + ".")}
+        choices = typing.get_args(hints[spec.name]) or (hints[spec.name],)
+        inner = next((one for one in choices if isinstance(one, type) and issubclass(one, Tree)), None)
+        if inner is not None and (below or type(None) not in choices):
+            values[spec.name] = tree_of(inner, below)
+        elif spec.name in left:
+            values[spec.name] = left.pop(spec.name)
+        elif type(None) in choices:
+            values[spec.name] = None
+        else:
+            raise MessageError(f"a {kind.__name__} lacks {spec.name}; got {sorted(tensors)}")
+    if left:
+        raise MessageError(f"a {kind.__name__} has no {sorted(left)[0]}")
+    return kind(**values)
