@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kinfed.errors import ConfigError, KinfedError, StorageError
+from kinfed.errors import ConfigError, KinfedError, PoolError, StorageError
 from kinfed.interruption import StopRequest
 from kinfed.recipes.cli import reproduce
 
@@ -81,7 +81,11 @@ def run(
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations (0: only the last).")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker threads (default: all cores).")] = None,
+    pool: Annotated[str | None, typer.Option(help="Where clients live: local, or ray for many machines.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join (default: one of this machine, for this run).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker threads or Ray workers (default: all cores).")] = None,
     state: Annotated[str | None, typer.Option(help="Where client states live: memory or disk.")] = None,
     data: DataFolder = None,
     sets: Sets = None,
@@ -128,6 +132,10 @@ def _run(
             command = f"kinfed run --out {shlex.quote(str(folder))} --resume"
             console.print(f"stopped; what is done is saved. To continue: {command}", soft_wrap=True)
             raise typer.Exit(130) from None
+        except PoolError as error:
+            raise PoolError(
+                f"{error}; continue from the last checkpoint with: kinfed run --out {shlex.quote(str(folder))} --resume"
+            ) from error
     console.print(results_table([r.summary() for r in result.results]))
     console.print(f"results  {folder}", highlight=False, soft_wrap=True)
     if report:

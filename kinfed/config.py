@@ -20,7 +20,7 @@ from kinfed.privacy.settings import Privacy
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
 # Settings that say how to compute, not what: they change neither results nor the identity of a run.
-INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models")
+INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address")
 
 
 class Named(BaseModel):
@@ -123,6 +123,8 @@ class RunConfig(BaseModel):
     checkpoint_every: int = Field(10, ge=1)
     device: str = "cpu"
     path: Literal["auto", "stacked", "rows", "vmap"] = "auto"
+    pool: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
     workers: int | None = Field(None, ge=1)
     state: Literal["memory", "disk"] = "memory"
     save_models: bool = True
@@ -142,6 +144,12 @@ class RunConfig(BaseModel):
             raise ValueError("seeds must be distinct, and at least one")
         if any(not _is_label(label) for label in self.algorithms):
             raise ValueError("labels of algorithms may hold letters, digits, '-', '_' and '.'")
+        if self.ray_address is not None and self.pool != "ray":
+            raise ValueError(f"ray_address is for pool = ray; the pool is {self.pool}")
+        if self.pool == "ray" and self.state == "disk":
+            raise ValueError(
+                "state = disk is for the local pool; Ray moves states to disk by itself when memory is short"
+            )
         return self
 
     @property

@@ -5,7 +5,8 @@ KinfedError
  ├─ DataError         missing files, bad labels, features that are not numbers
  ├─ ModelError        a model that the engine cannot train
  ├─ StorageError      a folder, file or disk that cannot be read or written
- └─ CheckpointError   a damaged or foreign checkpoint
+ ├─ CheckpointError   a damaged or foreign checkpoint
+ └─ PoolError         clients or workers elsewhere that are lost, or cannot be reached
 
 The command line prints the sentence and exits with status 2; a traceback means a bug in kinfed.
 """
@@ -38,6 +39,10 @@ class StorageError(KinfedError):
 
 class CheckpointError(KinfedError):
     pass
+
+
+class PoolError(KinfedError):
+    """The run cannot go on here and now; resumed later, it goes on from its last checkpoint."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:

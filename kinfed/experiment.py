@@ -9,9 +9,10 @@ Per seed the federation, the starting model and the sampling are made once and s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,16 @@ from kinfed.export import save_layout
 from kinfed.journal import RunFolder
 from kinfed.loop import Loop, RoundReport
 from kinfed.models import build_model
+from kinfed.pool.base import Pool
 from kinfed.pool.local import LocalPool
 from kinfed.privacy.accounts import open_accounts
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import simulated
 from kinfed.results import MethodResult, Metrics, RunResult, client_rows, judge, judge_alternatives
 from kinfed.task import ModuleTask, Task, make_task
+
+if TYPE_CHECKING:
+    from kinfed.pool.ray import RayCluster
 
 
 class Observer(Protocol):
@@ -66,17 +71,18 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     federation: Federation | None = None,
-    model: str | Callable[[], nn.Module] | None = None,
+    model: str | Mapping[str, Any] | Callable[[], nn.Module] | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> RunResult:
     """Run a configuration (a RunConfig, a TOML file, or settings by name).
 
-    `federation` replaces the data set and its partition; `model` is a name or a function that makes an nn.Module.
+    `federation` replaces the data set and its partition; `model` is a name, with options
+    {"name": ..., ...}, or a function that makes an nn.Module.
     With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
-    build = None if isinstance(model, str) else model
-    if isinstance(model, str):
+    build = None if isinstance(model, str | Mapping) else model
+    if isinstance(model, str | Mapping):
         settings["model"] = model
     if isinstance(config, RunConfig):
         if settings:
@@ -84,12 +90,13 @@ def run(
     else:
         config = make_config(None if config is None else Path(config), settings)
     experiment = Experiment(config, federation, build, observer or Silent(), should_stop)
-    if out is None:
-        return experiment.execute(None, None)
-    identity = experiment.fingerprint()
-    experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-    with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
-        return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", identity))
+    with closing(experiment):
+        if out is None:
+            return experiment.execute(None, None)
+        identity = experiment.fingerprint()
+        experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
+        with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
+            return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", identity))
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -116,6 +123,7 @@ class Experiment:
         self._model = model
         self._data: dict[int, Federation] = {}
         self._task: ModuleTask | None = None
+        self._cluster: RayCluster | None = None
         self._asked = Ledger()  # of clients' data, before the methods of a seed begin
         self._starts: dict[int, tuple[Tensor | None, Ledger]] = {}  # common start of a seed, and what it asked
         self.algorithms = {
@@ -223,8 +231,26 @@ class Experiment:
                 self.config.privacy, algorithm, task, simulated(seed), data.train.count, calls, self._asked
             )
             task = accounts.task
-        pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
+        pool: Pool
+        if self.config.pool == "ray":
+            pool = self._ray().pool(algorithm, task, data, seed)
+        else:
+            pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
         return Loop(algorithm, task, pool, clients, schedule, first_round=rounds.start, privacy=accounts)
+
+    def _ray(self) -> RayCluster:
+        """Workers for all methods and seeds, from the first one that needs them."""
+        if self._cluster is None:
+            from kinfed.pool.ray import RayCluster
+
+            self._cluster = RayCluster(self.config.ray_address, self.config.workers)
+        return self._cluster
+
+    def close(self) -> None:
+        """End the workers in other processes, if there are any."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
 
     def _warm_start(
         self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None
