@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from kinfed.data.options import NoOptions, build
 from kinfed.errors import ModelError, unknown_name
+from kinfed.recurrent import LastOutput
 
 Builder = Callable[..., nn.Module]  # (input shape, number of classes, **options)
 
@@ -96,6 +97,25 @@ def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class LSTMOptions:
+    hidden: Annotated[int, "units of every layer: 256 in Self-FL's paper, 100 in FedProx's code"] = 256
+    layers: Annotated[int, "LSTM layers"] = 2
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1 or self.layers < 1:
+            raise ModelError(f"an LSTM has at least one unit and one layer; got {self.hidden} and {self.layers}")
+
+
+def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 2) -> nn.Module:
+    """Self-FL's network for Sent140: two LSTM layers of 256 and a fully connected one on the last output."""
+    if len(shape) != 2:
+        raise ModelError(
+            f"model lstm reads sequences of vectors, [length, numbers]; got examples of shape {list(shape)}"
+        )
+    return nn.Sequential(nn.LSTM(shape[1], hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
+
+
 def _after(side: int, first: int, second: int) -> int:
     """Side length after two unpadded convolutions, each followed by 2x2 pooling."""
     return ((side - first + 1) // 2 - second + 1) // 2
@@ -108,6 +128,7 @@ MODELS: dict[str, ModelEntry] = {
     "cnn_fomo": ModelEntry(cnn_fomo, "conv 32/64/64 3x3, fc 64 (FedFomo)"),
     "cnn": ModelEntry(cnn, "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)"),
     "cnn_small": ModelEntry(cnn_small, "conv 16/32 3x3, fc 64, for images from 8x8"),
+    "lstm": ModelEntry(lstm, "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)", LSTMOptions),
 }
 
 

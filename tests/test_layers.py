@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
         {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain", "generalization"},
     ),
     ("data", {"data", "embedding"}),
-    ("models", {"models", "stacked", "convolutional", "descent", "task", "mixture", "local", "gaussian"}),
+    ("models", {"models", "stacked", "recurrent", "convolutional", "descent", "task", "mixture", "local", "gaussian"}),
     ("methods", {"algorithm", "algorithms", "privacy", "search_spaces"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),

@@ -302,7 +302,7 @@ def test_examples_that_do_not_fit_are_named(make_batch: MakeBatch, path: str) ->
 # --- named models
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"lstm"}))
 @pytest.mark.parametrize("side", [(18, 18), (18, 23), (28, 28)])
 def test_named_models_fit_their_inputs(make_batch: MakeBatch, name: str, side: tuple[int, int]) -> None:
     task = make_task(lambda: build_model(name, (2, *side), 7))

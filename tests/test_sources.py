@@ -145,7 +145,7 @@ def test_missing_files_are_fetched_into_the_data_folder(tiny_mnist, tmp_path, mo
     shutil.move(tiny_mnist, remote)
     asked = []
 
-    def snapshot_download(repo_id, *, repo_type, allow_patterns, local_dir):
+    def snapshot_download(repo_id, *, repo_type, allow_patterns, local_dir, revision):
         asked.append((repo_id, repo_type, allow_patterns))
         shutil.copytree(remote, Path(local_dir) / "mnist")
         (Path(local_dir) / "mnist" / "extra-00000-of-00001.parquet").write_text("not wanted")

@@ -19,6 +19,7 @@ from kinfed.errors import DataError
 
 log = logging.getLogger(__name__)
 
+CONVERTED = "refs/convert/parquet"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -30,6 +31,7 @@ class ParquetSet:
     splits: tuple[str, ...]
     repository: str | None = None
     advice: str = ""  # said when it is missing and cannot be fetched
+    within: str = ""  # folder of the repository that holds the files, where it holds several versions
 
 
 def cache_folder() -> Path:
@@ -77,7 +79,8 @@ def _find(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
 
 
 def _split_of(file: Path) -> str:
-    return _SHARD.sub("", file.stem)
+    """train-00000-of-00001.parquet, or train/0000.parquet as in the hub's own conversions."""
+    return file.parent.name if file.stem.isdigit() else _SHARD.sub("", file.stem)
 
 
 def _lacking(found: dict[str, list[Path]]) -> list[str]:
@@ -103,13 +106,21 @@ def _fetch(wanted: ParquetSet, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".fetch-{folder.name}-", dir=folder.parent) as temporary:
-            huggingface_hub.snapshot_download(
-                str(wanted.repository), repo_type="dataset", allow_patterns=["*.parquet"], local_dir=temporary
-            )
-            complete = [file for file in Path(temporary).rglob("*.parquet") if _split_of(file) in wanted.splits]
+            pattern = f"{wanted.within}/*.parquet" if wanted.within else "*.parquet"
+            # Repositories that hold a script instead of Parquet have the hub's conversion of it in a branch.
+            for revision in (None, CONVERTED):
+                huggingface_hub.snapshot_download(
+                    str(wanted.repository), repo_type="dataset", allow_patterns=[pattern], local_dir=temporary,
+                    revision=revision,
+                )  # fmt: skip
+                complete = [file for file in Path(temporary).rglob("*.parquet") if _split_of(file) in wanted.splits]
+                if complete:
+                    break
             folder.mkdir(exist_ok=True)
             for file in complete:
-                os.replace(file, folder / file.name)
+                place = folder / _split_of(file) / file.name if file.stem.isdigit() else folder / file.name
+                place.parent.mkdir(exist_ok=True)
+                os.replace(file, place)
     except BaseException:
         for parent in ours:
             with contextlib.suppress(OSError):

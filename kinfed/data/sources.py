@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.data import class_names, hub, images, table
+from kinfed.data import class_names, hub, images, table, text
 from kinfed.data.features import Features
 from kinfed.data.hub import ParquetSet
 from kinfed.data.options import NoOptions, build
@@ -251,3 +251,11 @@ register_source(
     "letters", "16x8 handwritten lower-case letters, a stand-in for FEMNIST", _LETTERS.load_letters, LettersOptions
 )
 register_source("emnist_letters_subset", "10,000 28x28 letters a-m, both cases", _load_emnist_letters, GrayOptions)
+register_source(
+    "sentiment140", "tweets by user, two sentiments, GloVe word vectors", text.SENTIMENT140.load, text.TweetOptions,
+    names_clients=True,
+)  # fmt: skip
+register_source(
+    "sentiment140_subset", "39,415 tweets, for trying the text task only", text.SENTIMENT140_SUBSET.load,
+    text.SubsetOptions, names_clients=True,
+)  # fmt: skip
