@@ -28,7 +28,8 @@ MIN_ROUNDS = 2  # models of a client that make a variance
 MANY_STEPS = 1_000_000  # where nothing else caps them
 
 
-_BLOCK = 64
+_PIECE = 64  # numbers whose squares are added up in their own type
+_IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
 
 
 class Running(NamedTuple):
@@ -44,20 +45,30 @@ class Running(NamedTuple):
         With d = x − x̄ the increment ⟨x − x̄_old, x − x̄_new⟩ is (1 − 1/n) ‖d‖²: one pass, never negative.
         """
         n = self.n + 1
+        share = 1 / n.to(torch.float64)
         d = x - self.mean
         square = squared_norm(d).to(self.m2.device)
-        share = 1 / n.to(torch.float64)
-        mean = d.mul_(share.to(d.device, d.dtype)[..., None]).add_(self.mean)
+        mean = torch.lerp(self.mean, x, share.to(x.device, x.dtype)[..., None], out=d)
         return Running(n, mean, self.m2 + (1 - share) * square)
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """‖x‖² over the last axis in float64, to 1e-7 of it at a third of the time: blocks in x's own type are added up."""
-    whole = x.shape[-1] // _BLOCK * _BLOCK
-    blocks = x[..., :whole].reshape(*x.shape[:-1], -1, _BLOCK)
-    rest = torch.linalg.vector_norm(x[..., whole:], dim=-1, dtype=torch.float64)
-    total: Tensor = torch.linalg.vector_norm(blocks, dim=-1).to(torch.float64).square().sum(-1) + rest.square()
-    return total
+    """‖x‖² over the last axis in float64, to 1e-6 of it without a copy in float64."""
+    return _total(_norms(x))
+
+
+def _norms(x: Tensor) -> Tensor:
+    """[..., pieces]: norms of the pieces of x [..., P], short enough for sums in x's own type."""
+    pieces, rest = divmod(x.shape[-1], _PIECE)
+    whole = x[..., : pieces * _PIECE].reshape(*x.shape[:-1], pieces, _PIECE)
+    norms: Tensor = torch.linalg.vector_norm(whole, dim=-1)
+    if not rest:
+        return norms
+    return torch.cat([norms, torch.linalg.vector_norm(x[..., -rest:], dim=-1, keepdim=True)], -1)
+
+
+def _total(norms: Tensor) -> Tensor:
+    return norms.to(torch.float64).square().sum(-1)
 
 
 class Plan(NamedTuple):
@@ -146,12 +157,15 @@ class Rules:
         `among` [..., n] says which rows count. Models may be given relative to a common one."""
         if among is None:
             count = torch.tensor(x.shape[-2])
-            centred = x - x.mean(-2, keepdim=True)
+            width = max(_IN_CACHE // max(x[..., 0].numel(), 1) // _PIECE, 1) * _PIECE
+            # By blocks of columns: the centred models of all clients never exist, and never pass through memory.
+            norms = [_norms(block - block.mean(-2, keepdim=True)) for block in torch.split(x, width, -1)]
+            square = _total(torch.cat(norms, -1))
         else:
             count, here = among.sum(-1), among[..., None].to(x.dtype)
             mean = (x * here).sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]
-            centred = (x - mean) * here
-        square = squared_norm(centred).sum(-1).to(previous.device)
+            square = squared_norm((x - mean) * here)
+        square = square.sum(-1).to(previous.device)
         if self.var0 == "mean":
             square = square / count.clamp_min(1)
         return torch.where(count >= 2, square, previous)
@@ -224,5 +238,4 @@ def positive(s: Tensor, s0: Tensor) -> Tensor:
 
 def start_of(theta: Tensor, own: Tensor, ratio: Tensor) -> Tensor:
     """(18): θ − (w_m/S)(θ_m − θ), the mean of the others where θ is the mean of all."""
-    r = ratio.to(theta.device, theta.dtype)[..., None]
-    return theta - r * (own - theta)
+    return torch.lerp(theta, own, -ratio.to(theta.device, theta.dtype)[..., None])

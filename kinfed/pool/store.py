@@ -37,14 +37,13 @@ class ClientStore(Generic[Client]):
         return ids[torch.argsort(self.slot[ids])]
 
     def take(self, ids: Tensor) -> Client:
-        known = self.slot[ids] >= 0
-        if self._rows is not None and bool(known.all()):
-            return self._rows.take(self.slot[ids])
-        rows = self._fresh(ids)
-        if self._rows is None or not bool(known.any()):
-            return rows
-        rows = rows.clone()
-        rows.put(known.nonzero().squeeze(1), self._rows.take(self.slot[ids[known]]))
+        slot = self.slot[ids]
+        new = (slot < 0).nonzero().squeeze(1)
+        if self._rows is None or 0 < len(new) == len(ids):
+            return self._fresh(ids)
+        rows = self._rows.take(slot.clamp_min(0))
+        if len(new):
+            rows.put(new, self._fresh(ids[new]))
         return rows
 
     def put(self, ids: Tensor, rows: Client) -> None:
