@@ -110,10 +110,14 @@ class Features:
         square = torch.zeros_like(total)
         for part in torch.split(rows, 8192):
             square += (self.raw[part].to(torch.float64) - mean).square().sum(0)
-        std = (square / max(len(rows), 1)).sqrt()
-        constant = std <= 1e-12 * mean.abs().clamp_min(1e-300)
-        std = torch.where(constant, 1.0, std)
+        std = spread(mean, square, len(rows))
         return Features(self.raw, mean.to(torch.float32), std.to(torch.float32), self.device)
+
+
+def spread(mean: Tensor, square: Tensor, rows: int) -> Tensor:
+    """The deviation of every feature, from its mean and its sum of squared distances from it; 1 for a constant one."""
+    std = (square / max(rows, 1)).sqrt()
+    return torch.where(std <= 1e-12 * mean.abs().clamp_min(1e-300), 1.0, std)
 
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:

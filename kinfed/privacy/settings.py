@@ -61,6 +61,12 @@ class Privacy:
 
     def check(self, label: str, method: Method, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
+        self.check_method(label, method, data.train.count)
+        if method.needs_validation:
+            _check_validation(label, data)
+
+    def check_method(self, label: str, method: Method, count: Tensor) -> None:
+        """As far as the method and the numbers of training examples [K] tell."""
         if not method.work.poisson:
             raise ConfigError(
                 f"{label} does not draw Poisson samples, from which epsilon is computed; leave poisson = true"
@@ -71,15 +77,13 @@ class Privacy:
                 f"{label} cannot be private: {', '.join(method.leaks)} would leave a client, computed from training "
                 "examples outside any gradient, where noise on gradients does not hide it; leave the method out"
             )
-        if method.needs_validation:
-            _check_validation(label, data)
         if self.strict and leaked:
             ways = [f"{label}.{way}" for way in leaked.values() if way]
             raise ConfigError(
                 f"dp_strict: epsilon does not cover {', '.join(leaked)}, which {label} lets leave a client; "
                 + (f"set {' and '.join(ways)}" if len(ways) == len(leaked) else "leave the method out, or dp_strict")
             )
-        if self.limit is not None and method.gradients(data.train.count) is None:
+        if self.limit is not None and method.gradients(count) is None:
             raise ConfigError(
                 f"{label} has no largest number of gradients per round, so neither can noise be found for an epsilon "
                 "nor a budget be kept; bound its local steps (such as l_max), or give dp_noise alone"
