@@ -114,7 +114,7 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "digits with 20 clients in place of MNIST.",
-        "small": "the two columns of logistic regression, with the paper's settings; the networks take hours on two cores.",
+        "small": "only the columns of logistic regression, as in the paper; the networks take hours on two cores.",
     },
     aliases={"fedavg_global": ("fedavg", "global")},
     inside=[("mnist-mlr", "cgpfl_heur"), ("mnist-mlr", "cgpfl")],

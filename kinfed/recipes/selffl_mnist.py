@@ -27,18 +27,18 @@ def parts(scale: Scale) -> list[Part]:
     common = {"partition": "powerlaw", "model": "mlr", "lr": 0.03, "batch": 10, "steps": 20}
     if scale == "smoke":
         few = {"dataset": "digits", "clients": 50, "rounds": 20, "seeds": [0, 1]}
-        return [Part("active-10", {**common, **few, "participation": 0.1, "algorithms": _options(METHODS)})]
+        return [Part("active-10", {**common, **few, "participation": 0.1, "algorithms": options(METHODS)})]
     mnist = {"dataset": {"name": "mnist", "standardize": "pixel"}, "clients": 1000, "rounds": 200, "seeds": [0, 1, 2]}
     if scale == "paper":
         mnist["seeds"] = [0, 1, 2, 3, 4]
     few_active = ("fedavg", "ditto", "selffl_control", "selffl")
     return [
-        Part("active-10", {**common, **mnist, "participation": 0.1, "algorithms": _options(METHODS)}),
-        Part("active-2", {**common, **mnist, "participation": 0.02, "algorithms": _options(few_active)}),
+        Part("active-10", {**common, **mnist, "participation": 0.1, "algorithms": options(METHODS)}),
+        Part("active-2", {**common, **mnist, "participation": 0.02, "algorithms": options(few_active)}),
     ]
 
 
-def _options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
+def options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
     """Self-FL takes at most 40 steps."""
     return {label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {})} for label in labels}
 
