@@ -134,7 +134,29 @@ def test_pixel_statistics_are_those_of_numpy(tiny_mnist):
     raw = source.features.raw.numpy().astype(np.float64)
     expected = (raw - raw.mean(0)) / (raw.std(0) + 0.001)
     np.testing.assert_allclose(source.features.gather(torch.arange(8)).numpy(), expected, atol=2e-4)
-    assert source.options == {"standardize": "pixel"}
+    assert source.options == {"standardize": "pixel", "examples": None}
+
+
+def test_fewer_examples_keep_their_labels_and_the_proportion_of_test_rows(tmp_path):
+    pixels = np.arange(40, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    labels = [i % 10 for i in range(40)]
+    write_images(tmp_path / "data" / "mnist" / "train-00000-of-00001.parquet", pixels[:30], labels[:30])
+    write_images(tmp_path / "data" / "mnist" / "test-00000-of-00001.parquet", pixels[30:], labels[30:])
+    source = load_source("mnist", tmp_path / "data", 0, {"examples": 12})
+    again = load_source("mnist", tmp_path / "data", 7, {"examples": 12})
+    number = source.features.raw[:, 0, 0, 0].tolist()  # every image is its own number
+    assert len(set(number)) == 12
+    assert source.labels.tolist() == [n % 10 for n in number]
+    assert source.is_test.tolist() == [n >= 30 for n in number]
+    assert int(source.is_test.sum()) == 3  # a quarter, as of all
+    assert torch.equal(again.features.raw, source.features.raw)  # one data set, whatever the seed
+    assert "12 of the 40 images" in source.notes[-1]
+
+
+@pytest.mark.parametrize("examples", [0, 9])
+def test_examples_must_be_there(tiny_mnist, examples):
+    with pytest.raises(ConfigError, match=rf"examples takes 1 to 8 images of mnist; got {examples}"):
+        load_source("mnist", options={"examples": examples})
 
 
 # The hub.

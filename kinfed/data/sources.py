@@ -7,6 +7,9 @@ Images stay uint8; a batch is (raw - mean) / std with, by option `standardize`:
   pixel     (x - mean) / (std + 0.001) per pixel      FedProx's MNIST; statistics over all examples, test ones too
   imagenet  mean and std of ImageNet per channel      FedFomo's CIFAR
 
+`examples` takes so many images, drawn at random, training and test images in their proportion: the same ones for every
+seed, so that a smaller data set is still one data set.
+
 A new data set is a function from (options, data folder, seed) to a Source, and one `register_source` line.
 """
 
@@ -21,6 +24,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed import rng
 from kinfed.data import class_names, hub, images, table, text
 from kinfed.data.features import Features
 from kinfed.data.hub import ParquetSet
@@ -69,6 +73,8 @@ def load_source(
         entry = SOURCES[name]
         chosen = build(entry.options, given, f"data set {name}")
         source = entry.load(chosen, data_dir, seed)
+        if isinstance(chosen, ImageOptions) and chosen.examples is not None:
+            source = _fewer(source, chosen.examples)
         source.options = dataclasses.asdict(chosen)
         return source
     if table.is_table(name):
@@ -78,12 +84,17 @@ def load_source(
 
 
 @dataclass(frozen=True)
-class GrayOptions:
+class ImageOptions:
+    examples: Annotated[int | None, "only so many images, drawn at random; none: all"] = None
+
+
+@dataclass(frozen=True)
+class GrayOptions(ImageOptions):
     standardize: Annotated[Standardize, "unit [0,1], centred [-1,1] or pixel (FedProx)"] = "unit"
 
 
 @dataclass(frozen=True)
-class ColourOptions:
+class ColourOptions(ImageOptions):
     standardize: Annotated[Standardize, "unit [0,1], centred [-1,1], pixel or imagenet (FedFomo)"] = "centred"
 
 
@@ -94,6 +105,27 @@ class LettersOptions(GrayOptions):
     def __post_init__(self) -> None:
         if not 2 <= self.letters <= 26:
             raise ConfigError(f"letters takes the first 2 to 26 letters; got {self.letters}")
+
+
+def _fewer(source: Source, count: int) -> Source:
+    """`count` of the examples, training and test rows in proportion. Pixels keep the statistics of the whole set."""
+    if not 1 <= count <= len(source):
+        raise ConfigError(f"examples takes 1 to {len(source):,} images of {source.name}; got {count:,}")
+    train, test = source.rows(test=False), source.rows(test=True)
+    tested = round(count * len(test) / len(source))
+    key = rng.root(0, "examples")
+    drawn = [
+        rng.choose(rng.fold(key, i), len(rows), n)
+        for i, (rows, n) in enumerate(((train, count - tested), (test, tested)))
+    ]
+    kept = torch.cat([train[drawn[0]], test[drawn[1]]]).sort().values
+    return dataclasses.replace(
+        source,
+        features=dataclasses.replace(source.features, raw=source.features.raw[kept]),
+        labels=source.labels[kept],
+        is_test=None if source.is_test is None else source.is_test[kept],
+        notes=[*source.notes, f"{count:,} of the {len(source):,} images of {source.name}, drawn at random"],
+    )
 
 
 def standardized(raw: Tensor, how: Standardize) -> Features:
