@@ -1,0 +1,64 @@
+"""What a round of each method costs beside FedAvg's, and Self-FL's at equal local steps.
+
+    python benchmarks/costs.py                                 all methods on mlr and mlp, and Self-FL
+    python benchmarks/costs.py --models mlp --methods ditto,apfl --repeats 15
+    python benchmarks/costs.py --selffl --repeats 25           Self-FL / FedAvg only
+
+Methods take turns with FedAvg in one process on one core (kinfed.bench.costs). An overhead above 1.3 is marked: the
+method then takes longer than its gradients explain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from kinfed.algorithms.selffl import SelfFL
+from kinfed.bench.costs import SETTINGS, Cost, compare, measure_costs, print_costs
+from kinfed.bench.machine import describe_machine
+from kinfed.bench.workload import WORKLOADS, synthetic
+
+SELFFL = [
+    WORKLOADS["mlr"],
+    WORKLOADS["mlp"],
+    replace(WORKLOADS["mlp"], name="mlp-10", batch=10),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("costs.py")
+    parser.add_argument("--models", default=",".join(SETTINGS))
+    parser.add_argument("--methods", default="", help="names separated by commas; all where none is named")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--selffl", action="store_true", help="only Self-FL against FedAvg at equal local steps")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    given = parser.parse_args()
+    console = Console()
+    found: dict[str, list[Cost]] = {}
+    if not given.selffl:
+        for model in given.models.split(","):
+            with console.status("") as status:
+                names = [name for name in given.methods.split(",") if name]
+                found[model] = measure_costs(model, names, given.repeats, progress=status.update)
+            print_costs(found[model], SETTINGS[model].title, console)
+    if given.selffl or not given.methods:
+        for workload in SELFFL:
+            warm_up = 60 if workload.participation < 1 else 4  # until all clients have a state
+            method = SelfFL(work=workload.work, use_steps=False)
+            cost = compare(method, workload, synthetic(workload), given.repeats, warm_up)
+            found[f"selffl {workload.name}"] = [cost]
+            console.print(f"Self-FL / FedAvg, {workload.title}: {cost.time_ratio:.3f}")
+    machine = describe_machine()
+    console.print(f"{datetime.date.today()}, {machine['processor']}, {machine['cores']} core(s), {machine['torch']}")
+    if given.json is not None:
+        figures = {setting: [cost.figures() for cost in costs] for setting, costs in found.items()}
+        given.json.write_text(json.dumps({"machine": machine, "costs": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
