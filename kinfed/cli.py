@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kinfed.deploy import cli as deployment
 from kinfed.errors import ConfigError, KinfedError, PoolError, StorageError
 from kinfed.interruption import StopRequest
 from kinfed.recipes.cli import reproduce
@@ -156,6 +157,9 @@ def _what(config: Any) -> str:
 
 
 app.command()(reproduce)
+app.command()(deployment.predict)
+app.add_typer(deployment.deploy, name="deploy")
+app.add_typer(deployment.vault, name="vault")
 
 
 @app.command("list")

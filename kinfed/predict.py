@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -28,6 +29,7 @@ from kinfed import storage
 from kinfed.data.features import Features
 from kinfed.data.table import is_table, load_inputs
 from kinfed.errors import DataError, ModelError, StorageError
+from kinfed.export import export_model
 from kinfed.mixture import MixtureModule
 from kinfed.models import MODELS, build_model
 
@@ -88,6 +90,12 @@ def read_model(path: Path | str, build: Callable[[], nn.Module] | None = None) -
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     module = _module(make, storage.read_tensors(path), path)
     return PersonalModel(module, shape, inputs["tokens"], inputs["columns"], classes, mean, std, about)
+
+
+def model_of_run(folder: Path, client: str, algorithm: str | None = None, seed: int | None = None) -> PersonalModel:
+    """A client's personal model of a finished run."""
+    with tempfile.TemporaryDirectory() as place:
+        return read_model(export_model(folder, client, algorithm, seed, Path(place) / "model.safetensors").path)
 
 
 def _module(make: Callable[[], nn.Module], tensors: dict[str, Tensor], path: Path) -> nn.Module:

@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("foundations", {"errors", "rng", "tree", "storage", "differences"}),
     (
         "mathematics",
-        {"theory", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain", "generalization"},
+        {"theory", "norms", "uncertainty", "clustering", "hierarchy", "affinity", "metrics", "gain", "generalization"},
     ),
     ("data", {"data", "embedding"}),
     ("models", {"models", "stacked", "recurrent", "convolutional", "descent", "task", "mixture", "local", "gaussian"}),
@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
         "runs",
         {"results", "experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing", "tune"},
     ),
+    ("deployment", {"predict", "deploy"}),
     ("reports", {"report"}),
     ("recipes", {"reproduce", "recipes"}),
     ("surface", {"kinfed", "cli", "__main__"}),
@@ -42,7 +43,8 @@ OPTIONAL: dict[str, set[str]] = {
     "opacus": set(),
     "dp_accounting": {"privacy.accounting"},
     "ray": {"pool.ray"},
-    "flwr": {"pool.flower"},
+    "flwr": {"deploy.flower"},
+    "cryptography": {"deploy.certs"},
     "optuna": {"tune"},
 }
 

@@ -1,0 +1,134 @@
+"""Keys and certificates for a deployment of one's own: a CA, the server's certificate, and one key pair per node.
+
+    ca.crt, ca.key            the authority; ca.key signs and stays with the operator, ca.crt goes everywhere
+    server.crt, server.key    of the superlink, valid for the names and addresses it is reached under
+    <client>, <client>.pub    a node's key for authentication (ECDSA P-384, OpenSSH format); the .pub is registered
+
+All are elliptic-curve keys (P-384). Private files are for their owner only (mode 600).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kinfed import storage
+from kinfed.errors import ConfigError, StorageError
+
+CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
+_RESERVED = ("ca", "server")
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
+    """What is not there yet: an existing CA goes on signing, existing keys stay. The files written."""
+    if not hosts:
+        raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
+    for name in nodes:
+        if name in _RESERVED or storage.file_name(name) != name:
+            raise ConfigError(f"{name!r} cannot be the name of a node's key file; use letters, digits, - and _")
+    storage.make_folder(folder)
+    written: list[Path] = []
+    ca_key, ca = _authority(folder, written)
+    _server(folder, hosts, ca_key, ca, written)
+    for name in nodes:
+        if (folder / name).exists():
+            continue
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        _write(folder / name, private, written, secret=True)
+        _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n", written)
+    return written
+
+
+def _authority(folder: Path, written: list[Path]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key_path, path = folder / "ca.key", folder / "ca.crt"
+    if key_path.exists() != path.exists():
+        raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
+    if path.exists():
+        with storage.reporting("read", path):
+            found = serialization.load_pem_private_key(key_path.read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise StorageError(f"{key_path} is not an elliptic-curve key; use a new folder")
+        return found, certificate
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed deployment CA")])
+    usage = x509.KeyUsage(
+        False, False, False, False, False, True, True, False, False
+    )  # signs certificates, nothing else
+    certificate = (
+        _builder(name, name, key.public_key(), 365 * CA_YEARS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write(key_path, _pem(key), written, secret=True)
+    _write(path, certificate.public_bytes(serialization.Encoding.PEM), written)
+    return key, certificate
+
+
+def _server(
+    folder: Path, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, written: list[Path]
+) -> None:
+    """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    certificate = (
+        _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    _write(folder / "server.key", _pem(key), written, secret=True)
+    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM), written)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of nodes may be a little behind
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, data: bytes, written: list[Path], secret: bool = False) -> None:
+    with storage.reporting("write", path), storage.draft(path.parent) as new:
+        os.chmod(new.path, 0o600 if secret else 0o644)
+        new.write(data)
+        new.keep_as(path)
+    written.append(path)
