@@ -52,7 +52,7 @@ RECIPE = Recipe(
         Untestable("Table 6 (relative false accepts of both algorithms)", "the audio data is private"),
         Untestable("Figure 6a (training accuracy on MNIST)", "no numbers are printed; test accuracy is shown here"),
     ],
-    notes=["The second model is trained until the training loss changes by less than 1e-4 in an epoch, of ten at most."],
+    notes=["The second model is trained until the training loss changes by less than 1e-4 in an epoch, ten at most."],
     stand_ins={
         "smoke": "digits with 40 clients in place of letters; no MNIST.",
         "small": "16x8 letters in place of FEMNIST; MNIST with 200 clients and 100 rounds instead of 1,000 and 200.",

@@ -98,6 +98,5 @@ def download(name: str, what: str, text: str) -> str:
     if len(text) > MAX_DOWNLOAD:
         return f"<code>{esc(name)}</code>: {esc(what)}; too long to be kept in this page, see the files of the run"
     encoded = base64.b64encode(text.encode()).decode()
-    return (
-        f'<a download="{esc(name)}" href="data:text/plain;charset=utf-8;base64,{encoded}">{esc(name)}</a>: {esc(what)}'
-    )
+    kind = "text/csv" if name.endswith(".csv") else "text/plain"
+    return f'<a download="{esc(name)}" href="data:{kind};charset=utf-8;base64,{encoded}">{esc(name)}</a>: {esc(what)}'

@@ -68,7 +68,8 @@ def _judged(claim: Claim, recipe: Recipe, found: Found) -> Verdict:
     found_intervals = {rival: interval(by_seed) for rival, by_seed in margins.items()}
     known = {rival: entry for rival, entry in found_intervals.items() if entry is not None}
     if len(known) < len(margins):
-        said = _listed({rival: _mean(by_seed, claim) for rival, by_seed in margins.items()}, names)
+        means = {rival: _mean(by_seed, claim) for rival, by_seed in margins.items()}
+        said = _listed(means, names if len(margins) > 1 else None)
         return Verdict(claim.text, "not judged", f"one seed is no evidence: {said}", claim.asked_by)
     ending = f" ({min(entry.n for entry in known.values())} seeds, 95 % interval)"
     failed = {rival: entry for rival, entry in known.items() if entry.low <= 0}
