@@ -10,7 +10,9 @@ from kinfed.reproduce.recipe import SELF_FL, Scale
 METHODS = {
     "local": "Local",
     "fedavg": "FedAvg",
+    "fedavg-40": "FedAvg, 40 steps",
     "selffl_control": "Control: smoothing only",
+    "control-40": "Control: smoothing only, 40 steps",
     "ditto": "Ditto",
     "pfedme": "pFedMe",
     "perfedavg": "Per-FedAvg",
@@ -20,6 +22,7 @@ METHODS = {
     "selffl_agg": "Self-FL, weights (20) only",
     "selffl_exact": "Self-FL, exact posterior (ours)",
 }
+LATER = ("control-40", "fedavg-40")  # as many steps as Self-FL may take, in a run of their own
 RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 
@@ -31,16 +34,22 @@ def parts(scale: Scale) -> list[Part]:
     mnist = {"dataset": {"name": "mnist", "standardize": "pixel"}, "clients": 1000, "rounds": 200, "seeds": [0, 1, 2]}
     if scale == "paper":
         mnist["seeds"] = [0, 1, 2, 3, 4]
+    longer = {"control-40": {"method": "selffl_control", "steps": 40}, "fedavg-40": {"method": "fedavg", "steps": 40}}
     few_active = ("fedavg", "ditto", "selffl_control", "selffl")
     return [
         Part("active-10", {**common, **mnist, "participation": 0.1, "algorithms": options(METHODS)}),
+        Part("active-10-longer", {**common, **mnist, "participation": 0.1, "algorithms": longer}, under="active-10"),
         Part("active-2", {**common, **mnist, "participation": 0.02, "algorithms": options(few_active)}),
     ]
 
 
 def options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
     """Self-FL takes at most 40 steps."""
-    return {label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {})} for label in labels}
+    return {
+        label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {})}
+        for label in labels
+        if label not in LATER
+    }
 
 
 FIGURES = (("Accuracy", "personal.accuracy"), ("Client mean", "personal.accuracy_mean"),
@@ -68,6 +77,10 @@ RECIPE = Recipe(
                     "active-2", "selffl", ["fedavg", "ditto"], "personal.accuracy", lower_is_better=True),
         Claim.above("Self-FL above smoothing alone, personal models", "active-10", "selffl", ["selffl_control"],
                     asked_by="kinfed"),
+        Claim.above("Steps (19) alone above smoothing alone", "active-10", "selffl_steps", ["selffl_control"],
+                    asked_by="kinfed"),
+        Claim.above("Steps (19) alone above smoothing alone with 40 steps, the most it may take", "active-10",
+                    "selffl_steps", ["control-40"], asked_by="kinfed"),
         Claim.above("Self-FL above smoothing alone, worst 10 %", "active-10", "selffl", ["selffl_control"],
                     "personal.worst10", asked_by="kinfed"),
         Claim.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"],

@@ -43,7 +43,7 @@ class Reproduction:
 
     @property
     def run_folders(self) -> dict[str, Path]:
-        folders = {name: self.out / "parts" / name for name in self.found.parts}
+        folders = {part.name: self.out / "parts" / part.name for part in self.recipe.parts(self.scale)}
         return {name: folder for name, folder in folders.items() if (folder / "config.json").exists()}
 
 
@@ -73,10 +73,15 @@ def reproduce(
         if known is None:
             storage.make_folder(record.parent)
             known = _measure(part, config, seeds, record, identity, observer or Silent(), should_stop)
-        found[part.name] = {
-            row: {metric: {int(seed): value for seed, value in by_seed.items()} for metric, by_seed in metrics.items()}
-            for row, metrics in known["measured"].items()
-        }
+        home = (part.under if isinstance(part, Part) else None) or part.name
+        found.setdefault(home, {}).update(
+            {
+                row: {
+                    metric: {int(seed): value for seed, value in by_seed.items()} for metric, by_seed in metrics.items()
+                }
+                for row, metrics in known["measured"].items()
+            }
+        )
         seconds, made = seconds + known["seconds"], max(made, known["made"])
     every = {seed for rows in found.values() for metrics in rows.values() for by in metrics.values() for seed in by}
     return Reproduction(recipe, scale, out, Found(found, recipe.aliases), seconds, tuple(sorted(every)), made)

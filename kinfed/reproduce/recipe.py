@@ -45,11 +45,13 @@ CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contex
 
 @dataclass(frozen=True)
 class Part:
-    """One run: settings as `kinfed run` takes them. `also` adds measurements from the finished folder."""
+    """One run: settings as `kinfed run` takes them. `also` adds measurements from the finished folder; methods that are
+    run later, or apart, count as those of another part with `under`, on whose data they must be."""
 
     name: str
     settings: Mapping[str, Any]
     also: Callable[[Path], Measured] | None = None
+    under: str | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
