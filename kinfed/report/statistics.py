@@ -18,6 +18,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scipy import stats
+
 from kinfed.report.compare import Comparison, Method
 from kinfed.report.load import finite
 
@@ -41,11 +43,31 @@ def average(values: Mapping[int, float]) -> Average | None:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """Mean of differences that belong together seed by seed, and where the true mean may lie."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Interval | None:
+    """Student's interval; None for fewer than two seeds or values that are not finite."""
+    paired = average(differences)
+    if paired is None or paired.sd is None:
+        return None
+    reach = float(stats.t.ppf(0.5 + confidence / 2, paired.n - 1)) * paired.sd / math.sqrt(paired.n)
+    return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
+
+
+@dataclass(frozen=True)
 class Difference:
     mean: float  # positive: the first is better
     spread: float
     n: int  # seeds behind it
     ahead: int | None  # in how many of the shared seeds the first is better; None if unpaired
+    likely: Interval | None = None  # of paired differences
 
     @property
     def clear(self) -> bool:
@@ -59,11 +81,12 @@ def difference(
     sign = -1.0 if lower_is_better else 1.0
     shared = sorted(one.keys() & other.keys())
     if len(shared) >= 2:
-        paired = average({seed: sign * (one[seed] - other[seed]) for seed in shared})
+        differences = {seed: sign * (one[seed] - other[seed]) for seed in shared}
+        paired = average(differences)
         if paired is None or paired.sd is None:
             return None
-        ahead = sum(sign * (one[seed] - other[seed]) > 0 for seed in shared)
-        return Difference(paired.mean, paired.sd, paired.n, ahead)
+        ahead = sum(value > 0 for value in differences.values())
+        return Difference(paired.mean, paired.sd, paired.n, ahead, interval(differences))
     a, b = average(one), average(other)
     if a is None or b is None or a.sd is None or b.sd is None:
         return None

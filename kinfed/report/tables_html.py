@@ -51,16 +51,18 @@ def leads_table(found: tuple[Method, list[tuple[Method, Difference | None]]]) ->
     rows = []
     for method, lead in found[1]:
         if lead is None:
-            cells = '<td>–</td><td>–</td><td>–</td><td class="text">not to be judged: too few seeds</td>'
+            cells = '<td>–</td><td>–</td><td>–</td><td>–</td><td class="text">not to be judged: too few seeds</td>'
         else:
             ahead = "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}"
             verdict = "yes" if lead.clear else "no, within the spread"
+            likely = "–" if lead.likely is None else f"{points(lead.likely.low)} to {points(lead.likely.high)}"
             cells = (
-                f"<td>{points(lead.mean)}</td><td>{100 * lead.spread:.1f}</td><td>{ahead}</td>"
+                f"<td>{points(lead.mean)}</td><td>{likely}</td><td>{100 * lead.spread:.1f}</td><td>{ahead}</td>"
                 f'<td class="text">{verdict}</td>'
             )
         rows.append(f"<tr>{_method_cell(method)}{cells}</tr>")
-    heads = "".join(f'<th scope="col">{h}</th>' for h in ("Over", "Lead, points", "Spread", "Seeds ahead", "Clear?"))
+    names = ("Over", "Lead, points", "95 % interval", "Spread", "Seeds ahead", "Clear?")
+    heads = "".join(f'<th scope="col">{h}</th>' for h in names)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

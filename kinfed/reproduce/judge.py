@@ -10,33 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scipy import stats
-
+from kinfed.report.statistics import Interval, interval
 from kinfed.report.tables import shown
 from kinfed.reproduce.recipe import Claim, Found, Recipe, Scale, Untestable
 
 Status = Literal["reproduced", "not reproduced", "cannot be tested here", "not judged"]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Mean of differences that belong together seed by seed, and where the true mean may lie."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Interval | None:
-    """Student's interval; None for fewer than two seeds or values that are not finite."""
-    n = len(differences)
-    if n < 2 or not all(math.isfinite(value) for value in differences.values()):
-        return None
-    mean = math.fsum(differences.values()) / n
-    error = math.sqrt(math.fsum((value - mean) ** 2 for value in differences.values()) / (n - 1) / n)
-    reach = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error
-    return Interval(mean, mean - reach, mean + reach, n)
 
 
 @dataclass(frozen=True)
