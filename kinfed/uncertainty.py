@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import ConfigError
+from kinfed.norms import PIECE, piece_norms, squared_norm, total
 from kinfed.theory import log_shrink, others_sum, precision_of_others, shrink
 
 UNKNOWN = -1.0
@@ -28,7 +29,6 @@ MIN_ROUNDS = 2  # models of a client that make a variance
 MANY_STEPS = 1_000_000  # where nothing else caps them
 
 
-_PIECE = 64  # numbers whose squares are added up in their own type
 _IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
 
 
@@ -50,25 +50,6 @@ class Running(NamedTuple):
         square = squared_norm(d).to(self.m2.device)
         mean = torch.lerp(self.mean, x, share.to(x.device, x.dtype)[..., None], out=d)
         return Running(n, mean, self.m2 + (1 - share) * square)
-
-
-def squared_norm(x: Tensor) -> Tensor:
-    """‖x‖² over the last axis in float64, to 1e-6 of it without a copy in float64."""
-    return _total(_norms(x))
-
-
-def _norms(x: Tensor) -> Tensor:
-    """[..., pieces]: norms of the pieces of x [..., P], short enough for sums in x's own type."""
-    pieces, rest = divmod(x.shape[-1], _PIECE)
-    whole = x[..., : pieces * _PIECE].reshape(*x.shape[:-1], pieces, _PIECE)
-    norms: Tensor = torch.linalg.vector_norm(whole, dim=-1)
-    if not rest:
-        return norms
-    return torch.cat([norms, torch.linalg.vector_norm(x[..., -rest:], dim=-1, keepdim=True)], -1)
-
-
-def _total(norms: Tensor) -> Tensor:
-    return norms.to(torch.float64).square().sum(-1)
 
 
 class Plan(NamedTuple):
@@ -157,10 +138,10 @@ class Rules:
         `among` [..., n] says which rows count. Models may be given relative to a common one."""
         if among is None:
             count = torch.tensor(x.shape[-2])
-            width = max(_IN_CACHE // max(x[..., 0].numel(), 1) // _PIECE, 1) * _PIECE
+            width = max(_IN_CACHE // max(x[..., 0].numel(), 1) // PIECE, 1) * PIECE
             # By blocks of columns: the centred models of all clients never exist, and never pass through memory.
-            norms = [_norms(block - block.mean(-2, keepdim=True)) for block in torch.split(x, width, -1)]
-            square = _total(torch.cat(norms, -1))
+            norms = [piece_norms(block - block.mean(-2, keepdim=True)) for block in torch.split(x, width, -1)]
+            square = total(torch.cat(norms, -1))
         else:
             count, here = among.sum(-1), among[..., None].to(x.dtype)
             mean = (x * here).sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed.uncertainty import Rules, Running, squared_norm, start_of
+from kinfed.norms import squared_norm
+from kinfed.uncertainty import Rules, Running, start_of
 
 ODD_WIDTHS = st.sampled_from([1, 63, 64, 65, 130, 1_000])
 

@@ -37,6 +37,7 @@ from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.hierarchy import agglomerate, cosines
 from kinfed.local import sgd
+from kinfed.norms import norm
 from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
 
@@ -119,8 +120,8 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         owner, last = _latest(server, ids, up.delta)
-        norm = torch.linalg.vector_norm(last, dim=1, dtype=torch.float64).cpu()
-        scale = server.scale if bool(server.round) else norm.max()
+        size = norm(last).cpu()
+        scale = server.scale if bool(server.round) else size.max()
         eps1 = self.eps1 if self.eps1_rel is None else self.eps1_rel * float(scale)
         eps2 = self.eps2 if self.eps2_rel is None else self.eps2_rel * float(scale)
         cluster, parent, born = server.cluster.clone(), server.parent.tolist(), server.born.tolist()
@@ -131,9 +132,9 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
             rows = torch.isin(owner, members).nonzero().squeeze(1)
             if len(rows) < len(members):
                 continue  # somebody has not been heard since the cluster came to be
-            updates = last[rows]
+            updates = last.index_select(0, rows.to(last.device)) if len(rows) < len(last) else last
             mean_norm[c] = float(mean_of(updates, torch.ones(len(rows))).norm(dtype=torch.float64))
-            max_norm[c] = float(norm[rows].max())
+            max_norm[c] = float(size[rows].max())
             stalls = mean_norm[c] < eps1 and max_norm[c] > eps2
             if not stalls or len(members) < self.min_size or int(server.round) + 1 <= self.t_min:
                 continue
@@ -199,4 +200,5 @@ def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]
         return ids, delta
     owner = torch.cat([server.owner[older], ids])
     order = torch.argsort(owner)
-    return owner[order], torch.cat([server.last[older], delta])[order]
+    joined = torch.cat([server.last.index_select(0, older.to(delta.device)), delta])
+    return owner[order], joined.index_select(0, order.to(delta.device))

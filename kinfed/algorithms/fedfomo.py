@@ -44,6 +44,7 @@ from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
+from kinfed.norms import squared_norm
 from kinfed.task import Task
 from kinfed.tree import Tree
 
@@ -249,7 +250,10 @@ class FedFomo(Fomo[Client, Down]):
         return self.planned(server, ids, torch.ones(len(ids), dtype=torch.bool))
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.theta[server.plan[ids, 1:]], server.averages.expand(len(ids), -1, -1))
+        plan = server.plan[ids, 1:].to(server.theta.device)
+        models = server.theta.index_select(0, plan.flatten())  # whole rows at once, which theta[plan] does not copy
+        models = models.view(*plan.shape, server.theta.shape[1])
+        return Down(models, server.averages.expand(len(ids), -1, -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         mixed, w, unusable = self._combine(task, client, down, data)
@@ -335,8 +339,11 @@ def weights(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: str) -> 
 def _distance(difference: Tensor, norm: str) -> Tensor:
     if norm == "none":
         return torch.ones(len(difference), dtype=torch.float64)
-    size: Tensor = torch.linalg.vector_norm(difference, 1 if norm == "l1" else 2, dim=1, dtype=torch.float64)
-    return size.square() if norm == "l2sq" else size
+    if norm == "l1":
+        size: Tensor = torch.linalg.vector_norm(difference, 1, dim=1, dtype=torch.float64)
+        return size
+    square = squared_norm(difference)
+    return square if norm == "l2sq" else square.sqrt()
 
 
 def shares(w: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class FedFomoMA(Fomo[Client, Down]):
         return self.planned(server, ids, server.uploaded[ids] > 0)
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        members = server.plan[ids]
+        members = server.plan[ids].to(server.theta.device)
         n, count = members.shape
         nothing = server.theta.new_zeros(n, 0, server.theta.shape[1])
         if count < 2:
@@ -78,14 +78,15 @@ class FedFomoMA(Fomo[Client, Down]):
         average, without = averages[:, 0], averages[:, 1:]
         average.zero_()
         for number in range(count):
-            without[:, number] = server.theta[members[:, number]]
+            without[:, number] = server.theta.index_select(0, members[:, number])
             average += without[:, number]
         torch.sub(average[:, None], without, out=without).div_(count - 1)
         average.div_(count)
         if self.combine == "client":
             return Down(averages, nothing)
         mix = server.mix[ids]
-        mixed = convex([server.theta[heard] for heard in server.heard[ids].unbind(1)], mix)
+        heard = server.heard[ids].clamp_min(0).to(server.theta.device)  # nobody has the weight 0
+        mixed = convex([server.theta.index_select(0, whose) for whose in heard.unbind(1)], mix)
         weighed = (mix.sum(1) > 0)[:, None].to(mixed.device)
         return Down(averages, torch.where(weighed, mixed, average)[:, None])
 

@@ -190,25 +190,34 @@ def linear_layer(task: Task) -> Dense:
 
 
 def ascend(layer: Dense, beta: Tensor, down: Down, part: Part, steps: Tensor) -> Tensor:
-    """[n, L, C]: the dual variables after `steps` [n] exact coordinate steps of every client, all classes at once."""
+    """[n, L, C]: the dual variables after `steps` [n] exact coordinate steps of every client, all classes at once.
+
+    A step moves ⟨u, x_r⟩ of a later one by the product of their examples. With these products known, many steps are
+    taken on the scores alone, and u follows once for all of them."""
     order = torch.argsort(steps, descending=True, stable=True)  # who still steps is then always a prefix
     part, steps = part.take(order), steps[order]
     place = coordinates(part, steps)
     u, q = joined(layer, down.w)[order].clone(), down.q[order]
     new = beta[order].clone(memory_format=torch.contiguous_format)
+    variables = new.view(-1, new.shape[2])  # [n L, C]
+    at = (place + new.shape[1] * torch.arange(len(place))[:, None]).to(new.device)
     n_t = part.count.to(u)
     for begin in range(0, place.shape[1], STEPS_AT_ONCE):
-        x, y = examples(layer, part.take(slice(0, int((steps > begin).sum()))), place[:, begin : begin + STEPS_AT_ONCE])
-        curvature = q[: len(x), None] * x.square().sum(-1)  # q_t ‖x_i‖²
+        alive = (steps[:, None] > begin + torch.arange(STEPS_AT_ONCE)).sum(0).tolist()  # clients that take each step
+        x, y = examples(layer, part.take(slice(0, alive[0])), place[:, begin : begin + STEPS_AT_ONCE])
+        products = torch.bmm(x, x.transpose(1, 2))  # [n, S, S]  ⟨x_s, x_r⟩
+        score = torch.bmm(x, u[: len(x)].transpose(1, 2))  # [n, S, C]  ⟨u, x_s⟩
+        rate = (n_t / q)[: len(x), None] / products.diagonal(dim1=1, dim2=2)  # n_t / (q_t ‖x_i‖²)
+        change = torch.zeros_like(score)  # of u, in units of x_s
         for s in range(x.shape[1]):
-            who = torch.arange(int((steps > begin + s).sum()))
-            k = len(who)
-            i, x_i, y_i = place[:k, begin + s], x[:k, s], y[:k, s]
-            margin = y_i * torch.bmm(u[:k], x_i[..., None]).squeeze(2)
-            old = new[who, i]
-            moved = (old + n_t[:k, None] * (1 - margin) / curvature[:k, s, None]).clamp(0, 1)
-            new[who, i] = moved
-            u[:k].baddbmm_(((q / n_t)[:k, None] * (moved - old) * y_i)[..., None], x_i[:, None, :])
+            k = alive[s]
+            i, y_i = at[:k, begin + s], y[:k, s]
+            old = variables.index_select(0, i)
+            moved = torch.addcmul(old, 1 - y_i * score[:k, s], rate[:k, s, None]).clamp_(0, 1)
+            variables.index_copy_(0, i, moved)
+            step = torch.mul((moved - old) * y_i, (q / n_t)[:k, None], out=change[:k, s])
+            score[:k].baddbmm_(products[:k, :, s, None], step[:, None, :])
+        u[: len(x)].baddbmm_(change.transpose(1, 2), x)
     return new[torch.argsort(order)]
 
 

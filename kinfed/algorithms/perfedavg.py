@@ -96,14 +96,16 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
             v = gradient(task, tilde, b1, decay)
             for _, b2 in rest:  # one with "hf", none with "fo"
                 delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
-                plus, minus = (gradient(task, x + sign * delta * v, b2, decay) for sign in (1, -1))
-                q = (plus - minus) / (2 * delta)
-                v = v - alpha * q
+                plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
+                v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
             x.add_(v, alpha=-beta)
         return Nothing(), Up(w - down.w)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + mean_of(up.delta, torch.ones(len(ids))))
+
+    def averaged(self) -> str:
+        return "delta"
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
         steps = self.work.num_steps(count)

@@ -48,6 +48,7 @@ from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
+IN_CACHE = 1 << 16  # numbers of each of a few tensors that a core can come back to without asking the memory
 
 
 @dataclass
@@ -156,9 +157,15 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
 
     def download(self, server: Server, ids: Tensor) -> Down:
         phi = server.phi
-        # One client at a time: a product of several rows rounds in another way than that of one.
-        rows = [self.features(phi.embedding[i : i + 1], phi.trunk)[0] for i in ids.tolist()]
-        return Down(torch.stack([torch.addmv(phi.bias, phi.head, f) for f in rows]))
+        # One client at a time: a product of several rows rounds in another way than that of one. But some of the
+        # head for all of them, while it is in the cache: it is a hundred times as large as a model.
+        features = [self.features(phi.embedding[i : i + 1], phi.trunk)[0] for i in ids.tolist()]
+        theta = phi.bias.expand(len(ids), -1).clone()
+        count = max(IN_CACHE // self.hidden, 1)
+        for some, head in zip(torch.split(theta, count, 1), torch.split(phi.head, count), strict=True):
+            for row, f in zip(some.unbind(0), features, strict=True):
+                row.addmv_(head, f)
+        return Down(theta)
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.theta, data.train.batches(self.work)) - down.theta)
@@ -176,20 +183,26 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         shrink = (self.clip / norm.clamp_min(self.clip)).item()
         e_norm = d_e.norm(dim=1, keepdim=True)
         moved = [
-            self._step(p, v, g.mul_(shrink))
+            self._step(p, v, g, shrink)
             for p, v, g in zip((phi.trunk, phi.head, phi.bias), (old.trunk, old.head, old.bias), gradient, strict=True)
         ]
         embedding, velocity = phi.embedding.clone(), old.embedding.clone()
         embedding[ids], velocity[ids] = self._step(
-            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip))
+            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip)), 1.0
         )
         (trunk, v_trunk), (head, v_head), (bias, v_bias) = moved
         return Server(Hypernetwork(embedding, trunk, head, bias), Hypernetwork(velocity, v_trunk, v_head, v_bias))
 
-    def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """SGD: v ← μ v + g + wd p;  p ← p − α v."""
-        v = gradient.add_(parameter, alpha=self.server_weight_decay).add_(momentum, alpha=self.server_momentum)
-        return parameter.add(v, alpha=-self.server_lr), v
+    def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor, shrink: float) -> tuple[Tensor, Tensor]:
+        """SGD: v ← μ v + shrink g + wd p;  p ← p − α v. Some rows at a time, which stay in the cache. The gradient
+        becomes v."""
+        moved = torch.empty_like(parameter)
+        count = max(IN_CACHE * len(parameter) // max(parameter.numel(), 1), 1)
+        parts = (torch.split(x, count) for x in (parameter, momentum, gradient, moved))
+        for p, old, v, to in zip(*parts, strict=True):
+            v.mul_(shrink).add_(p, alpha=self.server_weight_decay).add_(old, alpha=self.server_momentum)
+            torch.add(p, v, alpha=-self.server_lr, out=to)
+        return moved, gradient
 
     def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
         raise ConfigError(
