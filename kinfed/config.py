@@ -16,6 +16,7 @@ from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.loop import Schedule
 from kinfed.privacy.settings import Privacy
+from kinfed.robust import Rule, make_rule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
@@ -44,7 +45,7 @@ Choice = Annotated[
 ]
 
 
-_CHOSEN = ("dataset", "partition", "model")  # settings that are a Named
+_CHOSEN = ("dataset", "partition", "model", "robust")  # settings that are a Named
 
 
 def _without_left_out(items: list[str]) -> list[str]:
@@ -118,6 +119,8 @@ class RunConfig(BaseModel):
     dp_delta: float | None = None
     dp_budget: float | None = None
     dp_strict: bool = False
+    robust: Choice | None = None
+    largest_norm: float = Field(0.0, ge=0)
     warm_start: int = Field(0, ge=0)
     eval_every: int = Field(5, ge=0)
     checkpoint_every: int = Field(10, ge=1)
@@ -142,6 +145,8 @@ class RunConfig(BaseModel):
     def _consistent(self) -> RunConfig:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ValueError("seeds must be distinct, and at least one")
+        if any(not 0 <= seed < 2**63 for seed in self.seeds):
+            raise ValueError("seeds are whole numbers from 0 to 2^63 - 1")
         if any(not _is_label(label) for label in self.algorithms):
             raise ValueError("labels of algorithms may hold letters, digits, '-', '_' and '.'")
         if self.ray_address is not None and self.pool != "ray":
@@ -172,6 +177,10 @@ class RunConfig(BaseModel):
                 "for dp_epsilon; give dp_noise, or leave warm_start out"
             )
         return Privacy(**given, strict=self.dp_strict)
+
+    @property
+    def robust_rule(self) -> Rule | None:
+        return None if self.robust is None else make_rule(self.robust.name, self.robust.options)
 
     @property
     def schedule(self) -> Schedule:
@@ -215,7 +224,7 @@ def make_config(
         config = RunConfig(**values)
     except ValidationError as error:
         raise ConfigError(_first_complaint(error)) from error
-    _ = config.work, config.schedule, config.privacy  # refuse bad values before anything runs
+    _ = config.work, config.schedule, config.privacy, config.robust_rule  # refuse bad values before anything runs
     return config
 
 

@@ -34,6 +34,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from kinfed import storage
+from kinfed.config import INCIDENTAL
 from kinfed.differences import differences
 from kinfed.errors import StorageError
 
@@ -350,8 +351,8 @@ def strip_times(record: Any) -> Any:
 def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bool = True) -> list[str]:
     """What differs between two run folders, one sentence each; empty if they hold the same results.
 
-    Ignores times and versions. `tolerance` is the absolute difference that numbers may have (pools agree to 1e-5);
-    `config=False` leaves the configurations out (the same experiment on another pool).
+    Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
+    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same experiment on another pool).
     """
     a, b = Path(run_a), Path(run_b)
     names = {
@@ -380,7 +381,7 @@ def _contents(folder: Path, name: str) -> Any:
     """A file as values to compare, without times and versions; lines under names that say what they are about."""
     path = folder / name
     if name == "config.json":
-        return RunFolder(folder).config()["config"]
+        return {key: value for key, value in RunFolder(folder).config()["config"].items() if key not in INCIDENTAL}
     if name == "rounds.jsonl":
         records = RunFolder(folder).records()
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)

@@ -123,7 +123,8 @@ class Task(ABC):
         for rows, batch in part.everything():
             z = self.logits(theta[rows], batch.x)
             nll = torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
-            hit = (z.argmax(-1) == batch.y) & (batch.weight > 0)
+            # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
+            hit = (z.argmax(-1) == batch.y) & (batch.weight > 0) & torch.isfinite(nll)
             # A zero weight must hide a padded example even where its loss is not finite.
             nll = torch.where(batch.weight > 0, nll, 0.0)
             correct[rows] += hit.sum(1).to("cpu", torch.float64)

@@ -102,3 +102,9 @@ def test_all_methods_but_some() -> None:
     assert set(fewer) == (set(ALGORITHMS) | {"weak"}) - {"mocha"}
     with pytest.raises(ConfigError, match="mocah cannot be left out"):
         make_config(None, {"algorithms": "all,-mocah"})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_have_a_range(seed: int) -> None:
+    with pytest.raises(ConfigError, match="from 0 to 2"):
+        make_config(None, {"seeds": [seed]})

@@ -307,6 +307,18 @@ def test_losses_are_cross_entropies(make_batch: MakeBatch, name: str, path: str)
 
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
+def test_a_broken_model_is_never_right(make_part: MakePart, path: str) -> None:
+    part = make_part([7, 5])
+    task = make_task(lambda: nn.Linear(1, 3), path=path)
+    theta = starts(task, 2)
+    alone = task.score(theta[1:], part.take(torch.tensor([1])))
+    theta[0] = torch.nan
+    score = task.score(theta, part)
+    assert score.correct[0] == 0
+    assert score.correct[1] == alone.correct[0]
+
+
+@pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 300, 0, 17, 256], [0, 0], [257]])
 @pytest.mark.parametrize("favourite", [0, 1, 2])
 def test_scores_are_plain_counts(make_part: MakePart, path: str, sizes: list[int], favourite: int) -> None:
