@@ -352,7 +352,8 @@ def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bo
     """What differs between two run folders, one sentence each; empty if they hold the same results.
 
     Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
-    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same experiment on another pool).
+    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same
+    experiment on another pool).
     """
     a, b = Path(run_a), Path(run_b)
     names = {
