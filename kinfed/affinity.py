@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.cluster import SpectralClustering
 from torch import Tensor
 
 from kinfed import rng
@@ -61,6 +60,8 @@ def groups(affinity: Tensor, count: int, seed: int) -> Tensor:
         return torch.arange(clients)
     edges = torch.softmax(affinity.to("cpu", torch.float64), 1)
     graph = (edges + edges.T) / 2
+    from sklearn.cluster import SpectralClustering  # slow to import, and only reports ask for it
+
     found = SpectralClustering(count, affinity="precomputed", random_state=seed).fit(graph.numpy())
     _, label = np.unique(found.labels_, return_inverse=True)
     return torch.from_numpy(label.astype(np.int64))

@@ -18,9 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
@@ -102,6 +99,10 @@ def k_means(x: Array, k: int, seed: int, weight: Array | None = None, start: Arr
     label = np.zeros(len(points), np.int64)
     cost = _cost(points, label, together)
     if k > 1:
+        from scipy.cluster.hierarchy import fcluster, linkage  # slow to import, and not every method clusters
+        from sklearn.cluster import KMeans
+        from sklearn.exceptions import ConvergenceWarning
+
         model = KMeans(k, n_init=10, tol=0.0, max_iter=MAX_ITERATIONS, random_state=seed)
         with warnings.catch_warnings(), _threads().limit(limits=1):
             warnings.simplefilter("ignore", ConvergenceWarning)  # points just beyond the resolution

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.spatial.distance import cdist
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 from kinfed.clustering import coordinates
@@ -30,6 +28,8 @@ def distances(points: Tensor, metric: str, others: Tensor | None = None) -> np.n
         x = x.to("cpu", torch.float64)
         every = torch.cdist(x, x, p=1).numpy()
     elif metric == "l2":
+        from scipy.spatial.distance import cdist  # slow to import, and not every method clusters
+
         flat = coordinates(x)
         every = cdist(flat, flat)
     else:
@@ -47,6 +47,8 @@ def agglomerate(
         return torch.zeros(n, dtype=torch.int64)
     if threshold is not None:
         threshold = threshold * (1 + 1e-9) + 1e-300  # scikit-learn stops at the threshold; points at it belong in
+    from sklearn.cluster import AgglomerativeClustering
+
     model = AgglomerativeClustering(
         clusters,
         metric="euclidean" if linkage == "ward" else "precomputed",

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from kinfed import rng
@@ -245,6 +244,8 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
 def matched(label: Tensor, points: Array, centres: Array) -> Tensor:
     """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
     squared, have the least sum (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and a node never needs it
+
     means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
     apart = ((means[:, None] - centres[None]) ** 2).sum(-1)
     return torch.from_numpy(linear_sum_assignment(apart)[1])[label]
