@@ -195,6 +195,9 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
 
 def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """Ids (ascending) and updates of all who have one, those of this round in place of older ones."""
+    place = torch.searchsorted(server.owner, ids).clamp_max(max(len(server.owner) - 1, 0))
+    if len(server.owner) and torch.equal(server.owner[place], ids):
+        return server.owner, server.last.index_copy(0, place.to(delta.device), delta)
     older = (~torch.isin(server.owner, ids)).nonzero().squeeze(1)
     if not len(older):
         return ids, delta

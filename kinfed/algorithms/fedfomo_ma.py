@@ -74,11 +74,11 @@ class FedFomoMA(Fomo[Client, Down]):
         nothing = server.theta.new_zeros(n, 0, server.theta.shape[1])
         if count < 2:
             return Down(nothing, nothing)
-        averages = server.theta.new_empty(n, count + 1, server.theta.shape[1])
+        # The members' models, the first of them twice: it becomes the sum of all.
+        twice = torch.cat([members[:, :1], members], 1)
+        averages = server.theta.index_select(0, twice.flatten()).view(n, count + 1, -1)
         average, without = averages[:, 0], averages[:, 1:]
-        average.zero_()
-        for number in range(count):
-            without[:, number] = server.theta.index_select(0, members[:, number])
+        for number in range(1, count):
             average += without[:, number]
         torch.sub(average[:, None], without, out=without).div_(count - 1)
         average.div_(count)

@@ -37,6 +37,7 @@ learning rate. The loss in reports is the cross-entropy of scores that were not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,24 +202,34 @@ def ascend(layer: Dense, beta: Tensor, down: Down, part: Part, steps: Tensor) ->
     new = beta[order].clone(memory_format=torch.contiguous_format)
     variables = new.view(-1, new.shape[2])  # [n L, C]
     at = (place + new.shape[1] * torch.arange(len(place))[:, None]).to(new.device)
-    n_t = part.count.to(u)
-    for begin in range(0, place.shape[1], STEPS_AT_ONCE):
-        alive = (steps[:, None] > begin + torch.arange(STEPS_AT_ONCE)).sum(0).tolist()  # clients that take each step
-        x, y = examples(layer, part.take(slice(0, alive[0])), place[:, begin : begin + STEPS_AT_ONCE])
-        products = torch.bmm(x, x.transpose(1, 2))  # [n, S, S]  ⟨x_s, x_r⟩
-        score = torch.bmm(x, u[: len(x)].transpose(1, 2))  # [n, S, C]  ⟨u, x_s⟩
-        rate = (n_t / q)[: len(x), None] / products.diagonal(dim1=1, dim2=2)  # n_t / (q_t ‖x_i‖²)
-        change = torch.zeros_like(score)  # of u, in units of x_s
-        for s in range(x.shape[1]):
-            k = alive[s]
-            i, y_i = at[:k, begin + s], y[:k, s]
+    one = u.new_ones(())
+    step_size = q / part.count.to(u)  # q_t / n_t
+    for begin, end in spans(steps):
+        n = int((steps > begin).sum())
+        x, y = examples(layer, part.take(slice(0, n)), place[:n, begin:end])
+        product = torch.bmm(x, x.transpose(1, 2)).mul_(step_size[:n, None, None])  # [n, S, S]  ⟨x_s, x_r⟩ q_t / n_t
+        score = torch.bmm(x, u[:n].transpose(1, 2))  # [n, S, C]  ⟨u, x_s⟩
+        rate = 1 / product.diagonal(dim1=1, dim2=2)[..., None]  # n_t / (q_t ‖x_s‖²)
+        change = torch.empty_like(score)  # of β_s y_s
+        by_step = (t.unbind(1) for t in (at[:n, begin:end], y, score, rate, product[..., None], change))
+        for i, y_s, score_s, rate_s, product_s, change_s in zip(*by_step, strict=True):
             old = variables.index_select(0, i)
-            moved = torch.addcmul(old, 1 - y_i * score[:k, s], rate[:k, s, None]).clamp_(0, 1)
+            moved = torch.addcmul(old, torch.addcmul(one, y_s, score_s, value=-1), rate_s).clamp_(0, 1)
             variables.index_copy_(0, i, moved)
-            step = torch.mul((moved - old) * y_i, (q / n_t)[:k, None], out=change[:k, s])
-            score[:k].baddbmm_(products[:k, :, s, None], step[:, None, :])
-        u[: len(x)].baddbmm_(change.transpose(1, 2), x)
+            torch.mul(moved - old, y_s, out=change_s)
+            score.baddbmm_(product_s, change_s[:, None])
+        u[:n].baddbmm_(change.mul_(step_size[:n, None, None]).transpose(1, 2), x)
     return new[torch.argsort(order)]
+
+
+def spans(steps: Tensor) -> Iterator[tuple[int, int]]:
+    """Steps begin..end, at most STEPS_AT_ONCE of them, that the same clients take; `steps` [n] falls."""
+    begin = 0
+    for end in torch.unique(steps).tolist():
+        while begin < end:
+            stop = min(begin + STEPS_AT_ONCE, end)
+            yield begin, stop
+            begin = stop
 
 
 def coordinates(part: Part, steps: Tensor) -> Tensor:

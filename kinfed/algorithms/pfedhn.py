@@ -178,7 +178,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         # θ = head f + bias, hence J_fᵀ Δθ = headᵀ Δθ: torch goes on from there through the trunk.
         d_e, d_trunk = torch.autograd.grad(f, (e, trunk), grad_outputs=-(up.delta @ phi.head))
         f = f.detach()
-        gradient = [d_trunk / n, -(up.delta.T @ f) / n, -up.delta.mean(0)]
+        gradient = [d_trunk / n, up.delta.T @ (f / -n), -up.delta.mean(0)]
         norm = torch.stack([g.norm() for g in gradient]).norm()
         shrink = (self.clip / norm.clamp_min(self.clip)).item()
         e_norm = d_e.norm(dim=1, keepdim=True)
