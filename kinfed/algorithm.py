@@ -82,6 +82,16 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         raise NotImplementedError
 
+    def averaged(self) -> str:
+        """The field of Up that reaches the server's state through its mean over all clients of the round alone, any
+        other field being a weight in that mean: a robust average may then take the mean's place (kinfed.robust).
+        "" where nothing is sent. ConfigError with the reason where more is done with updates than that."""
+        raise ConfigError(
+            f"{type(self).__name__} does more with clients' updates than to average all of them (it compares them, "
+            "groups them or hands them on), so a robust average could not keep its promise; leave out robust or the "
+            "method"
+        )
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         """[n, P]: the model each client would deploy now. May use training and validation data, never test.
 

@@ -76,6 +76,10 @@ def run(
     dp_strict: Annotated[
         bool | None, typer.Option("--dp-strict", help="Refuse methods that send what epsilon does not cover.")
     ] = None,
+    robust: Annotated[
+        str | None, typer.Option(help="Average of updates at the server: clip, median, trimmed_mean or krum.")
+    ] = None,
+    largest_norm: Annotated[float | None, typer.Option(help="Reject updates with a larger norm.")] = None,
     warm_start: Annotated[int | None, typer.Option(help="Rounds of FedAvg before every method.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that an active client never replies.")] = None,
     stragglers: Annotated[float | None, typer.Option(help="Chance that a client does only part of its work.")] = None,

@@ -28,7 +28,7 @@ from kinfed.data.load import build_federation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.export import save_layout
 from kinfed.journal import RunFolder
-from kinfed.loop import Loop, RoundReport
+from kinfed.loop import Loop, RoundReport, Schedule, check_robust
 from kinfed.models import build_model
 from kinfed.pool.base import Pool
 from kinfed.pool.local import LocalPool
@@ -163,11 +163,13 @@ class Experiment:
 
     def check(self) -> None:
         """Refuse the last method's settings before the first one runs."""
-        task = self.task()
+        task, rule = self.task(), self.config.robust_rule
         for seed in self.config.seeds:
             clients = self.federation(seed).population(seed, self.config.participation)
             for algorithm in self.algorithms.values():
                 algorithm.check(task, clients)
+                if rule is not None:
+                    check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
                 if algorithm.work.augment is not None:
                     augmentation(algorithm.work.augment, self.federation(seed).features.shape)
         self._check_privacy()
@@ -236,7 +238,10 @@ class Experiment:
             pool = self._ray().pool(algorithm, task, data, seed)
         else:
             pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
-        return Loop(algorithm, task, pool, clients, schedule, first_round=rounds.start, privacy=accounts)
+        return Loop(
+            algorithm, task, pool, clients, schedule, first_round=rounds.start, privacy=accounts,
+            robust=self.config.robust_rule, largest_norm=self.config.largest_norm,
+        )  # fmt: skip
 
     def _ray(self) -> RayCluster:
         """Workers for all methods and seeds, from the first one that needs them."""
@@ -350,11 +355,16 @@ class Experiment:
                 "bytes_up": report.bytes_up, "personal": personal, "global": shared, "method": _plain(method),
             })  # fmt: skip
         if report.rejected:
-            who = ", ".join(data.names[k] for k in report.rejected[:5])
-            many = len(report.rejected)
-            self.observer.note(
-                f"{label}, round {report.round}: dropped {many} update(s) with NaN or infinity, of {who}"
-            )
+            finite = [k for k in report.rejected if k in report.reasons]
+            for k in finite[:5]:
+                self.observer.note(f"{label}, round {report.round}: dropped {data.names[k]}: {report.reasons[k]}")
+            if other := [k for k in report.rejected if k not in report.reasons]:
+                who = ", ".join(data.names[k] for k in other[:5])
+                self.observer.note(
+                    f"{label}, round {report.round}: dropped {len(other)} update(s) with NaN or infinity, of {who}"
+                )
+        if report.note:
+            self.observer.note(f"{label}, round {report.round}: {report.note}")
         return personal
 
     def _stop_if_asked(self) -> None:

@@ -16,7 +16,9 @@ from kinfed.algorithm import Algorithm
 from kinfed.data.federation import Population
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pool.base import Evaluation, Pool, Reply
+from kinfed.pool.validate import COUNT, screen
 from kinfed.privacy.accounts import Accounts
+from kinfed.robust import Rule
 from kinfed.task import Task
 from kinfed.tree import Tree
 
@@ -36,9 +38,13 @@ class Schedule:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
 
+    def size(self, num_clients: int) -> int:
+        """How many clients are called in a round."""
+        return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
+
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
         """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
-        size = max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
+        size = self.size(num_clients)
         if size == num_clients:
             return torch.arange(num_clients)
         return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
@@ -61,7 +67,9 @@ class RoundReport:
     dropped: int  # active clients whose update did not count: lost, too slow, or rejected
     bytes_down: int
     bytes_up: int
-    rejected: list[int] = field(default_factory=list)  # clients with non-finite updates
+    rejected: list[int] = field(default_factory=list)  # clients whose updates could not be used
+    reasons: dict[int, str] = field(default_factory=dict)  # of rejections, other than that an update is not finite
+    note: str = ""  # what a reader must know about this round
 
 
 class Loop:
@@ -77,6 +85,8 @@ class Loop:
         *,
         first_round: int = 1,
         privacy: Accounts | None = None,
+        robust: Rule | None = None,
+        largest_norm: float = 0.0,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -87,7 +97,11 @@ class Loop:
         self.completed = first_round - 1
         self._first = first_round
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
+        self.robust = robust  # takes the place of the mean over clients
+        self.largest_norm = largest_norm  # of an update that is used; 0: no bound
         algorithm.check(task, self.clients)
+        if robust is not None:
+            check_robust(robust, algorithm, self.schedule.size(clients.num_clients))
         self.server: Tree = algorithm.init_server(task, self.clients)
 
     def round(self) -> RoundReport:
@@ -122,6 +136,7 @@ class Loop:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:
                 record.join(reply.record)
+        reply, note = self._usable(reply)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
         self.completed = number
@@ -134,7 +149,22 @@ class Loop:
             bytes_down=before_down + sum(sent),
             bytes_up=before_up + reply.nbytes,
             rejected=reply.rejected,
+            reasons=reply.reasons,
+            note=note,
         )
+
+    def _usable(self, reply: Reply) -> tuple[Reply, str]:
+        """What the server makes use of, and a note where that is nothing although clients replied."""
+        if self.robust is None and not self.largest_norm:
+            return reply, ""  # the pool has left out what is not finite
+        reply = screen(reply, self.largest_norm)
+        if self.robust is None or not len(reply.ids):
+            return reply, ""
+        if len(reply.ids) < self.robust.least:
+            found, needed = len(reply.ids), self.robust.least
+            note = f"{found} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
+            return replace(reply, ids=reply.ids[:0], up=None), note
+        return replace(reply, up=robust_rows(self.robust, self.algorithm.averaged(), reply.up)), ""
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""
@@ -181,6 +211,29 @@ class Loop:
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
         self.completed = completed
+
+
+def check_robust(rule: Rule, algorithm: Algorithm[Any, Any, Any, Any], called: int) -> None:
+    """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
+    algorithm.averaged()
+    if called < rule.least:
+        raise ConfigError(
+            f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
+            "called; raise participation or lower what the rule is to withstand"
+        )
+
+
+def robust_rows(rule: Rule, averaged: str, up: Tree) -> Tree:
+    """Updates of which every row is the rule's result: any mean of them is that result too. Numbers of examples, which
+    are clients' claims, become equal."""
+    if not averaged:
+        return up
+    rows: Tensor = getattr(up, averaged)
+    one = rule(rows.flatten(1)).reshape(rows.shape[1:])
+    changed = {averaged: one.expand(rows.shape)}
+    if isinstance(count := getattr(up, COUNT, None), Tensor):
+        changed[COUNT] = torch.ones_like(count)
+    return replace(up, **changed)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

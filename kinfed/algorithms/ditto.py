@@ -95,6 +95,9 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
 
+    def averaged(self) -> str:
+        return "delta"
+
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
         one, other = self.work.num_steps(count), self._personal_work.num_steps(count)
         both = torch.minimum(one, other)  # the branches take the same batches

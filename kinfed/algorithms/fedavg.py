@@ -90,6 +90,9 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         step = mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count)  # Σ p_m (u_m − w)
         return Server(server.w + float(server.c) * step, server.c)
 
+    def averaged(self) -> str:
+        return "delta"
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where(client.seen[:, None].to(down.w.device), client.theta, down.w)
 

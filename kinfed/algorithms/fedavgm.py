@@ -71,6 +71,9 @@ class FedAvgM(Algorithm[Server, Client, Down, Up]):
         step = self.gamma * v + delta if self.nesterov else v
         return Server(server.w - self.server_lr * step, v)
 
+    def averaged(self) -> str:
+        return "delta"
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._fedavg.personalize(task, client, down, data)
 

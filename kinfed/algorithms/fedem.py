@@ -103,6 +103,9 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
         weight = torch.ones(len(ids)) if up.count is None else up.count
         return Server(server.theta + mean_of(up.delta.flatten(1), weight).reshape(server.theta.shape))
 
+    def averaged(self) -> str:
+        return "delta"
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         pi, new = client.pi, (~client.seen).nonzero().squeeze(1)
         if len(new):

@@ -100,6 +100,9 @@ class FedOpt(Algorithm[Server, Client, Down, Up]):
             v = self.beta2 * server.v + (1 - self.beta2) * square
         return Server(server.w + self.server_lr * m / (v.sqrt() + self.tau), m, v)
 
+    def averaged(self) -> str:
+        return "delta"
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._local.personalize(task, client, down, data)
 

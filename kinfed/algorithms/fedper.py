@@ -105,5 +105,8 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.shared + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
 
+    def averaged(self) -> str:
+        return "delta"
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._join(client.own, down.shared, self.own_mask(task))

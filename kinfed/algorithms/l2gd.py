@@ -108,6 +108,12 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         mean = (server.mean.to(torch.float64) + change).to(server.mean.dtype)
         return Server(mean, server.clients, server.round + 1, server.key, server.moves, server.steps)
 
+    def averaged(self) -> str:
+        raise ConfigError(
+            "L2GD's server follows the mean of all models by adding up their changes; what a robust average leaves "
+            "out would be missing from it for ever; leave out robust or the method"
+        )
+
     def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
         return None if self.geometric else super().gradients(count)
 

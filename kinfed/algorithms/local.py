@@ -43,5 +43,8 @@ class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
     def aggregate(self, server: Nothing, ids: Tensor, up: Nothing) -> Nothing:
         return server
 
+    def averaged(self) -> str:
+        return ""
+
     def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:
         return client.theta

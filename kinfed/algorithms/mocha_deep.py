@@ -126,6 +126,12 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         models[ids] += up.delta
         return Server(server.clients, None, models, self._omega(models))
 
+    def averaged(self) -> str:
+        raise ConfigError(
+            "MOCHA's server follows the mean of all models by adding up their changes; what a robust average leaves "
+            "out would be missing from it for ever; leave out robust or the method"
+        )
+
     def _omega(self, models: Tensor) -> Tensor:
         w = models.to("cpu", torch.float64)
         value, vector = torch.linalg.eigh(w @ w.T)

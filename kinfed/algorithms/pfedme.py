@@ -121,6 +121,9 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.w + self.beta * mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
 
+    def averaged(self) -> str:
+        return "delta"
+
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
         return {self.inner_steps: self.work.num_steps(count)}
 

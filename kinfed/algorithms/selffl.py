@@ -212,6 +212,14 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
         step = mean_of(up.delta, weight)  # (20), relative to θ
         return Server(server.theta + float(server.c) * step, server.c, s0, s, server.others)
 
+    def averaged(self) -> str:
+        if not (self.use_init or self.use_steps or self.use_agg):
+            return "delta"  # the control: σ₀² is estimated from the updates all the same, and nothing uses it
+        raise ConfigError(
+            "Self-FL estimates the variance between clients from their updates and weighs clients by variances they "
+            "report, so a robust average of the updates could not keep its promise; leave out robust or the method"
+        )
+
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where((client.rounds > 0)[:, None].to(down.theta.device), client.theta, down.theta)
 

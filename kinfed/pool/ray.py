@@ -47,7 +47,7 @@ try:
 except ImportError as error:
     raise ConfigError('the ray pool needs the package ray: pip install "kinfed[ray]"') from error
 
-START_SECONDS = 120  # for a worker to start: the import of torch from a slow disk
+START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
 RESTARTS = 3  # of one worker for one call; what ends it more often is not chance
 
 # What a call raises when its process or machine has gone, rather than when the method failed.
@@ -164,7 +164,7 @@ class _Place:
     def _sentence(self, what: str, error: Exception) -> str:
         clients = 0 if self.opened is None else len(self.opened.ids)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"Ray worker {self.number} with {clients} clients {what} ({reason[:300]})"
+        return f"Ray worker {self.number} with {clients} clients {what} ({reason.split('. ')[0][:200]})"
 
 
 class RayPool:
@@ -378,8 +378,9 @@ class _Process(Worker):
         ray.util.register_serializer(Tensor, serializer=_to_bytes, deserializer=_from_bytes)
         super().__init__()
 
-    def ready(self) -> None:
-        """Answers once the process is there."""
+    def ready(self) -> int:
+        """Answers once the process is there, with its number."""
+        return os.getpid()
 
 
 def _started(count: int, num_cpus: int) -> list[Any]:
