@@ -44,6 +44,7 @@ def sgd(
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if work.momentum else None
+    share = None if mask is None else mask.to(x)
     for rows, batch in batches.fleeting():
         now = x[rows]
         toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
@@ -53,13 +54,14 @@ def sgd(
             g = g + lam * (now - toward[1])
         if work.weight_decay:
             g = g.add(now, alpha=work.weight_decay)
-        if mask is not None:
-            g = g * mask
         if velocity is not None:
             v = velocity[rows]
             v.mul_(work.momentum).add_(g)
             g = v
-        now.add_(g, alpha=-rate)
+        if share is None:
+            now.add_(g, alpha=-rate)
+        else:  # velocities of what does not train come to nothing here
+            now.addcmul_(g, share, value=-rate)
     return x
 
 

@@ -48,6 +48,7 @@ SETTINGS = {
     )
 }
 VALIDATION = 20  # of each client's examples
+ROUNDS = 2  # of a turn
 
 REMARKS = {
     "cfl": "similarities of all updates on the server",
@@ -159,7 +160,9 @@ def measure_costs(
             raise unknown_name("algorithm", name, ALGORITHMS)
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1; got {repeats}")
-    setting = SETTINGS[model].quick() if quick else SETTINGS[model]
+    setting = SETTINGS[model]
+    if quick:
+        setting = replace(setting.quick(), fewest=setting.quick().examples)  # clients of one size, as in the full one
     federation = with_validation(synthetic(setting), 2 if quick else VALIDATION)
     costs = []
     for name in methods or ALGORITHMS:
@@ -230,9 +233,6 @@ def _cost(
     )
 
 
-ROUNDS = 2  # of a turn
-
-
 def _processor_time(loop: Loop) -> float:
     began = time.process_time()
     for _ in loop.rounds(ROUNDS):
@@ -241,8 +241,7 @@ def _processor_time(loop: Loop) -> float:
 
 
 def _gradients(loop: Loop, setting: Workload) -> float:
-    """Per client and round. The rounds are repeated from the state before those that were timed is gone: the counts
-    are of the rounds after them, and the task is not slowed down while it is timed."""
+    """Per client and round, of the rounds after those that were timed: counting would slow them down."""
     rounds = 4
     with counted(loop.task) as count:
         for _ in loop.rounds(rounds):
