@@ -50,7 +50,9 @@ def reproduce(
         configs = [
             measure.config_of(part, chosen_seeds, settings) for part in recipe.parts(scale) if isinstance(part, Part)
         ]
-        total = sum(len(c.algorithms) * len(c.seeds) * c.rounds + len(c.seeds) * c.warm_start for c in configs)
+        total = sum(
+            len(c.algorithms) * len(c.seeds) * c.rounds + len(c.seeds) * (c.warm_start + c.pretrain) for c in configs
+        )
         with StopRequest(console) as stop, display(console, total) as shown:
             try:
                 done = measure.reproduce(

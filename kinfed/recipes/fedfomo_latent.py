@@ -47,8 +47,8 @@ def methods(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict[str, d
         "fedfomo-10": {"method": "fedfomo", "models": 10},
         # Its own thresholds fit another network, and wait for 20 rounds, which is when these runs end.
         "cfl": {"t_min": 5, "eps1_rel": 0.6, "eps2_rel": 0.5},
-        # λ lr must not exceed 1; and it takes five gradients on each batch, so half the batches are enough work.
-        "pfedme": {"lr": min(lr, 0.05), "personal_lr": lr, **({} if scale == "paper" else {"steps": 10})},
+        # λ lr must not exceed 1; and it takes five gradients on each batch, so fewer batches are still twice the work.
+        "pfedme": {"lr": min(lr, 0.05), "personal_lr": lr, **({} if scale == "paper" else {"steps": 8})},
     }
     if scale == "smoke":
         options["lgfedavg"] = {"head_layers": 1}  # of two layers
@@ -76,7 +76,7 @@ def setting(scale: Scale, groups: int = 5, data: str = "cifar10", clients: int =
     if scale == "paper":
         images = {"name": data, **COLOUR}
         return common | PAPER_BATCHES | {"dataset": images, "model": "cnn_fomo", "augment": "crop_flip"}
-    common |= {"batch": 20, "steps": 20 if clients == 15 else 5}
+    common |= {"batch": 20, "steps": 5 if clients == 100 else 10 if data == "cifar100" else 20}
     if scale == "smoke":
         return common | {"dataset": "digits", "model": "mlp", "steps": 5, "rounds": 6, "seeds": [0, 1]}
     some = {"name": "cifar100_subset"} if data == "cifar100" else {"name": data, "examples": 6000}
@@ -109,8 +109,8 @@ def parts(scale: Scale) -> list[Part]:
         plan += [("cifar10", groups, 100, METHODS) for groups in (2, 3, 4, 5, 10)]
     elif scale == "small":
         trend = ("local", "fedavg", "fedfomo-5")
-        plan += [("cifar10", 2, 15, trend), ("cifar10", 10, 15, trend), ("cifar100", 5, 15, METHODS)]
-        plan += [("cifar10", 5, 100, trend)]
+        plan += [("cifar10", 2, 15, trend), ("cifar10", 10, 15, trend), ("cifar10", 5, 100, trend)]
+        plan += [("cifar100", 5, 15, (*trend, "mocha_deep", "cfl", "fedfomo-10"))]
     else:
         plan += [("cifar10", 2, 15, few), ("cifar10", 10, 15, few)]
     return [
@@ -279,8 +279,8 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
         "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), embeddings of a small "
-        "network trained on them, conv 6/16 instead of 32/64/64, 20 steps of 20 examples instead of 5 epochs, no "
-        "augmentation. Compare orders, not levels.",
+        "network trained on them, conv 6/16 instead of 32/64/64, 20 (CIFAR-100: 10, 100 clients: 5) steps of 20 "
+        "examples instead of 5 epochs, no augmentation; all methods at D = 5 only. Compare orders, not levels.",
     },
     inside=[("cifar10-5", "fedfomo-5")],
 )  # fmt: skip

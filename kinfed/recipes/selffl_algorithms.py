@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kinfed.recipes.selffl_femnist import letters
-from kinfed.recipes.selffl_mnist import options
+from kinfed.recipes.selffl_mnist import mnist, options
 from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Scale
 
@@ -17,12 +15,8 @@ def parts(scale: Scale) -> list[Part]:
     methods = options(METHODS)
     found = [Part("letters", {**letters(scale), "algorithms": methods})]
     if scale != "smoke":
-        mnist: dict[str, Any] = {
-            "dataset": {"name": "mnist", "standardize": "pixel"}, "partition": "powerlaw", "model": "mlr", "lr": 0.03,
-            "batch": 10, "steps": 20, "participation": 0.1, "algorithms": methods, "seeds": [0, 1, 2],
-        }  # fmt: skip
-        size = {"clients": 1000, "rounds": 200} if scale == "paper" else {"clients": 200, "rounds": 100}
-        found.insert(0, Part("mnist", {**mnist, **size}))
+        size = mnist(1000, 200) if scale == "paper" else mnist(200, 100)
+        found.insert(0, Part("mnist", {**size, "algorithms": methods}))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Scale
@@ -26,20 +27,26 @@ LATER = ("control-40", "fedavg-40")  # as many steps as Self-FL may take, in a r
 RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 
+def mnist(clients: int, rounds: int, participation: float = 0.1) -> dict[str, Any]:
+    """FedProx's split of MNIST, logistic regression, 20 local steps."""
+    return {
+        "dataset": {"name": "mnist", "standardize": "pixel"}, "partition": "powerlaw", "model": "mlr", "lr": 0.03,
+        "batch": 10, "steps": 20, "clients": clients, "rounds": rounds, "participation": participation,
+        "seeds": [0, 1, 2],
+    }  # fmt: skip
+
+
 def parts(scale: Scale) -> list[Part]:
-    common = {"partition": "powerlaw", "model": "mlr", "lr": 0.03, "batch": 10, "steps": 20}
     if scale == "smoke":
-        few = {"dataset": "digits", "clients": 50, "rounds": 20, "seeds": [0, 1]}
-        return [Part("active-10", {**common, **few, "participation": 0.1, "algorithms": options(METHODS)})]
-    mnist = {"dataset": {"name": "mnist", "standardize": "pixel"}, "clients": 1000, "rounds": 200, "seeds": [0, 1, 2]}
-    if scale == "paper":
-        mnist["seeds"] = [0, 1, 2, 3, 4]
+        digits = {**mnist(50, 20), "dataset": "digits", "seeds": [0, 1]}
+        return [Part("active-10", {**digits, "algorithms": options(METHODS)})]
+    seeds = {} if scale == "small" else {"seeds": [0, 1, 2, 3, 4]}
+    tenth, fiftieth = {**mnist(1000, 200), **seeds}, {**mnist(1000, 200, 0.02), **seeds}
     longer = {"control-40": {"method": "selffl_control", "steps": 40}, "fedavg-40": {"method": "fedavg", "steps": 40}}
-    few_active = ("fedavg", "ditto", "selffl_control", "selffl")
     return [
-        Part("active-10", {**common, **mnist, "participation": 0.1, "algorithms": options(METHODS)}),
-        Part("active-10-longer", {**common, **mnist, "participation": 0.1, "algorithms": longer}, under="active-10"),
-        Part("active-2", {**common, **mnist, "participation": 0.02, "algorithms": options(few_active)}),
+        Part("active-10", {**tenth, "algorithms": options(METHODS)}),
+        Part("active-10-longer", {**tenth, "algorithms": longer}, under="active-10"),
+        Part("active-2", {**fiftieth, "algorithms": options(["fedavg", "ditto", "selffl_control", "selffl"])}),
     ]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from kinfed.recipes.selffl_femnist import letters
-from kinfed.recipes.selffl_mnist import options
+from kinfed.recipes.selffl_mnist import mnist, options
 from kinfed.report import figures as report_figures
 from kinfed.report.compare import Comparison
 from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table
@@ -27,12 +26,8 @@ def parts(scale: Scale) -> list[Part]:
     methods = options(METHODS)
     found = [Part("letters", {**letters(scale), "algorithms": methods})]
     if scale != "smoke":
-        mnist: dict[str, Any] = {
-            "dataset": {"name": "mnist", "standardize": "pixel"}, "partition": "powerlaw", "model": "mlr", "lr": 0.03,
-            "batch": 10, "steps": 20, "participation": 0.1, "algorithms": methods, "seeds": [0, 1, 2],
-        }  # fmt: skip
-        size = {"clients": 1000, "rounds": 200} if scale == "paper" else {"clients": 300, "rounds": 150}
-        found.append(Part("mnist", {**mnist, **size}))
+        size = mnist(1000, 200) if scale == "paper" else mnist(300, 150)
+        found.append(Part("mnist", {**size, "algorithms": methods}))
     return found
 
 
