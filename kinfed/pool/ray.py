@@ -64,7 +64,7 @@ class RayCluster:
         elif address is not None:
             raise ConfigError("this process is connected to a Ray cluster already; leave ray_address out to use it")
         ray.util.register_serializer(Tensor, serializer=_to_bytes, deserializer=_from_bytes)
-        self.size = workers or max(int(_cpus(ray.cluster_resources)), 1)
+        self.size = workers or max(int(_cpus(ray.available_resources)), 1)  # others may be at work there
         self._places: list[_Place] = []
 
     def pool(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, federation: Federation, seed: int) -> RayPool:

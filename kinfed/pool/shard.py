@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithm import Algorithm
+from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Cohort, Federation
 from kinfed.data.ragged import Ragged
 
@@ -66,8 +67,9 @@ def cut(federation: Federation, ids: Tensor) -> Shard:
     sizes = [len(ragged.rows) for ragged in owned.values()]
     moved = dict(zip(owned, torch.split(place, sizes), strict=True))
     whole = {f.name: getattr(federation, f.name) for f in fields(Federation)}
+    all_ = federation.features
     own = {
-        "features": replace(federation.features, raw=federation.features.rows(kept)),
+        "features": Features(all_.rows(kept), all_.mean, all_.std, all_.device, all_.vectors),
         "labels": federation.labels[kept],
         "tags": None if federation.tags is None else federation.tags[kept],
         **{name: Ragged(ragged.offsets, moved[name]) for name, ragged in owned.items()},
