@@ -178,7 +178,10 @@ class FinishedRun:
 
     def start(self) -> Tensor | None:
         """[P] where all methods of the run began, if not at random."""
-        return self.final(f"warm-start-{self.seed}", self.config.warm_start)["w"] if self.config.warm_start else None
+        for name, rounds in (("warm-start", self.config.warm_start), ("pretrained", self.config.pretrain)):
+            if rounds:
+                return self.final(f"{name}-{self.seed}", rounds)["w"]
+        return None
 
     def server(self, label: str, method: Method, task: Task) -> Tree:
         tensors = self.final(f"{label}-{self.seed}", self.config.warm_start + self.config.rounds)

@@ -128,7 +128,8 @@ def _run(
     else:
         chosen = make_config(config, settings, sets)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    total = len(chosen.algorithms) * len(chosen.seeds) * chosen.rounds + len(chosen.seeds) * chosen.warm_start
+    each = len(chosen.algorithms) * chosen.rounds + chosen.warm_start + chosen.pretrain
+    total = len(chosen.seeds) * each
     console.print(_what(chosen), highlight=False, soft_wrap=True)
     with StopRequest(console) as stop, display(console, total) as shown:
         try:

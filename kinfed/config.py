@@ -121,6 +121,7 @@ class RunConfig(BaseModel):
     dp_strict: bool = False
     robust: Choice | None = None
     largest_norm: float = Field(0.0, ge=0)
+    pretrain: int = Field(0, ge=0)
     warm_start: int = Field(0, ge=0)
     eval_every: int = Field(5, ge=0)
     checkpoint_every: int = Field(10, ge=1)
@@ -171,6 +172,11 @@ class RunConfig(BaseModel):
         given = {name: value for name in names if (value := getattr(self, f"dp_{name}")) is not None}
         if not given and not self.dp_strict:
             return None
+        if self.pretrain:
+            raise ConfigError(
+                "pre-training sees the data of all clients in one place, which no privacy among them covers; "
+                "leave pretrain out"
+            )
         if self.warm_start and self.dp_epsilon is not None:
             raise ConfigError(
                 "a warm start is common to all methods, and its noise would have to be known before theirs is found "
@@ -194,6 +200,9 @@ class RunConfig(BaseModel):
     def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
         """Identity of the results: equal for configurations that give equal results."""
         decisive = {k: v for k, v in self.dump().items() if k not in INCIDENTAL}
+        for name in ("pretrain", "robust", "largest_norm"):
+            if not decisive[name]:
+                del decisive[name]  # runs from before it existed keep their identity
         text = json.dumps([decisive, dict(extra or {})], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -200,9 +200,7 @@ class Experiment:
                         self.observer.note(note)
             if folder is not None:
                 folder.write_federation(seed, describe(data).to_json())
-            task.start, self._asked = None, Ledger()
-            if config.warm_start:
-                task.start, self._asked = self._warm_start(task, data, seed, checkpoints)
+            task.start, self._asked = self._common_start(task, data, seed, checkpoints)
             for label, algorithm in self.algorithms.items():
                 done.append(self._method(label, algorithm, task, data, seed, folder, checkpoints))
                 if folder is not None:
@@ -216,8 +214,7 @@ class Experiment:
         """A method before its first round, on the data, the common start and the schedule of this configuration."""
         task, data, warm = self.task(), self.federation(seed), self.config.warm_start
         if seed not in self._starts:
-            task.start, self._asked = None, Ledger()
-            self._starts[seed] = self._warm_start(task, data, seed, None) if warm else (None, Ledger())
+            self._starts[seed] = self._common_start(task, data, seed, None)
         task.start, self._asked = self._starts[seed]
         return self._loop(algorithm, task, data, seed, range(warm + 1, warm + self.config.rounds + 1))
 
@@ -256,6 +253,38 @@ class Experiment:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+    def _common_start(
+        self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None
+    ) -> tuple[Tensor | None, Ledger]:
+        """Where all methods of a seed begin, and what it asked of the clients: pre-trained, then warmed up; None is
+        the model's own random start."""
+        task.start, self._asked = None, Ledger()
+        if self.config.pretrain:
+            task.start = self._pretrained(task, data, seed, checkpoints)
+        if self.config.warm_start:
+            return self._warm_start(task, data, seed, checkpoints)
+        return task.start, Ledger()
+
+    def _pretrained(self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None) -> Tensor:
+        """The model after some rounds on the training data of all clients in one place."""
+        label, rounds = f"pretrained-{seed}", self.config.pretrain
+        found = checkpoints.latest(label) if checkpoints is not None else None
+        if found is not None:
+            return found.tensors["w"].to(task.device)
+        algorithm, pooled = make_algorithm("fedavg", self.config.work, {}), data.pooled()
+        pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
+        loop = Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0))
+        self.observer.started("pre-training", seed, 0, rounds)
+        with closing(pool):
+            while loop.completed < rounds:
+                self.observer.round("pre-training", seed, loop.round(), None)
+                self._stop_if_asked()
+        w = algorithm.global_model(loop.server)
+        assert w is not None
+        if checkpoints is not None:
+            checkpoints.save(label, rounds, {"w": w}, {})
+        return w
 
     def _warm_start(
         self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None

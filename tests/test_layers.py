@@ -40,7 +40,10 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run", "interruption"}),
     (
         "runs",
-        {"results", "experiment", "simulation", "synthetic", "synthetic_study", "adopt", "bench", "testing", "tune"},
+        {
+            *("results", "experiment", "simulation", "synthetic", "synthetic_study", "adopt", "detection", "bench"),
+            *("testing", "tune"),
+        },
     ),
     ("deployment", {"predict", "deploy"}),
     ("reports", {"report"}),
@@ -57,6 +60,7 @@ OPTIONAL: dict[str, set[str]] = {
     "flwr": {"deploy.flower"},
     "cryptography": {"deploy.certs"},
     "optuna": {"tune"},
+    "soundfile": {"data.sound"},
 }
 
 

@@ -166,6 +166,12 @@ class Federation:
             description={**self.description, "foreign_targets": seed, "target_of": [before[k] for k in order.tolist()]},
         )
 
+    def pooled(self) -> Federation:
+        """The data of all clients in one place: a federation of one client."""
+        train, val, test = (Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS)
+        names = ["all clients"]
+        return replace(self, train=train, val=val, test=test, names=names, groups=None, group_names=None)
+
     def on(self, device: torch.device) -> Federation:
         return replace(self, features=self.features.on(device))
 

@@ -75,10 +75,10 @@ def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
 
 def _find(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
     files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
-    return {split: [file for file in files if _split_of(file) == split] for split in splits}
+    return {split: [file for file in files if split_of(file) == split] for split in splits}
 
 
-def _split_of(file: Path) -> str:
+def split_of(file: Path) -> str:
     """train-00000-of-00001.parquet, or train/0000.parquet as in the hub's own conversions."""
     return file.parent.name if file.stem.isdigit() else _SHARD.sub("", file.stem)
 
@@ -113,12 +113,12 @@ def _fetch(wanted: ParquetSet, folder: Path) -> None:
                     str(wanted.repository), repo_type="dataset", allow_patterns=[pattern], local_dir=temporary,
                     revision=revision,
                 )  # fmt: skip
-                complete = [file for file in Path(temporary).rglob("*.parquet") if _split_of(file) in wanted.splits]
+                complete = [file for file in Path(temporary).rglob("*.parquet") if split_of(file) in wanted.splits]
                 if complete:
                     break
             folder.mkdir(exist_ok=True)
             for file in complete:
-                place = folder / _split_of(file) / file.name if file.stem.isdigit() else folder / file.name
+                place = folder / split_of(file) / file.name if file.stem.isdigit() else folder / file.name
                 place.parent.mkdir(exist_ok=True)
                 os.replace(file, place)
     except BaseException:

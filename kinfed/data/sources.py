@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kinfed import rng
-from kinfed.data import class_names, hub, images, table, text
+from kinfed.data import class_names, hub, images, table, text, wakeword
 from kinfed.data.features import Features
 from kinfed.data.hub import ParquetSet
 from kinfed.data.options import NoOptions, build
@@ -290,4 +290,8 @@ register_source(
 register_source(
     "sentiment140_subset", "39,415 tweets, for trying the text task only", text.SENTIMENT140_SUBSET.load,
     text.SubsetOptions, names_clients=True,
+)  # fmt: skip
+register_source(
+    "wakeword", "a word against others on five types of devices, a substitute for Self-FL's private audio",
+    wakeword.load, wakeword.WakewordOptions, names_clients=True,
 )  # fmt: skip
