@@ -23,6 +23,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pool.base import Download, Evaluation, Reply, Shared
+from kinfed.pool.validate import Form
 from kinfed.privacy.ledger import Event, covers
 from kinfed.privacy.mechanism import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.task import Score, Task
@@ -66,7 +67,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.short = 0  # rounds in a row without quorum
-        self._like = {name: (t.shape, t.dtype) for name, t in up.items()}
+        self._form = Form.of(up, deployment.largest_norm)
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
@@ -214,25 +215,9 @@ class NodePool:
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
-        if tensors.keys() != self._like.keys():
-            raise MessageError(f"an update has {', '.join(sorted(self._like))}; got {', '.join(sorted(tensors))}")
-        square = 0.0
-        for name, tensor in tensors.items():
-            shape, dtype = self._like[name]
-            if tensor.shape != shape or tensor.dtype != dtype:
-                raise MessageError(
-                    f"{name} is {dtype} of shape {list(shape)}; got {tensor.dtype} of shape {list(tensor.shape)}"
-                )
-            if tensor.is_floating_point():
-                if not bool(torch.isfinite(tensor).all()):
-                    raise MessageError(f"its update holds NaN or infinity ({name})")
-                if tensor.dim() > 1:
-                    square += float(tensor.to(torch.float64).square().sum())
-            if name == "count" and not bool((tensor >= 0).all()):
-                raise MessageError(f"a number of examples is not negative; got {float(tensor.min()):g}")
-        bound = self.deployment.largest_norm
-        if bound and square**0.5 > bound:
-            raise MessageError(f"its update has norm {square**0.5:.3g}, and largest_norm is {bound:g}")
+        complaint = self._form.complaint(tensors)
+        if complaint is not None:
+            raise MessageError(complaint)
         return tree_of(self._up, tensors)
 
     # ---- privacy ----

@@ -2,6 +2,7 @@
 
     <out>/deployment.json    the run's own name, the clients in the order of their numbers, and the common scaling;
                              written once, so that a run that is resumed is the same run
+    <out>/log.txt            what happened, for people: tail -f it
     <out>/...                otherwise a run folder like any other (kinfed.journal): rounds.jsonl, clients.csv,
                              summary.json and a checkpoint after every round
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +50,31 @@ class TooFewClients(KinfedError):
 
 def serve(deployment: Deployment, transport: Transport, say: Say = print, **clock: Any) -> Path:
     """Run the deployment, or take up the one in its folder; the folder."""
-    exchange = Exchange(transport, say, **clock)
-    config = deployment.run
-    with RunFolder.open(deployment.folder, config.dump(), deployment.fingerprint(), resume=True) as folder:
-        run, roster = _known(deployment, folder) or _begin(deployment, exchange, folder)
-        say(
-            f"run {run} in {folder.path}: {deployment.method} with {deployment.model} for {deployment.rounds} rounds; "
-            f"clients {', '.join(roster.names)}"
-        )
-        _Run(deployment, run, roster, exchange, folder, say).execute()
+    with RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint(), resume=True) as folder:
+        logged = _logged(say, folder.path / "log.txt")
+        exchange = Exchange(transport, logged, **clock)
+        try:
+            run, roster = _known(folder) or _begin(deployment, exchange, folder)
+            logged(
+                f"run {run} in {folder.path}: {deployment.method} with {deployment.model} for {deployment.rounds} "
+                f"rounds; clients {', '.join(roster.names)}"
+            )
+            _Run(deployment, run, roster, exchange, folder, logged).execute()
+        except KinfedError as error:
+            logged(f"stopped: {error}")
+            raise
     return folder.path
+
+
+def _logged(say: Say, path: Path) -> Say:
+    """Also in a file, one line each, with the time."""
+
+    def both(text: str) -> None:
+        with storage.reporting("append to", path), path.open("a") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
+        say(text)
+
+    return both
 
 
 class _Run:
@@ -275,7 +292,7 @@ def _together(
     return mean.to(torch.float32), spread(mean, total(mean), rows).to(torch.float32)
 
 
-def _known(deployment: Deployment, folder: RunFolder) -> tuple[str, Roster] | None:
+def _known(folder: RunFolder) -> tuple[str, Roster] | None:
     path = folder.path / "deployment.json"
     if not path.exists():
         return None

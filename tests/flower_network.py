@@ -1,0 +1,168 @@
+"""A superlink and supernodes as processes of their own, on this machine, for tests and measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinfed.deploy.scaffold import make_app
+
+BIN = Path(sys.executable).parent
+CONNECTION = "net"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Network:
+    def __init__(self, folder: Path, *, certs: Path | None = None) -> None:
+        self.folder, self.certs = folder, certs
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.logs: dict[str, Path] = {}
+        home = folder / "home"
+        home.mkdir(parents=True)
+        secure = "insecure = true" if certs is None else f'root-certificates = "{certs / "ca.crt"}"'
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\n{secure}\n'
+        )
+
+    def environment(self, home: str) -> dict[str, str]:
+        return os.environ | {
+            "FLWR_HOME": str(self.folder / home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }  # fmt: skip
+
+    def start(self, name: str, *command: str, home: str) -> None:
+        (self.folder / home).mkdir(exist_ok=True)
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as file:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], stdout=file, stderr=subprocess.STDOUT, cwd=self.folder,
+                env=self.environment(home), start_new_session=True,
+            )  # fmt: skip
+        self.logs[name] = log
+
+    def start_server(self) -> None:
+        secure = ["--insecure"]
+        if self.certs is not None:
+            files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"}
+            secure = [part for option, file in files.items() for part in (option, str(self.certs / file))]
+            secure.append("--enable-supernode-auth")
+        self.start(
+            "superlink", "flower-superlink", *secure, "--host", "127.0.0.1", "--port", str(self.port),
+            "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
+            home="home-server",
+        )  # fmt: skip
+        self.wait_for(self._listening, 40, "the superlink to listen")
+
+    def _listening(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def start_node(self, client: str, config: Mapping[str, Any], *, key: Path | None = None) -> None:
+        secure = ["--insecure"]
+        if self.certs is not None:
+            key = key or self.certs / client
+            secure = ["--root-certificates", str(self.certs / "ca.crt"), "--auth-supernode-private-key", str(key)]
+        text = " ".join(f'{name}="{value}"' for name, value in config.items())
+        self.start(
+            f"node-{client}", "flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}",
+            "--port", str(free_port()), "--node-config", text, home=f"home-{client}",
+        )  # fmt: skip
+
+    def flwr(self, *arguments: str, check: bool = True) -> str:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments], cwd=self.folder, env=self.environment("home"), capture_output=True,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def register(self, *clients: str) -> None:
+        assert self.certs is not None
+        for client in clients:
+            self.flwr("supernode", "register", str(self.certs / f"{client}.pub"), CONNECTION)
+
+    def app(self, settings: Mapping[str, Any], name: str = "app", shim: str | None = None) -> Path:
+        """An app folder as `kinfed deploy init` writes it, with other settings."""
+        folder = self.folder / name
+        make_app(folder)
+        path = folder / "pyproject.toml"
+        text = path.read_text()
+        for key, value in settings.items():
+            text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {json.dumps(value)}", text)
+            assert count == 1, key
+        path.write_text(text)
+        if shim is not None:
+            (folder / "kinfed_app.py").write_text(shim)
+        return folder
+
+    def run(self, app: Path, **settings: Any) -> str:
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        text = self.flwr("run", str(app), CONNECTION, "--format", "json", *(["--run-config", config] if config else []))
+        found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        return str(found["run-id"])
+
+    def wait_text(self, out: Path, text: str, seconds: float = 240) -> str:
+        """Until the log of a run says so (asking Flower takes a process each time); the log."""
+        end = time.monotonic() + seconds
+        while text not in (said := _read(out / "log.txt")):
+            if time.monotonic() > end or "stopped: " in said:
+                nodes = "".join(f"\n== {name}\n{self.log(name)[-3000:]}" for name in self.logs)
+                raise AssertionError(f"waited {seconds:g} s for {text!r}; the run said:\n{said}{nodes}")
+            time.sleep(0.2)
+        return said
+
+    def wait_done(self, out: Path, seconds: float = 240) -> str:
+        return self.wait_text(out, " done; ", seconds)
+
+    def log(self, name: str) -> str:
+        return self.logs[name].read_text(errors="replace")
+
+    def wait_for(self, happened: Any, seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+            time.sleep(0.1)
+
+    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        """The process and all that it started."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        process.wait(30)
+
+    def close(self) -> None:
+        for name in reversed(list(self.processes)):
+            self.kill(name)
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@contextlib.contextmanager
+def network(folder: Path, **options: Any) -> Iterator[Network]:
+    made = Network(folder, **options)
+    try:
+        yield made
+    finally:
+        made.close()
