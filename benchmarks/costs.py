@@ -52,7 +52,9 @@ def main() -> None:
             method = SelfFL(work=workload.work, use_steps=False)
             cost = compare(method, workload, synthetic(workload), given.repeats, warm_up)
             found[f"selffl {workload.name}"] = [cost]
-            console.print(f"Self-FL / FedAvg, {workload.title}: {cost.time_ratio:.3f}")
+            console.print(
+                f"Self-FL / FedAvg, {workload.title}: {cost.time_ratio:.3f} ({cost.best_ratio:.3f} of the best)"
+            )
     machine = describe_machine()
     console.print(f"{datetime.date.today()}, {machine['processor']}, {machine['cores']} core(s), {machine['torch']}")
     if given.json is not None:

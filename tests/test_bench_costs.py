@@ -106,14 +106,14 @@ def test_selffl_is_compared_at_equal_steps_and_the_threads_are_given_back() -> N
 def test_the_table_marks_what_gradients_do_not_explain() -> None:
     out = io.StringIO()
     costs = [
-        Cost("a", 0.01, 10, 2.0, 1.0, "server work"),
-        Cost("b", 0.01, 10, 1.2, 1.0, ""),
-        Cost("c", 0.01, 0, 3, 0, ""),
+        Cost("a", 0.01, 10, 2.0, 1.9, 1.0, "server work"),
+        Cost("b", 0.01, 10, 1.2, 1.1, 1.0, ""),
+        Cost("c", 0.01, 0, 3, 3, 0, ""),
     ]
     print_costs(costs, "title", Console(file=out, width=120))
     lines = {line.split()[0]: line for line in out.getvalue().splitlines() if line.strip()}
     assert "2.00 !" in lines["a"]
     assert "server work" in lines["a"]
     assert "!" not in lines["b"]
-    assert lines["c"].split() == ["c", "10.0", "0.0", "3.00", "0.00"]
+    assert lines["c"].split() == ["c", "10.0", "0.0", "3.00", "3.00", "0.00"]
     assert costs[0].figures()["overhead"] == 2.0

@@ -68,7 +68,8 @@ class Cost:
     method: str
     seconds: float  # of processor time, per round
     gradients: float  # per client and round, in batches of the work; a forward pass is a third
-    time_ratio: float  # to FedAvg
+    time_ratio: float  # to FedAvg: median over the turns
+    best_ratio: float  # of the shortest turns: what a busy machine has least to do with
     gradient_ratio: float
     remark: str
 
@@ -228,6 +229,7 @@ def _cost(
         statistics.median(own for _, own in times) / ROUNDS,
         gradients,
         statistics.median(own / fedavg for fedavg, own in times),
+        min(own for _, own in times) / min(fedavg for fedavg, _ in times),
         gradients / fedavg_gradients,
         remark,
     )
@@ -252,7 +254,7 @@ def _gradients(loop: Loop, setting: Workload) -> float:
 def print_costs(costs: Sequence[Cost], title: str, console: Console | None = None) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
     table.add_column("method", no_wrap=True)
-    for heading in ("ms", "gradients", "time", "explained", "overhead"):
+    for heading in ("ms", "gradients", "time", "of best", "explained", "overhead"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("beside gradients")
     for cost in costs:
@@ -262,6 +264,7 @@ def print_costs(costs: Sequence[Cost], title: str, console: Console | None = Non
             f"{1000 * cost.seconds:.1f}",
             f"{cost.gradients:.1f}",
             f"{cost.time_ratio:.2f}",
+            f"{cost.best_ratio:.2f}",
             f"{cost.gradient_ratio:.2f}",
             "" if cost.overhead is None else f"{cost.overhead:.2f}{' !' if over else ''}",
             cost.remark,
