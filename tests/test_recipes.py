@@ -60,7 +60,7 @@ def test_smoke_uses_only_data_that_is_always_there() -> None:
     for name in RECIPES:
         for part in load_recipe(name).parts("smoke"):
             if isinstance(part, Part):
-                assert config_of(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140"), (
+                assert config_of(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
                     name,
                     part.name,
                 )
@@ -174,7 +174,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
     index = write_markdown([done], tmp_path / "docs").read_text("utf-8")
-    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 2 | paper |" in index
+    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 2 | 0 | 0 | paper |" in index
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
 
 

@@ -198,19 +198,29 @@ def _list(items: Iterable[str]) -> str:
     return f'<ul class="files">{entries}</ul>' if entries else ""
 
 
+TALLIED = ("Claims reproduced", "Not reproduced", "Not tested", "Our questions: yes", "No")
+
+
+def tally(one: Reproduction) -> tuple[int, ...]:
+    """Verdicts on the paper's claims, then on our questions, in the order of TALLIED."""
+    said = verdicts(one.recipe, one.found, one.scale)
+    theirs = [verdict.status for verdict in said if verdict.asked_by == "paper"]
+    ours = [verdict.status for verdict in said if verdict.asked_by == "kinfed"]
+    yes, no = theirs.count("reproduced"), theirs.count("not reproduced")
+    return yes, no, len(theirs) - yes - no, ours.count("reproduced"), ours.count("not reproduced")
+
+
 def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
     """The index of several reproductions, each in a folder below `out`."""
     rows = ""
     for one in reproductions:
-        said = verdicts(one.recipe, one.found, one.scale)
-        count = {status: sum(v.status == status for v in said) for status in ("reproduced", "not reproduced")}
+        cells = "".join(f'<td class="number">{count}</td>' for count in tally(one))
         rows += (
             f'<tr><th scope="row"><a href="{esc(one.out.name)}/index.html">{esc(one.recipe.name)}</a></th>'
             f"<td>{esc(one.recipe.title)}</td><td>{esc(f'{one.recipe.paper.name}: {one.recipe.shows}')}</td>"
-            f'<td class="number">{count["reproduced"]}</td><td class="number">{count["not reproduced"]}</td>'
-            f'<td class="number">{len(said) - sum(count.values())}</td><td>{esc(one.scale)}</td></tr>'
+            f"{cells}<td>{esc(one.scale)}</td></tr>"
         )
-    headings = ("Recipe", "What", "In the paper", "Claims reproduced", "Not reproduced", "Not tested", "Scale")
+    headings = ("Recipe", "What", "In the paper", *TALLIED, "Scale")
     head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     table = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return write_page(
@@ -237,15 +247,14 @@ def write_markdown(reproductions: Sequence[Reproduction], folder: Path) -> Path:
         "Tables and figures of the papers, measured again with `kinfed reproduce`: our numbers beside the published "
         "ones, and every claim judged by paired differences over seeds (95 % interval).",
         "",
-        "| recipe | in the paper | reproduced | not reproduced | not tested | scale |",
-        "|---|---|---:|---:|---:|---|",
+        "| recipe | in the paper | " + " | ".join(name.lower() for name in TALLIED) + " | scale |",
+        "|---|---|" + "---:|" * len(TALLIED) + "---|",
     ]
     for one in reproductions:
-        said = verdicts(one.recipe, one.found, one.scale)
-        count = {status: sum(v.status == status for v in said) for status in ("reproduced", "not reproduced")}
         write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
+        counts = " | ".join(str(count) for count in tally(one))
         lines.append(
             f"| [{one.recipe.name}]({one.recipe.name}.md) | {one.recipe.paper.name}: {one.recipe.shows} "
-            f"| {count['reproduced']} | {count['not reproduced']} | {len(said) - sum(count.values())} | {one.scale} |"
+            f"| {counts} | {one.scale} |"
         )
     return write_page(folder / "README.md", "\n".join(lines) + "\n")
