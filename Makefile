@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
