@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed import affinity, rng, simulate
-from kinfed.algorithms.fedfomo import Client, Down, FedFomo, Server, Up, convex, judges, shares, weights
+from kinfed.algorithms.fedfomo import Client, Down, FedFomo
 from kinfed.algorithms.fedfomo_ma import FedFomoMA
+from kinfed.algorithms.fomo_server import Server, Up
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import Work
 from kinfed.data.features import Features
@@ -29,6 +30,7 @@ from kinfed.pool.local import LocalPool
 from kinfed.task import make_task
 from kinfed.testing import check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.bench import hooked
+from kinfed.weighing import convex, judges, shares, weights
 
 STEP = Work(lr=0.1, batch=100, steps=1)
 MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters

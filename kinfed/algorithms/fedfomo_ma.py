@@ -25,12 +25,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.fedfomo import Fomo, Server, Up, convex, judges, mean_losses, shares, weights
+from kinfed.algorithms.fomo_server import Fomo, Server, Up
 from kinfed.data.federation import Cohort
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.task import Task
 from kinfed.tree import Tree
+from kinfed.weighing import convex, judges, mean_losses, shares, weights
 
 
 @dataclass
