@@ -14,6 +14,8 @@ from kinfed.report.statistics import Interval, interval
 from kinfed.report.tables import shown
 from kinfed.reproduce.recipe import Claim, Found, Recipe, Scale, Untestable
 
+NOT_RUN = "this scale does not run what it needs"
+
 Status = Literal["reproduced", "not reproduced", "cannot be tested here", "not judged"]
 
 
@@ -42,7 +44,7 @@ def _judged(claim: Claim, recipe: Recipe, found: Found) -> Verdict:
     names = {row: name for table in recipe.tables for row, name in table.rows.items()}
     margins = {rival: by_seed for rival, by_seed in claim.margins(found).items() if by_seed}
     if not margins:
-        return Verdict(claim.text, "not judged", "this scale does not run what it needs", claim.asked_by)
+        return Verdict(claim.text, "not judged", NOT_RUN, claim.asked_by)
     found_intervals = {rival: interval(by_seed) for rival, by_seed in margins.items()}
     known = {rival: entry for rival, entry in found_intervals.items() if entry is not None}
     if len(known) < len(margins):

@@ -7,14 +7,14 @@ from html import escape
 from pathlib import Path
 
 from kinfed.report import build, figures, write_page
-from kinfed.report.chart import Figure, Trace, axis, layout, numbers, safe
+from kinfed.report.chart import Figure, Trace, View, axis, layout, numbers, safe, y_title
 from kinfed.report.compare import Comparison, alone
 from kinfed.report.elements import choice, download, drawing, esc, fold, notes, scroll
 from kinfed.report.load import load_run
 from kinfed.report.page import document
-from kinfed.report.palette import HUES, INK, MUTED
+from kinfed.report.palette import HUES, MUTED
 from kinfed.report.panels import panels
-from kinfed.reproduce.judge import Verdict, verdicts
+from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.written import (
     Filled,
@@ -80,9 +80,9 @@ def _comparisons(reproduction: Reproduction) -> dict[str, Comparison]:
     return found
 
 
-def _claims(said: Sequence[Verdict]) -> str:
-    if not said:
-        return ""
+def _claims(every: Sequence[Verdict]) -> str:
+    said = [verdict for verdict in every if verdict.sentence != NOT_RUN]
+    elsewhere = [verdict.claim for verdict in every if verdict.sentence == NOT_RUN]
     rows = "".join(
         f'<tr><td class="{_class(verdict)}">{esc(verdict.status)}</td><td>{esc(verdict.claim)}'
         + (" <em>(our question)</em>" if verdict.asked_by == "kinfed" else "")
@@ -90,11 +90,13 @@ def _claims(said: Sequence[Verdict]) -> str:
         for verdict in said
     )
     head = '<thead><tr><th scope="col">Verdict</th><th scope="col">Claim</th><th scope="col">Figures</th></tr></thead>'
-    return (
+    told = (
         "<p>A claim counts as reproduced if the 95 % interval of the paired differences over seeds (Student’s t) lies "
         "above zero; differences are ours, from the last round.</p>"
         + scroll(f'<table class="plain claims">{head}<tbody>{rows}</tbody></table>', "Claims")
     )
+    rest = fold(f"{len(elsewhere)} more: {NOT_RUN}", _list(map(esc, elsewhere))) if elsewhere else ""
+    return (told if said else "") + rest
 
 
 def _class(verdict: Verdict) -> str:
@@ -125,40 +127,42 @@ def _table(table: Filled) -> str:
 
 
 def _beside(table: Filled) -> str:
-    """A dot for ours and a ring for theirs, row by row, for every column that the paper has too."""
-    drawn = []
+    """A dot for ours and a ring for theirs, row by row; one view for every column that the paper has too."""
+    names = [safe(name) for name, _ in table.rows]
+    data: list[Trace] = []
+    views: list[View] = []
     for number, column in enumerate(table.columns):
         if not table.has_theirs(number):
             continue
-        names = [name for name, _ in table.rows]
+        views.append(View(column.heading, column.heading, y_title(safe(column.heading))))
         cells = [row[number] for _, row in table.rows]
-        ours: Trace = {
-            "type": "scatter", "mode": "markers", "name": "ours", "y": [safe(name) for name in names],
-            "x": numbers((cell.ours.mean * column.factor if cell.ours else None) for cell in cells),
-            "error_x": {
-                "type": "data", "color": HUES[0], "thickness": 1.5, "width": 3,
-                "array": numbers(((cell.ours.sd or 0) * column.factor if cell.ours else None) for cell in cells),
+        ours = [None if cell.ours is None else cell.ours.mean for cell in cells]
+        spread = [None if cell.ours is None else cell.ours.sd or 0.0 for cell in cells]
+        common = {"type": "scatter", "mode": "markers", "y": names, "meta": {"view": column.heading}}
+        data += [
+            {
+                **common, "name": "paper", "x": numbers(cell.theirs.value if cell.theirs else None for cell in cells),
+                "marker": {"symbol": "circle-open", "color": MUTED, "size": 11, "line": {"width": 2}},
+                "hovertemplate": "%{y}, paper: %{x:.4g}<extra></extra>",
             },
-            "marker": {"color": HUES[0], "size": 10}, "hovertemplate": "%{y}, ours: %{x:.4g}<extra></extra>",
-        }  # fmt: skip
-        theirs: Trace = {
-            "type": "scatter", "mode": "markers", "name": "paper", "y": [safe(name) for name in names],
-            "x": numbers((cell.theirs.value if cell.theirs else None) for cell in cells),
-            "marker": {"symbol": "circle-open", "color": MUTED, "size": 11, "line": {"width": 2}},
-            "hovertemplate": "%{y}, paper: %{x:.4g}<extra></extra>",
-        }  # fmt: skip
-        shape = layout(axis(), axis(autorange="reversed"), safe(f"{column.heading}: ● ours   ○ paper"))
-        shape["margin"] = {**shape["margin"], "l": 120}
-        shape["font"] = {**shape["font"], "color": INK}
-        drawn.append(
-            Figure(
-                description=f"{column.heading}: ours beside the paper's, for every method.",
-                data=[theirs, ours],
-                layout=shape,
-                height=90 + 26 * len(names),
-            )
-        )
-    return f'<div class="grid">{"".join(drawing(figure) for figure in drawn)}</div>' if drawn else ""
+            {
+                **common, "name": "ours", "x": numbers(ours, column.factor), "marker": {"color": HUES[0], "size": 10},
+                "error_x": {"type": "data", "color": HUES[0], "thickness": 1.5, "width": 3,
+                            "array": numbers(spread, column.factor)},
+                "hovertemplate": "%{y}, ours: %{x:.4g}<extra></extra>",
+            },
+        ]  # fmt: skip
+    if not views:
+        return ""
+    figure = Figure(
+        description="Ours beside the paper's, for every method.",
+        data=data,
+        layout=layout(axis(), axis(autorange="reversed"), safe(views[0].label)),
+        height=90 + 26 * len(names),
+        views=tuple(views),
+    )
+    caption = "● ours, with its spread over seeds; ○ the paper’s"
+    return f"<section>{choice(figure, 'Column')}{drawing(figure, caption)}</section>"
 
 
 def _curves(comparisons: dict[str, Comparison]) -> str:

@@ -11,7 +11,7 @@ import rich.table
 
 from kinfed.report.statistics import Average, average
 from kinfed.report.tables import latex_tabular, shown
-from kinfed.reproduce.judge import Verdict, verdicts
+from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import Column, Found, Published, Table
 
@@ -96,7 +96,10 @@ def console_table(table: Filled) -> rich.table.Table:
 def console_verdicts(found: Sequence[Verdict]) -> rich.table.Table:
     out = rich.table.Table(title="claims", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
     style = {"reproduced": "green", "not reproduced": "red"}
-    for verdict in found:
+    judged = [verdict for verdict in found if verdict.sentence != NOT_RUN]
+    if len(judged) < len(found):
+        out.caption, out.caption_justify = f"{len(found) - len(judged)} more claims: {NOT_RUN}", "left"
+    for verdict in judged:
         out.add_row(f"[{style.get(verdict.status, 'dim')}]{verdict.status}[/]", f"{verdict.claim}: {verdict.sentence}")
     return out
 
@@ -148,10 +151,12 @@ def markdown_page(reproduction: Reproduction) -> str:
         lines += [markdown_table(table)]
     if found := verdicts(recipe, reproduction.found, reproduction.scale):
         lines += ["## Claims", "", "| claim | verdict | figures |", "|---|---|---|"]
-        for verdict in found:
+        for verdict in (verdict for verdict in found if verdict.sentence != NOT_RUN):
             asked = " (our question)" if verdict.asked_by == "kinfed" else ""
             lines.append(_line([verdict.claim + asked, verdict.status, verdict.sentence]))
         lines.append("")
+        if elsewhere := [verdict.claim for verdict in found if verdict.sentence == NOT_RUN]:
+            lines += [f"{len(elsewhere)} more claims are not judged: {NOT_RUN}.", ""]
     if recipe.notes:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
     lines += [f"Again: `kinfed reproduce {recipe.name} --scale {reproduction.scale}`", ""]
