@@ -62,6 +62,7 @@ validation = 0.0         # share of training examples for validation; 0: a fifth
 
 # ---- protection ----
 largest-norm = 0.0       # longer updates are rejected; 0: no bound
+robust = ""              # a robust average instead of the mean (docs/methods.md); its options: "robust.share=0.2"
 dp-noise = 0.0           # differential privacy (docs/privacy.md): noise, or ...
 dp-epsilon = 0.0         # ... the epsilon to find it for
 dp-clip = 0.0

@@ -94,7 +94,9 @@ class _Run:
         self.algorithm.check(used, clients)
         up = sample_update(self.algorithm, used, self.algorithm.init_server(used, clients), roster, classes)
         self.pool = NodePool(deployment, run, roster, exchange, used, up)
-        self.loop = Loop(self.algorithm, used, self.pool, clients, config.schedule, privacy=accounts)
+        self.loop = Loop(
+            self.algorithm, used, self.pool, clients, config.schedule, privacy=accounts, robust=config.robust_rule
+        )
         self.checkpoints = Checkpoints(folder.path / "checkpoints", deployment.fingerprint())
         self.totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 

@@ -23,9 +23,9 @@ STANDARD, NONE = "standard", "none"
 # Settings of the run (kinfed.config) that mean here what they mean there, and those of them for which 0 is "not set".
 _PASSED_ON = (
     "model", "rounds", "participation", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay",
-    "augment", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict", "eval_every",
+    "augment", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict", "eval_every", "robust",
 )  # fmt: skip
-_ZERO_IS_UNSET = ("steps", "epochs", "augment", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget")
+_ZERO_IS_UNSET = ("steps", "epochs", "augment", "robust", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget")
 # How to run, not what to compute: they may change between the start of a run and its resumption.
 _INCIDENTAL = ("out", "quorum", "deadline", "wait", "patience", "rounds")
 
@@ -77,6 +77,8 @@ class Deployment(BaseModel):
 
     largest_norm: float = Field(0.0, ge=0)
     """An update whose Euclidean norm is larger is rejected; 0: no bound."""
+    robust: str = ""
+    """A robust average instead of the mean, by name; its options go into `options` after "robust."."""
 
     dp_noise: float = 0.0
     dp_epsilon: float = 0.0
@@ -158,7 +160,9 @@ class Deployment(BaseModel):
 
     def needed(self, called: int) -> int:
         """Updates without which a round of so many called clients does not count."""
-        return min(self.quorum, called) if self.quorum else called // 2 + 1
+        rule = self.run.robust_rule
+        needed = min(self.quorum, called) if self.quorum else called // 2 + 1
+        return needed if rule is None else max(needed, rule.least)
 
     @cached_property
     def run(self) -> RunConfig:
@@ -166,7 +170,8 @@ class Deployment(BaseModel):
         settings = {name: getattr(self, name) for name in _PASSED_ON}
         settings = {name: None if name in _ZERO_IS_UNSET and not value else value for name, value in settings.items()}
         dataset = {name: getattr(self, name) for name in ("classes", "features", "scaling", "test_fraction")}
-        sets = tuple(o if o.startswith("model.") else f"{self.method}.{o}" for o in self.options.split())
+        owned = ("model.", "robust.")
+        sets = tuple(o if o.startswith(owned) else f"{self.method}.{o}" for o in self.options.split())
         algorithm = self.method.strip()
         return make_config(
             None,
