@@ -196,7 +196,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10 and CIFAR-100, logistic regression, 3 rounds.",
         "small": "30,000 of CIFAR-10’s images, embeddings of a small network trained on them, logistic regression "
-        "instead of a convolutional network, 40 steps of 50 examples instead of 265; CIFAR-10 only. ε is that of these steps. "
+        "instead of a convolutional network, 40 steps of 50 examples instead of 265; CIFAR-10 only. ε is theirs. "
         "Compare orders, not levels.",
     },
     inside=[(f"cifar10-{noise}", "fedfomo") for noise in NOISES],
