@@ -70,7 +70,7 @@ class Network:
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
             home="home-server",
         )  # fmt: skip
-        self.wait_for(self._listening, 40, "the superlink to listen")
+        self.wait_for(self._listening, 120, "the superlink to listen")
 
     def _listening(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -119,6 +119,7 @@ class Network:
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         text = self.flwr("run", str(app), CONNECTION, "--format", "json", *(["--run-config", config] if config else []))
         found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        assert "run-id" in found, text
         return str(found["run-id"])
 
     def wait_text(self, out: Path, text: str, seconds: float = 240) -> str:

@@ -23,10 +23,10 @@ from kinfed.simulation import simulate
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 
-from flower_network import network  # noqa: E402
-from loopback import write_nodes  # noqa: E402
+from flower_network import network
+from loopback import write_nodes
 
-from kinfed.deploy.certs import make_certificates  # noqa: E402
+from kinfed.deploy.certs import make_certificates
 
 pytestmark = pytest.mark.flower
 
@@ -143,8 +143,8 @@ def train(message, context):
 
 
 def test_errors_lies_and_full_disks_cost_their_client_a_round_each(tmp_path: Path) -> None:
-    """b's app raises in round 1, its update is NaN in round 2, its disk is full in round 3; round 4 is as if nothing had
-    happened, and a never notices."""
+    """b's app raises in round 1, its update is NaN in round 2, its disk is full in round 3; round 4 is as if nothing
+    had happened, and a never notices."""
     out = tmp_path / "run"
     nodes = write_nodes(tmp_path, *examples(), NAMES)
     with network(tmp_path / "net") as net:
