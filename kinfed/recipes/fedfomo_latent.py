@@ -275,7 +275,7 @@ RECIPE = Recipe(
         "Rates: the common one for all but pFedMe, for which λ lr must stay below 1 (λ = 15, lr 0.05; 0.1 for its "
         "inner steps was worse). CFL may split from round 5 on, by thresholds relative to the first updates; its own "
         "would never split within 20 rounds. These thresholds are the first that were tried. pFedMe’s rate is one of "
-        "four tried on another seed by validation accuracy, none of which reached Local; nothing else was tuned.",
+        "five tried on another seed by validation accuracy, none of which reached Local; nothing else was tuned.",
     ],
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
