@@ -73,13 +73,8 @@ def parts(scale: Scale) -> list[Part]:
                               "save_models": True}  # fmt: skip
     if scale == "smoke":
         data |= {"examples": 400, "least_test": 50}
-        common |= {
-            "model": {"name": "wakeword_cnn", "width": 4},
-            "batch": 20,
-            "pretrain": 8,
-            "rounds": 2,
-            "seeds": [0, 1],
-        }
+        common |= {"model": {"name": "wakeword_cnn", "width": 4}, "batch": 20, "steps": 5}
+        common |= {"pretrain": 8, "rounds": 2, "seeds": [0, 1]}
     if scale == "paper":
         data |= {"examples": PAPER_EXAMPLES}
         common |= {"model": "wakeword_cnn", "batch": 500, "steps": 20, "pretrain": 500, "rounds": 100}
