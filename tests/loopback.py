@@ -67,7 +67,8 @@ class Loopback:
 
     def receive(self, messages: Collection[str]) -> list[Answer]:
         ready = [a for when, a in self._mail if when <= self.now and a.message in messages]
-        self._mail = [(when, a) for when, a in self._mail if a not in ready]
+        given = {id(a) for a in ready}
+        self._mail = [(when, a) for when, a in self._mail if id(a) not in given]
         return ready
 
     def _post(self, client: str, answer: Answer) -> None:

@@ -227,7 +227,7 @@ class NodePool:
         count = self.roster.counts[k : k + 1, 0]
         gradients = self.algorithm.gradients(count)
         assert gradients is not None  # checked before the run
-        q = min(self.algorithm.work.batch / max(int(count), 1), 1.0)
+        q = float((self.algorithm.work.batch / count.to(torch.float64)).clamp_max(1.0))  # to the bit as in the books
         return tuple(Event(q, number, int(b)) for number, b in sorted(gradients.items()) if int(b))
 
     def _events(self, k: int, answer: Packet) -> list[Event]:

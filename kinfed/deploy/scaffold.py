@@ -38,7 +38,7 @@ participation = 1.0      # share of the clients called in a round
 
 # ---- what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models) ----
 method = "ditto"
-options = ""             # of the method and the model: "lam=0.5 model.hidden=64"
+options = ""             # of the method and the model: "lam=0.5 model.width=8"
 model = "mlp"
 rounds = 20
 seed = 0

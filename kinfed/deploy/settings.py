@@ -48,7 +48,7 @@ class Deployment(BaseModel):
 
     method: str = "ditto"
     options: str = ""
-    """Options of the method and, after "model.", of the model: "lam=0.5 model.hidden=64"."""
+    """Options of the method and, after "model.", of the model: "lam=0.5 model.width=8"."""
     model: str = "mlp"
     rounds: int = Field(20, ge=1)
     seed: int = 0

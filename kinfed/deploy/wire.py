@@ -45,7 +45,7 @@ class Packet:
         try:
             about = json.loads(str(words))
             format = about.pop("format")
-        except (ValueError, KeyError, AttributeError, RecursionError):
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             raise MessageError("a message without readable words about it") from None
         if format != FORMAT:
             raise MessageError(
