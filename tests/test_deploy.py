@@ -331,6 +331,30 @@ def test_a_node_that_cannot_read_its_data_is_named(tmp_path: Path) -> None:
         run(net)
 
 
+def test_a_node_whose_data_come_later_takes_part(tmp_path: Path) -> None:
+    net = make(tmp_path, wait=100.0)
+    path = Path(net.nodes_[101]["data"])
+    path.rename(tmp_path / "elsewhere")
+    sleep = net.sleep
+
+    def later(seconds: float) -> None:
+        sleep(seconds)
+        if net.now > 30 and not path.exists():
+            (tmp_path / "elsewhere").rename(path)
+
+    net.sleep = later  # type: ignore[method-assign]
+    folder = run(net)
+    assert [r["dropped"] for r in records(folder)] == [0, 0, 0]
+
+
+def test_a_client_on_two_nodes_is_asked_on_the_newer_one(tmp_path: Path) -> None:
+    net = make(tmp_path, rounds=2)
+    net.nodes_[200] = net.nodes_[101]
+    folder = run(net)
+    assert [r["dropped"] for r in records(folder)] == [0, 0]
+    assert any("client b has appeared on a new node" in line for line in net.log)
+
+
 def test_a_node_that_diverges_says_so_and_keeps_its_state(tmp_path: Path) -> None:
     net = make(tmp_path)
     x, y, owner = examples()

@@ -18,6 +18,7 @@ from kinfed.deploy.wire import MessageError, Packet
 
 POLL_SECONDS = 0.25
 HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
+RETRY_SECONDS = 60.0  # after which a node that failed to say who it is gets another chance
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Exchange:
     clients: dict[int, str] = field(default_factory=dict)  # name by node
     hellos: dict[str, Packet] = field(default_factory=dict)  # what a client last said of itself, by name
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
+    _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
     _greeted: dict[str, tuple[int, float]] = field(default_factory=dict)  # message -> node and time
 
     def find(self, enough: Callable[[], bool], seconds: float) -> None:
@@ -125,8 +127,8 @@ class Exchange:
             del self._greeted[message]
         for node in [node for node in self.clients if node not in online]:
             del self.clients[node]  # should it come back, it may be another client's
-        for node in [node for node in self.troubles if node not in online]:
-            del self.troubles[node]
+        for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
+            del self.troubles[node], self._retry[node]
         busy = {node for node, _ in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
         new = sorted(online - busy)
         messages = [Sent(node, HELLO, Packet({"kind": HELLO}), HELLO_SECONDS) for node in new]
@@ -138,20 +140,22 @@ class Exchange:
         node, _ = self._greeted.pop(answer.message)
         if answer.packet is None:
             if not answer.gone:
-                self.troubles[node] = answer.error
-                self.say(f"a node that has appeared cannot take part: {answer.error}")
+                self._set_aside(node, answer.error)
             return
         try:
             name = answer.packet.want("name", str)
         except MessageError as error:
-            self.troubles[node] = str(error)
-            self.say(f"a node that has appeared cannot take part: {error}")
+            self._set_aside(node, str(error))
             return
         other = next((n for n, known in self.clients.items() if known == name and n != node), None)
         if other is not None:
             # The newer connection is the one that lives: a killed node stays listed for a while.
             del self.clients[other]
-            self.troubles[other] = f"another node has appeared as {name}"
+            self.troubles[other], self._retry[other] = f"another node has appeared as {name}", float("inf")
             self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
         self.clients[node] = name
         self.hellos[name] = answer.packet
+
+    def _set_aside(self, node: int, trouble: str) -> None:
+        self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS
+        self.say(f"a node that has appeared cannot take part: {trouble}")
