@@ -242,6 +242,23 @@ def test_training_clips_belong_to_one_type_and_test_clips_to_none(recordings):
         assert all(len(pile) for pile in piles)
 
 
+def test_nobody_is_tested_on_speakers_of_the_training_clips(recordings, monkeypatch):
+    clips = speech.find("auto", None).clips()
+    is_keyword = torch.tensor([word == "zero" for word in clips.words])
+    listener = wakeword._Listener(clips, is_keyword, WakewordOptions(mels=16))
+    heard = []
+    record = listener._wave
+    monkeypatch.setattr(listener, "_wave", lambda *of: heard.append(of[3]) or record(*of))
+    for kind in TYPES:
+        for test in (False, True):
+            heard.clear()
+            made = listener.hears(kind, "normal", test, 9)
+            assert clips.is_test[torch.cat(heard)].tolist() == [test] * 9
+            assert is_keyword[torch.cat(heard)].long().tolist() == made["labels"].tolist()
+            own = torch.cat([listener.pools[word][5 if test else TYPES.index(kind)] for word in (False, True)])
+            assert bool(torch.isin(torch.cat(heard), own).all())
+
+
 def test_devices_and_states_sound_different():
     waves = torch.from_numpy(np.random.default_rng(0).normal(size=(40, RATE)) * 3000).to(torch.int16)
     clips = Clips(waves, ["zero", "one"] * 20, torch.arange(40) >= 30)

@@ -72,7 +72,7 @@ def parts(scale: Scale) -> list[Part]:
                               "pretrain": 60, "rounds": 15, "seeds": [0, 1, 2], "eval_every": 0,
                               "save_models": True}  # fmt: skip
     if scale == "smoke":
-        data |= {"examples": 400, "least_test": 50}
+        data |= {"examples": 400, "least_test": 80}
         common |= {"model": {"name": "wakeword_cnn", "width": 4}, "batch": 20, "steps": 5}
         common |= {"pretrain": 8, "rounds": 2, "seeds": [0, 1]}
     if scale == "paper":
