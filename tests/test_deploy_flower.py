@@ -108,12 +108,13 @@ def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -
 
 
 _FAULTY = """
-import os, resource, signal
+import resource, signal
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from kinfed.deploy.flower import client_app as honest, from_records, server_app
 
+__all__ = ["client_app", "server_app"]  # by which Flower finds them
 client_app = ClientApp()
 
 @client_app.query("hello")
@@ -131,10 +132,14 @@ def train(message, context):
         return honest(message, context)
     if round == 1:
         raise ValueError("the scanner is switched off")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if round == 3:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))  # the disk has room for this much
-    reply = honest(message, context)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))  # the disk has room for this much
+    try:
+        reply = honest(message, context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     if round == 2:
         up = reply.content["up"]
         reply.content["up"] = ArrayRecord({k: Array(a.numpy() * np.float32("nan")) for k, a in up.items()})

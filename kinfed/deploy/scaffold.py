@@ -76,7 +76,7 @@ _SHIM = '''\
 
 from kinfed.deploy.flower import client_app, server_app
 
-__all__ = ["client_app", "server_app"]
+__all__ = ["client_app", "server_app"]  # by which Flower finds them
 '''
 
 _DATA = '''\
