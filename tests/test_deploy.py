@@ -17,7 +17,9 @@ from torch import Tensor
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
+from kinfed.deploy.data import Place, load_own
 from kinfed.deploy.exchange import Sent
+from kinfed.deploy.node import Node
 from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
@@ -405,6 +407,20 @@ def test_noise_comes_from_the_nodes_and_epsilon_is_counted(tmp_path: Path) -> No
     secret = Vault(one.nodes_[100]["vault"]).secret("a").key
     told = [json.dumps(one_.packet.about) for one_ in one.messages]
     assert not any(secret.hex() in text for text in told)
+
+
+def test_which_examples_are_sampled_is_the_nodes_secret(tmp_path: Path) -> None:
+    """Epsilon counts on nobody knowing it; the run's seed, which all know, must not tell."""
+    net = private(tmp_path)
+    batches = []
+    for number in (100, 101):
+        node = Node.of(net.nodes_[number] | {"data": net.nodes_[100]["data"], "client": f"n{number}"}, net.run_config)
+        own = load_own(node.settings, node.deployment).federation
+        cohort = Place(0, 3, (30, 0, 8)).cohort(own, 0, 1)
+        plain, hidden = (list(c.train.batches(node.algorithm.work)) for c in (cohort, node._conceal(cohort)))
+        batches += [torch.cat([b.x.flatten() for _, b in some]) for some in (plain, hidden)]
+    assert not torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[1], batches[3])
 
 
 def test_an_answer_that_never_came_counts_in_full(tmp_path: Path) -> None:
