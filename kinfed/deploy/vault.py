@@ -149,7 +149,7 @@ class Entry:
     def locked(self) -> Iterator[None]:
         """Alone with this entry: a process that outlived its supernode may still be writing."""
         _private_folder(self.folder)
-        with storage.reporting("lock", self.folder), _lock(self.folder / ".lock"):
+        with _lock(self.folder / ".lock"):
             storage.remove_drafts(self.folder)
             yield
 
@@ -219,9 +219,11 @@ def _private_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with storage.reporting("lock", path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with storage.reporting("lock", path):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
         os.close(file)
