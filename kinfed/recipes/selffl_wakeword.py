@@ -209,8 +209,8 @@ RECIPE = Recipe(
     notes=[
         "All data here are a substitute: public clips through simulated devices. Agreement or disagreement with the "
         "paper says something about the methods, nothing about its recordings.",
-        "Learning rate, local steps, rounds and Ditto's λ are not in the paper; ours are in the recipe. Self-FL takes at "
-        "most twice the steps of the others.",
+        "Learning rate, local steps, rounds and Ditto's λ are not in the paper; ours are in the recipe. Self-FL takes "
+        "at most twice the steps of the others.",
         "The paper's own tables do not support all of its text: column E of Tables 3 and 4, and playback in Table 8.",
         "Small type-and-state cells hold a few hundred test examples of a few dozen keyword clips, so one cell moves "
         "by tens of percent from seed to seed; the means say more.",
