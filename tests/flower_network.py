@@ -88,6 +88,23 @@ class Network:
             "--port", str(free_port()), "--node-config", text, home=f"home-{client}",
         )  # fmt: skip
 
+    def start_node_until_accepted(self, client: str, config: Mapping[str, Any], seconds: float = 180) -> None:
+        """As a supervisor does it: Flower refuses a key whose killed node it still takes for alive, and the supernode
+        ends."""
+        name, end = f"node-{client}", time.monotonic() + seconds
+        before = self.log(name).count("SuperNode ID")
+        while True:
+            self.start_node(client, config)
+            self.wait_for(
+                lambda: self.log(name).count("SuperNode ID") > before or self.processes[name].poll() is not None,
+                seconds, f"{client} to be accepted or refused",
+            )  # fmt: skip
+            if self.log(name).count("SuperNode ID") > before:
+                return
+            self.kill(name)
+            assert time.monotonic() < end, f"{client} was not accepted within {seconds:g} s"
+            time.sleep(3)
+
     def flwr(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments], cwd=self.folder, env=self.environment("home"), capture_output=True,
