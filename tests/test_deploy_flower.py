@@ -137,7 +137,7 @@ def train(message, context):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if round == 3:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))  # the disk has room for this much
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # the disk has room for this much
     try:
         reply = honest(message, context)
     finally:
