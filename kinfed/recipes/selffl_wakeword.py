@@ -101,7 +101,7 @@ def _options(labels: Iterable[str], steps: int) -> dict[str, dict[str, object]]:
 
 
 def measured(folder: Path) -> Measured:
-    """Relative false accepts by type and state, of all types together, their spread, and the sizes of the training data."""
+    """Relative false accepts by type and state, of all types together, and their spread; sizes of training data."""
     out: Measured = {}
     for (label, seed), found in detections(folder).items():
         for kind, cells in (("personal", found.personal), ("global", found.shared)):
