@@ -76,8 +76,8 @@ def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
 
 
 def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -> None:
-    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2 and
-    started again; the superlink is killed in round 3, and a new run resumes. The models in the vaults are those of a
+    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2; the
+    superlink is killed in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
     simulation in which the killed node missed its round."""
     out, certs = tmp_path / "run", tmp_path / "certs"
     nodes = write_nodes(tmp_path, *examples(), NAMES)
@@ -94,10 +94,10 @@ def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -
         net.wait_for(lambda: net.log("node-b").count("Receiving: train message") == 2, 120, "b to get round 2")
         net.kill("node-b")
         net.wait_text(out, "round 2 of 4: 1 of 2 updates")
-        net.start_node_until_accepted("b", nodes[101])
-        net.wait_for(lambda: net.log("node-a").count("Receiving: train message") == 3, 120, "a to get round 3")
+        net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
         net.kill("superlink")
         net.start_server()
+        net.start_node_until_accepted("b", nodes[101])
         net.run(app, quorum=2)  # both must have found their way back
         said = net.wait_done(out)
         refusal = net.log("node-stranger")
