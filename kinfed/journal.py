@@ -52,6 +52,10 @@ CLIENT_COLUMNS = (
 _SHOWN_DIFFERENCES = 20  # per file
 
 
+class FolderInUse(StorageError):
+    """Another process writes this run."""
+
+
 @dataclass(frozen=True)
 class Models:
     personal: Tensor  # [K, P]  what each client would deploy
@@ -154,7 +158,7 @@ class RunFolder:
             except BlockingIOError:
                 holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
                 os.close(file)
-                raise StorageError(
+                raise FolderInUse(
                     f"{self.path} is being written by {holder}; wait until it ends, or choose another folder with --out"
                 ) from None
             except BaseException:

@@ -25,6 +25,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
+from kinfed.journal import RunFolder
 from kinfed.loop import Loop
 from kinfed.mixture import module_for
 from kinfed.predict import read_model
@@ -482,3 +483,29 @@ def test_a_message_of_another_version_is_refused() -> None:
             Packet.read(words, {})
     with pytest.raises(MessageError, match="is of type <U3"):
         Packet.read('{"format": 1}', {"up": {"x": np.array(["abc"])}})
+
+
+def test_a_folder_still_held_by_the_last_server_is_waited_for(net: Loopback) -> None:
+    deployment = Deployment.parse(net.run_config)
+    held = RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint())
+    wait = net.sleep
+
+    def sleep(seconds: float) -> None:
+        wait(seconds)
+        if net.now >= 5:
+            held.close()
+
+    serve(deployment, net, net.log.append, clock=net.clock, sleep=sleep)
+    assert "waiting: " in net.log[0]
+    assert "is being written by process" in net.log[0]
+    assert sum("waiting: " in line for line in net.log) == 1
+
+
+def test_a_folder_held_for_too_long_is_refused(net: Loopback) -> None:
+    deployment = Deployment.parse(net.run_config)
+    with (
+        RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint()),
+        pytest.raises(StorageError, match="is being written by"),
+    ):
+        serve(deployment, net, net.log.append, **net.time)
+    assert net.now >= 60

@@ -12,6 +12,7 @@ There are no models in it: personal ones are in the vaults of the nodes.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.wire import MessageError, Packet
 from kinfed.errors import ConfigError, DataError, KinfedError
 from kinfed.export import save_layout
-from kinfed.journal import RunFolder
+from kinfed.journal import FolderInUse, RunFolder
 from kinfed.loop import Loop, RoundReport
 from kinfed.metrics import summarize
 from kinfed.models import build_model
@@ -50,7 +51,7 @@ class TooFewClients(KinfedError):
 
 def serve(deployment: Deployment, transport: Transport, say: Say = print, **clock: Any) -> Path:
     """Run the deployment, or take up the one in its folder; the folder."""
-    with RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint(), resume=True) as folder:
+    with _opened(deployment, say, **clock) as folder:
         logged = _logged(say, folder.path / "log.txt")
         exchange = Exchange(transport, logged, **clock)
         try:
@@ -75,6 +76,26 @@ def _logged(say: Say, path: Path) -> Say:
         say(text)
 
     return both
+
+
+def _opened(
+    deployment: Deployment,
+    say: Say,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RunFolder:
+    """The run's folder. The server of a superlink that was killed may live on for some seconds and hold it: wait."""
+    end, said = clock() + deployment.wait, False
+    while True:
+        try:
+            return RunFolder.open(deployment.folder, deployment.run.dump(), deployment.fingerprint(), resume=True)
+        except FolderInUse as error:
+            if clock() >= end:
+                raise
+            if not said:
+                say(f"waiting: {error}")
+                said = True
+            sleep(1.0)
 
 
 class _Run:
