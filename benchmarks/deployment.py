@@ -1,0 +1,109 @@
+"""Flower nodes beside the local pool: are the models the same, and what does a round cost?
+
+    python benchmarks/deployment.py [--rounds 3]
+
+Starts a superlink and three supernodes on this machine, with TLS and authentication, and runs five methods on digits
+through them; then FedAvg with 8,000 and with 3 million parameters. Takes some minutes, nearly all of it waiting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from flower_network import Network, network
+from loopback import write_nodes
+
+from kinfed.data.federation import Federation
+from kinfed.deploy.certs import make_certificates
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.vault import Vault
+from kinfed.predict import read_model
+from kinfed.simulation import simulate
+
+NAMES = ["a", "b", "c"]
+METHODS = {
+    "fedavg": "", "ditto": "", "selffl": "", "fedfomo": "models=2", "cgpfl": "contexts=2",
+}  # fmt: skip
+COMMON: dict[str, Any] = {
+    "model": "mlp", "clients": "a,b,c", "quorum": 3, "classes": "10", "scaling": "none", "steps": 5, "batch": 10,
+    "eval-every": 0, "deadline": 120.0, "wait": 300.0,
+}  # fmt: skip
+
+
+def run(net: Network, folder: Path, name: str, settings: dict[str, Any]) -> list[float]:
+    """Seconds of every round."""
+    out = folder / name
+    net.run(net.app(settings | {"out": str(out)}, name=f"app-{name}"))
+    net.wait_done(out, 600)
+    return [json.loads(line)["seconds"] for line in (out / "rounds.jsonl").read_text("utf-8").splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    x, y = load_digits(return_X_y=True)
+    x, y, owner = (x[:300] / 16).astype(np.float32), y[:300], np.arange(300) % 3
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        nodes = write_nodes(folder, x, y, owner, NAMES)
+        make_certificates(folder / "certs", ["127.0.0.1", "localhost"], NAMES)
+        with network(folder / "net", certs=folder / "certs") as net:
+            net.start_server()
+            net.register(*NAMES)
+            for config in nodes.values():
+                net.start_node(config["client"], config)
+            print("| method | personal accuracy, local | Flower | largest difference of a parameter | s/round |")
+            print("|---|---|---|---|---|")
+            for method, options in METHODS.items():
+                settings = COMMON | {"method": method, "options": options, "rounds": rounds}
+                seconds = run(net, folder, method, settings)
+                report(method, folder, nodes, settings, (x, y, owner), seconds)
+            print("\n| parameters | s/round |\n|---|---|")
+            for hidden in (106, 40_000):
+                settings = COMMON | {"method": "fedavg", "options": f"model.hidden={hidden}", "rounds": rounds}
+                seconds = run(net, folder, f"wide-{hidden}", settings)
+                print(f"| {hidden * 75 + 10:,} | {sorted(seconds)[len(seconds) // 2]:.1f} |", flush=True)
+
+
+def report(
+    method: str, folder: Path, nodes: dict[int, Any], settings: dict[str, Any],
+    examples: tuple[np.ndarray, np.ndarray, np.ndarray], seconds: list[float],
+) -> None:  # fmt: skip
+    x, y, owner = examples
+    deployment = Deployment.parse(settings | {"out": str(folder / method)})
+    federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=10)
+    if deployment.algorithm.needs_validation:
+        federation = federation.with_validation(0.2, deployment.seed)
+    loop = simulate(federation, deployment.run.model.name, deployment.algorithm)
+    for _ in loop.rounds(deployment.rounds):
+        pass
+    found = loop.evaluate(keep_models=True)
+    assert found.models is not None
+    assert found.personal is not None
+    here = [loop.task.module_of(row).state_dict() for row in found.models]  # type: ignore[attr-defined]
+    local = torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in here])
+    modules = [read_model(Vault(config["vault"]).model_path()).module for config in nodes.values()]
+    there = torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
+    accuracy = float(found.personal.correct.sum() / found.personal.count.sum())
+    summary = json.loads((folder / method / "summary.json").read_text("utf-8"))["results"][0]
+    middle = sorted(seconds)[len(seconds) // 2]
+    print(
+        f"| {method} | {accuracy:.2%} | {summary['personal']['accuracy']:.2%} "
+        f"| {float((local - there).abs().max()):.1e} | {middle:.1f} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
