@@ -70,10 +70,13 @@ def main() -> None:
                 seconds = run(net, folder, method, settings)
                 report(method, folder, nodes, settings, (x, y, owner), seconds)
             print("\n| parameters | s/round |\n|---|---|")
-            for hidden in (106, 40_000):
-                settings = COMMON | {"method": "fedavg", "options": f"model.hidden={hidden}", "rounds": rounds}
-                seconds = run(net, folder, f"wide-{hidden}", settings)
-                print(f"| {hidden * 75 + 10:,} | {sorted(seconds)[len(seconds) // 2]:.1f} |", flush=True)
+            for columns, model in ((784, "mlr"), (23_428, "mlp")):
+                wide = np.random.default_rng(0).normal(size=(30, columns)).astype(np.float32)
+                write_nodes(folder, wide, y[:30], owner[:30], NAMES)
+                settings = COMMON | {"method": "fedavg", "model": model, "rounds": rounds, "steps": 1}
+                seconds = run(net, folder, f"wide-{model}", settings)
+                size = columns * 10 + 10 if model == "mlr" else columns * 128 + 128 + 1290
+                print(f"| {size:,} | {sorted(seconds)[len(seconds) // 2]:.1f} |", flush=True)
 
 
 def report(
