@@ -76,8 +76,8 @@ def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
 
 
 def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -> None:
-    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2; the
-    superlink is killed in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
+    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2 and the
+    superlink in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
     simulation in which the killed node missed its round."""
     out, certs = tmp_path / "run", tmp_path / "certs"
     nodes = write_nodes(tmp_path, *examples(), NAMES)
