@@ -226,7 +226,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
         )
     headings = ("Recipe", "What", "In the paper", *TALLIED, "Scale")
     head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
-    table = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    table = f'<table class="plain site"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return write_page(
         out / "index.html",
         document(
