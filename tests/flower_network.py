@@ -139,7 +139,7 @@ class Network:
         assert "run-id" in found, text
         return str(found["run-id"])
 
-    def wait_text(self, out: Path, text: str, seconds: float = 240) -> str:
+    def wait_text(self, out: Path, text: str, seconds: float = 420) -> str:
         """Until the log of a run says so (asking Flower takes a process each time); the log."""
         end = time.monotonic() + seconds
         while text not in (said := _read(out / "log.txt")):
@@ -149,7 +149,7 @@ class Network:
             time.sleep(0.2)
         return said
 
-    def wait_done(self, out: Path, seconds: float = 240) -> str:
+    def wait_done(self, out: Path, seconds: float = 420) -> str:
         return self.wait_text(out, " done; ", seconds)
 
     def log(self, name: str) -> str:

@@ -32,7 +32,7 @@ from kinfed.deploy.certs import make_certificates
 pytestmark = pytest.mark.flower
 
 NAMES = ["a", "b"]
-PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "45"))  # seconds; more on a machine that is busy otherwise
+PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "90"))  # seconds; more on a machine that is busy otherwise
 SETTINGS: dict[str, Any] = {
     "method": "ditto", "model": "mlr", "rounds": 4, "clients": "a,b", "quorum": 1, "classes": "3", "scaling": "none",
     "steps": 4, "batch": 5, "eval-every": 0, "deadline": PATIENCE, "wait": 300.0,
