@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kinfed.arguments import integers, number
 from kinfed.deploy import cli as deployment
 from kinfed.errors import ConfigError, KinfedError, PoolError, StorageError
 from kinfed.interruption import StopRequest
@@ -106,9 +107,9 @@ def run(
 def _settings(given: dict[str, Any], *not_settings: str) -> dict[str, Any]:
     settings = {k: v for k, v in given.items() if k not in not_settings and v is not None}
     if "seeds" in settings:
-        settings["seeds"] = _integers("--seeds", settings["seeds"])
+        settings["seeds"] = integers("--seeds", settings["seeds"])
     if settings.get("validation", "auto") != "auto":
-        settings["validation"] = _number("--validation", settings["validation"])
+        settings["validation"] = number("--validation", settings["validation"])
     return settings
 
 
@@ -348,7 +349,7 @@ def bench(
 
     with console.status("") as status:
         result = run_benchmarks(
-            workloads or (), repeats, _integers("--threads", threads), quick=quick, progress=status.update
+            workloads or (), repeats, integers("--threads", threads), quick=quick, progress=status.update
         )
     print_result(result, console)
     if json is not None:
@@ -439,20 +440,6 @@ def _tune(
     console.print(tuning_table([(tuned.label, tuned.to_json()) for tuned in result.methods]))
     console.print(f"settings {result.file}", highlight=False, soft_wrap=True)
     console.print(f"run with kinfed run {shlex.quote(str(result.file))}", highlight=False, soft_wrap=True)
-
-
-def _integers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"{option} takes whole numbers separated by commas; got {text!r}") from None
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{option} takes a number or auto; got {text!r}") from None
 
 
 def main() -> None:

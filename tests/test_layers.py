@@ -51,7 +51,10 @@ LAYERS: list[tuple[str, set[str]]] = [  # from the bottom
     ("methods", {"algorithm", "algorithms", "privacy", "search_spaces"}),
     ("pools", {"pool"}),
     ("server loop", {"loop"}),
-    ("records", {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run", "interruption"}),
+    (
+        "records",
+        {"config", "catalog", "checkpoint", "journal", "export", "display", "gain_of_run", "interruption", "arguments"},
+    ),
     (
         "runs",
         {

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kinfed.arguments import integers
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -40,7 +41,7 @@ def reproduce(
         raise unknown_name("scale", scale, SCALES)
     if (name is None) == (not every):
         raise ConfigError("name one recipe (kinfed list recipes), or give --all for every one of them")
-    chosen_seeds = measure.seeds_from(seeds)
+    chosen_seeds = None if seeds is None else integers("--seeds", seeds)
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
     for recipe in map(load_recipe, RECIPES if name is None else [name]):
         if only is not None:

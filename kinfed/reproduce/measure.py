@@ -21,7 +21,7 @@ from typing import Any
 
 from kinfed import storage
 from kinfed.config import RunConfig, make_config
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import StorageError
 from kinfed.experiment import Observer, Silent, run
 from kinfed.reproduce.recipe import Found, Measured, Part, Recipe, Scale, Study
 
@@ -166,12 +166,3 @@ def of_summary(results: Sequence[Mapping[str, Any]]) -> Measured:
             if isinstance(value, int | float):
                 measured.setdefault(result["algorithm"], {}).setdefault(metric, {})[seed] = float(value)
     return measured
-
-
-def seeds_from(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds takes whole numbers with commas, such as 0,1,2; got {text!r}") from None

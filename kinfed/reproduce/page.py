@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kinfed.report import build, figures, write_page
@@ -32,13 +31,17 @@ def write_reproduction(reproduction: Reproduction) -> Path:
     out, tables = reproduction.out, tables_of(reproduction)
     for folder in reproduction.run_folders.values():
         build([folder])
-    write_page(out / "results.md", markdown_page(reproduction))
-    write_page(out / "results.csv", csv_text(tables))
-    write_page(out / "results.tex", "\n".join(latex_table(table) for table in tables))
-    return write_page(out / "index.html", _page(reproduction, tables))
+    files = {
+        "results.csv": ("every number of the tables", csv_text(tables)),
+        "results.tex": ("the tables for LaTeX with booktabs", "\n".join(map(latex_table, tables))),
+        "results.md": ("this page as Markdown", markdown_page(reproduction)),
+    }
+    for name, (_, text) in files.items():
+        write_page(out / name, text)
+    return write_page(out / "index.html", _page(reproduction, tables, files))
 
 
-def _page(reproduction: Reproduction, tables: Sequence[Filled]) -> str:
+def _page(reproduction: Reproduction, tables: Sequence[Filled], files: Mapping[str, tuple[str, str]]) -> str:
     recipe = reproduction.recipe
     comparisons = _comparisons(reproduction)
     said = verdicts(recipe, reproduction.found, reproduction.scale)
@@ -52,7 +55,7 @@ def _page(reproduction: Reproduction, tables: Sequence[Filled]) -> str:
         ("rounds", "Over the rounds"): _curves(comparisons),
         ("inside", "Inside the methods"): _inside(reproduction, comparisons),
         ("differs", "What differs from the paper, and why"): _list(esc(note) for note in recipe.notes),
-        ("files", "Files"): _files(reproduction, tables),
+        ("files", "Files"): _files(reproduction, files),
     }
     present = {key: body for key, body in sections.items() if body}
     stand_in = recipe.stand_ins.get(reproduction.scale)
@@ -186,14 +189,10 @@ def _inside(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> s
     return fold("Figures of the methods themselves", "".join(blocks)) if blocks else ""
 
 
-def _files(reproduction: Reproduction, tables: Sequence[Filled]) -> str:
-    items = [
-        download("results.csv", "every number of the tables", csv_text(tables)),
-        download("results.tex", "the tables for LaTeX with booktabs", "\n".join(map(latex_table, tables))),
-        download("results.md", "this page as Markdown", markdown_page(reproduction)),
-    ]
+def _files(reproduction: Reproduction, files: Mapping[str, tuple[str, str]]) -> str:
+    items = [download(name, what, text) for name, (what, text) in files.items()]
     for name in reproduction.run_folders:
-        items.append(f'<a href="parts/{escape(name)}/report.html">full report of {esc(name)}</a>: clients, costs, data')
+        items.append(f'<a href="parts/{esc(name)}/report.html">full report of {esc(name)}</a>: clients, costs, data')
     return _list(items)
 
 
