@@ -130,6 +130,10 @@ def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: in
     expect_equal(ours, theirs, f"{name} on Ray is {name}", 1e-5)
 
 
+@pytest.mark.skipif(
+    "KINFED_TEST_LOST_NODE" not in os.environ,
+    reason="Ray sometimes calls workers of a lost node unavailable, not dead; set KINFED_TEST_LOST_NODE=1 to run it",
+)
 def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     nodes: Cluster, cluster: RayCluster
 ) -> None:
