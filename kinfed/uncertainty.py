@@ -21,15 +21,12 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import ConfigError
-from kinfed.norms import PIECE, piece_norms, squared_norm, total
+from kinfed.norms import IN_CACHE, spread, squared_norm
 from kinfed.theory import log_shrink, others_sum, precision_of_others, shrink
 
 UNKNOWN = -1.0
 MIN_ROUNDS = 2  # models of a client that make a variance
 MANY_STEPS = 1_000_000  # where nothing else caps them
-
-
-_IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
 
 
 class Running(NamedTuple):
@@ -42,14 +39,19 @@ class Running(NamedTuple):
     def add(self, x: Tensor) -> Running:
         """Welford's update. Eq. (22) as printed lacks the square on (x̄_t − x̄_{t−1}) and is not Eq. (21).
 
-        With d = x − x̄ the increment ⟨x − x̄_old, x − x̄_new⟩ is (1 − 1/n) ‖d‖²: one pass, never negative.
+        With d = x − x̄ the increment ⟨x − x̄_old, x − x̄_new⟩ is (1 − 1/n) ‖d‖²: never negative. As many rows at a
+        time as stay in cache, so that models pass through memory once.
         """
         n = self.n + 1
         share = 1 / n.to(torch.float64)
-        d = x - self.mean
-        square = squared_norm(d).to(self.m2.device)
-        mean = torch.lerp(self.mean, x, share.to(x.device, x.dtype)[..., None], out=d)
-        return Running(n, mean, self.m2 + (1 - share) * square)
+        weight, mean = share.to(x.device, x.dtype)[..., None], torch.empty_like(x)
+        height = max(IN_CACHE // max(x[:1].numel(), 1), 1)
+        squares = []
+        for new, old, into, w in zip(*(torch.split(t, height) for t in (x, self.mean, mean, weight)), strict=True):
+            d = torch.sub(new, old, out=into)
+            squares.append(squared_norm(d))
+            torch.addcmul(old, d, w, out=into)
+        return Running(n, mean, self.m2 + (1 - share) * torch.cat(squares).to(self.m2.device))
 
 
 class Plan(NamedTuple):
@@ -60,6 +62,10 @@ class Plan(NamedTuple):
     rho: Tensor  # right-hand side of (19): the weight of the others; −1 where not ready
     raw: Tensor  # l_m of (19), a real number; 0 where a step leaps past the optimum; −1 where not ready
     steps: Tensor  # int64: steps to take
+
+    def summary(self) -> Tensor:
+        """[..., 3] ρ, l_m as a real number, and the steps taken, for a report."""
+        return torch.stack([self.rho, self.raw, self.steps.to(self.raw)], -1)
 
 
 @dataclass(frozen=True)
@@ -133,20 +139,17 @@ class Rules:
         return torch.where(models.n >= MIN_ROUNDS, s, UNKNOWN)
 
     def between(self, x: Tensor, previous: Tensor, among: Tensor | None = None) -> Tensor:
-        """[...] s_0 from the models x [..., n, P] of this round (17); the previous one where there are fewer than two.
+        """[...] s_0 from the models x [n, P] of this round (17); the previous one where there are fewer than two.
 
-        `among` [..., n] says which rows count. Models may be given relative to a common one."""
+        With `among` [..., n], which says what rows count, x is [..., n, P]. Models may be given relative to a common
+        one."""
         if among is None:
-            count = torch.tensor(x.shape[-2])
-            width = max(_IN_CACHE // max(x[..., 0].numel(), 1) // PIECE, 1) * PIECE
-            # By blocks of columns: the centred models of all clients never exist, and never pass through memory.
-            norms = [piece_norms(block - block.mean(-2, keepdim=True)) for block in torch.split(x, width, -1)]
-            square = total(torch.cat(norms, -1))
+            count, square = torch.tensor(len(x)), spread(x)
         else:
             count, here = among.sum(-1), among[..., None].to(x.dtype)
             mean = (x * here).sum(-2, keepdim=True) / count.clamp_min(1)[..., None, None]
-            square = squared_norm((x - mean) * here)
-        square = square.sum(-1).to(previous.device)
+            square = squared_norm((x - mean) * here).sum(-1)
+        square = square.to(previous.device)
         if self.var0 == "mean":
             square = square / count.clamp_min(1)
         return torch.where(count >= 2, square, previous)

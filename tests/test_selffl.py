@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.selffl import Client, Down, LastPlan, SelfFL
+from kinfed.algorithms.selffl import Client, Down, SelfFL
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
@@ -419,7 +419,7 @@ def test_many_rounds_against_a_plain_loop():
 
 def ready_client(theta: float) -> Client:
     """A client with two past models 1 apart (variance 1/4), the last one θ."""
-    last = LastPlan.none(1)
+    last = torch.zeros(1, 3, dtype=F64)
     value = torch.tensor([[theta]], dtype=F64)
     return Client(value, value - 0.5, doubles(0.5), torch.tensor([2]), last)
 
@@ -438,8 +438,8 @@ def test_each_part_alone(name: str, start: float, steps: int):
     assert client.theta.item() == pytest.approx(start * (31 / 32) ** steps)
     assert up.delta.item() == pytest.approx(client.theta.item() - 2.0)
     assert up.s.item() == pytest.approx(np.var([2.0, 3.0, client.theta.item()]))
-    assert client.last.steps.item() == steps
-    assert client.last.raw.item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
+    assert client.last[:, 2].item() == steps
+    assert client.last[:, 1].item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
     weighs_by_examples = name in ("selffl_init", "selffl_steps")
     assert (up.count is not None) == weighs_by_examples
 
@@ -480,7 +480,7 @@ def test_a_batch_is_never_larger_than_the_clients_data():
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
     data = points(0.0).cohort(torch.tensor([0]), 0, 1)
     client, _ = method.client_update(GaussianTask(doubles(1.0), 1.0, dtype=F64), ready_client(3.0), down, data)
-    assert client.last.raw.item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
+    assert client.last[:, 1].item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
 
 
 def test_the_learning_rate_of_the_round_decides_the_steps():
@@ -492,7 +492,7 @@ def test_the_learning_rate_of_the_round_decides_the_steps():
     for t in (1, 2):
         data = points(0.0).cohort(torch.tensor([0]), 0, t)
         client, _ = method.client_update(task, ready_client(3.0), down, data)
-        raw.append(client.last.raw.item())
+        raw.append(client.last[:, 1].item())
     assert raw == pytest.approx([math.log(0.5) / math.log(1 - lr / 0.25) for lr in (0.01, 0.005)])
 
 

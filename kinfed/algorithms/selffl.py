@@ -67,28 +67,7 @@ class Client(Tree):
     mean: Tensor  # [n, P]  of its models so far
     m2: Tensor  # [n] float64  Σ ‖θ_m − mean‖² over them
     rounds: Tensor  # [n] int64  how many: the client's own clock
-    last: LastPlan  # nothing depends on it
-
-
-@dataclass
-class LastPlan(Tree):
-    """What the client decided in its last round, for the report."""
-
-    rho: Tensor  # [n] float64  weight of the others; −1 undecided
-    raw: Tensor  # [n] float64  l_m before rounding and cap; −1 undecided
-    steps: Tensor  # [n] int64  taken
-
-    @classmethod
-    def of(cls, plan: Plan) -> LastPlan:
-        return cls(plan.rho, plan.raw, plan.steps)
-
-    @classmethod
-    def none(cls, n: int) -> LastPlan:
-        undecided = torch.full((n,), UNKNOWN, dtype=torch.float64)
-        return cls(undecided, undecided, torch.zeros(n, dtype=torch.int64))
-
-    def figures(self) -> dict[str, Tensor]:
-        return {"weight_of_others": self.rho, "raw_steps": self.raw, "steps": self.steps}
+    last: Tensor  # [n, 3] float64  ρ, l_m before rounding and cap, steps taken in its last round: for the report
 
 
 @dataclass
@@ -176,7 +155,7 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
             torch.zeros_like(start).expand(n, -1),
             torch.zeros(n, dtype=torch.float64),
             torch.zeros(n, dtype=torch.int64),
-            LastPlan.none(n),
+            torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1),
         )
 
     def prepare(self, server: Server, ids: Tensor) -> Server:
@@ -198,7 +177,7 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
         s = self.variance(task, models, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
         return (
-            Client(theta, models.mean, models.m2, models.n, LastPlan.of(plan)),
+            Client(theta, models.mean, models.m2, models.n, plan.summary()),
             Up(theta - down.theta, s, count),
         )
 
@@ -231,7 +210,12 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         variance = self.own_variance(Running(client.rounds, client.mean, client.m2))
-        return {"sigma_m_sq": variance, "rounds_active": client.rounds} | client.last.figures()
+        return {"sigma_m_sq": variance, "rounds_active": client.rounds} | plan_figures(client.last)
+
+
+def plan_figures(last: Tensor) -> dict[str, Tensor]:
+    rho, raw, steps = last.unbind(1)
+    return {"weight_of_others": rho, "raw_steps": raw, "steps": steps.to(torch.int64)}
 
 
 def truth(task: Task) -> KnowsVariances:

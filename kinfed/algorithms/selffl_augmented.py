@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.selffl import Down, LastPlan, SelfFL, SelfFLClient, Server
+from kinfed.algorithms.selffl import Down, SelfFL, SelfFLClient, Server, plan_figures
 from kinfed.algorithms.selffl import Up as OneModelUp
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
@@ -41,7 +41,7 @@ class Client(Tree):
     mean: Tensor  # [n, P]  of its optima so far
     m2: Tensor  # [n] float64
     rounds: Tensor  # [n] int64
-    last: LastPlan
+    last: Tensor  # [n, 3] float64  as in Algorithm 1
 
 
 @dataclass
@@ -98,7 +98,7 @@ class SelfFLAugmented(SelfFLClient[Server, Client, Down, Up]):
         s = self.variance(task, optima, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
         return (
-            Client(theta, optimum, optima.mean, optima.m2, optima.n, LastPlan.of(plan)),
+            Client(theta, optimum, optima.mean, optima.m2, optima.n, plan.summary()),
             Up(theta - down.theta, optimum - down.theta, s, count),
         )
 
@@ -132,4 +132,4 @@ class SelfFLAugmented(SelfFLClient[Server, Client, Down, Up]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         variance = self.own_variance(Running(client.rounds, client.mean, client.m2))
-        return {"sigma_m_sq": variance, "rounds_active": client.rounds} | client.last.figures()
+        return {"sigma_m_sq": variance, "rounds_active": client.rounds} | plan_figures(client.last)
