@@ -130,10 +130,6 @@ def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: in
     expect_equal(ours, theirs, f"{name} on Ray is {name}", 1e-5)
 
 
-@pytest.mark.skipif(
-    "KINFED_TEST_LOST_NODE" not in os.environ,
-    reason="Ray sometimes calls workers of a lost node unavailable, not dead; set KINFED_TEST_LOST_NODE=1 to run it",
-)
 def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     nodes: Cluster, cluster: RayCluster
 ) -> None:
@@ -149,10 +145,13 @@ def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     loop = Loop(method, task, pool, data.population(SEED), Schedule())
     loop.round()
     nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
-    with pytest.raises(PoolError, match="was lost with its machine, and states of its clients too"):
-        loop.round()
-    assert loop.completed == 1
-    nodes.add_node(num_cpus=1, object_store_memory=STORE)
+    try:
+        with pytest.raises(PoolError, match="was lost with its machine, and states of its clients too"):
+            loop.round()
+        assert loop.completed == 1
+    finally:
+        nodes.add_node(num_cpus=1, object_store_memory=STORE)
+        nodes.wait_for_nodes()
 
 
 def _node(worker: Any) -> str:

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,7 @@ except ImportError as error:
     raise ConfigError('the ray pool needs the package ray: pip install "kinfed[ray]"') from error
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
+NOTICE_SECONDS = 1  # before a new worker is asked for again, for Ray to notice what it has lost
 RESTARTS = 3  # of one worker for one call; what ends it more often is not chance
 
 # What a call raises when its process or machine has gone, rather than when the method failed.
@@ -115,6 +117,9 @@ class _Place:
 
     def prepare(self, opened: _Opened) -> None:
         before, self.opened, self.kept = self.opened, opened, []
+        if self.worker is None:  # none could be had when the last one ended
+            before = None
+            (self.worker,) = _started(1, num_cpus=0)
         if opened.same_data(before):
             self.ask(_open(opened))
         else:
@@ -388,8 +393,12 @@ def _started(count: int, num_cpus: int) -> list[Any]:
     if nothing had happened."""
     kind: Any = ray.remote(_Process).options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy="SPREAD")
     workers = [kind.remote() for _ in range(count)]
+    until = time.monotonic() + START_SECONDS
     try:
-        ray.get([worker.ready.remote() for worker in workers], timeout=START_SECONDS)
+        for number in range(count):
+            while not _is_ready(workers[number], until):
+                time.sleep(NOTICE_SECONDS)
+                workers[number] = kind.remote()
     except exceptions.GetTimeoutError:
         for worker in workers:
             ray.kill(worker)
@@ -399,6 +408,15 @@ def _started(count: int, num_cpus: int) -> list[Any]:
             "end other jobs there, or use fewer with --workers"
         ) from None
     return workers
+
+
+def _is_ready(worker: Any, until: float) -> bool:
+    """Waits for a new worker; False where it went at once, such as on a machine of whose end Ray does not know yet."""
+    try:
+        ray.get(worker.ready.remote(), timeout=max(until - time.monotonic(), 0))
+    except _GONE:
+        return False
+    return True
 
 
 def _cpus(resources: Any) -> float:
