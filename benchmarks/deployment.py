@@ -1,9 +1,10 @@
 """Flower nodes beside the local pool: are the models the same, and what does a round cost?
 
-    python benchmarks/deployment.py [--rounds 3]
+    python benchmarks/deployment.py [--rounds 3] [--clients 12]
 
 Starts a superlink and three supernodes on this machine, with TLS and authentication, and runs five methods on digits
-through them; then FedAvg with 8,000 and with 3 million parameters. Takes some minutes, nearly all of it waiting."""
+through them, with one client per supernode or several; then, with one, FedAvg with 8,000 and with 3 million parameters.
+Takes some minutes, nearly all of it waiting."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from kinfed.deploy.vault import Vault
 from kinfed.predict import read_model
 from kinfed.simulation import simulate
 
-NAMES = ["a", "b", "c"]
+NODES = ["x", "y", "z"]
 METHODS = {
     "fedavg": "", "ditto": "", "selffl": "", "fedfomo": "models=2", "cgpfl": "contexts=2",
 }  # fmt: skip
 COMMON: dict[str, Any] = {
-    "model": "mlp", "clients": "a,b,c", "quorum": 3, "classes": "10", "scaling": "none", "steps": 5, "batch": 10,
+    "model": "mlp", "classes": "10", "scaling": "none", "steps": 5, "batch": 10,
     "eval-every": 0, "deadline": 120.0, "wait": 300.0,
 }  # fmt: skip
 
@@ -51,41 +52,49 @@ def run(net: Network, folder: Path, name: str, settings: dict[str, Any]) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--clients", type=int, default=3, help="a multiple of the three supernodes")
+    given = parser.parse_args()
+    rounds, names = given.rounds, [f"c{number:02}" for number in range(given.clients)]
+    common = COMMON | {"clients": ",".join(names), "quorum": len(names), "rounds": rounds}
     x, y = load_digits(return_X_y=True)
-    x, y, owner = (x[:300] / 16).astype(np.float32), y[:300], np.arange(300) % 3
+    size = 100 * len(names)
+    x, y, owner = (x[:size] / 16).astype(np.float32), y[:size], np.arange(size) % len(names)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        nodes = write_nodes(folder, x, y, owner, NAMES)
-        make_certificates(folder / "certs", ["127.0.0.1", "localhost"], NAMES)
+        write_nodes(folder, x, y, owner, names)
+        make_certificates(folder / "certs", ["127.0.0.1", "localhost"], NODES)
         with network(folder / "net", certs=folder / "certs") as net:
             net.start_server()
-            net.register(*NAMES)
-            for config in nodes.values():
-                net.start_node(config["client"], config)
+            net.register(*NODES)
+            for number, node in enumerate(NODES):
+                own = ",".join(names[number :: len(NODES)])
+                places = {"data": str(folder / "{client}.npz"), "vault": str(folder / "vault-{client}")}
+                net.start_node(node, {"client": own, **places})
             print("| method | personal accuracy, local | Flower | largest difference of a parameter | s/round |")
             print("|---|---|---|---|---|")
             for method, options in METHODS.items():
-                settings = COMMON | {"method": method, "options": options, "rounds": rounds}
+                settings = common | {"method": method, "options": options}
                 seconds = run(net, folder, method, settings)
-                report(method, folder, nodes, settings, (x, y, owner), seconds)
+                report(method, folder, names, settings, (x, y, owner), seconds)
+            if len(names) > len(NODES):
+                return
             print("\n| parameters | s/round |\n|---|---|")
             for columns, model in ((784, "mlr"), (23_428, "mlp")):
                 wide = np.random.default_rng(0).normal(size=(30, columns)).astype(np.float32)
-                write_nodes(folder, wide, y[:30], owner[:30], NAMES)
-                settings = COMMON | {"method": "fedavg", "model": model, "rounds": rounds, "steps": 1}
+                write_nodes(folder, wide, y[:30], owner[:30], names)
+                settings = common | {"method": "fedavg", "model": model, "steps": 1}
                 seconds = run(net, folder, f"wide-{model}", settings)
                 size = columns * 10 + 10 if model == "mlr" else columns * 128 + 128 + 1290
                 print(f"| {size:,} | {sorted(seconds)[len(seconds) // 2]:.1f} |", flush=True)
 
 
 def report(
-    method: str, folder: Path, nodes: dict[int, Any], settings: dict[str, Any],
+    method: str, folder: Path, names: list[str], settings: dict[str, Any],
     examples: tuple[np.ndarray, np.ndarray, np.ndarray], seconds: list[float],
 ) -> None:  # fmt: skip
     x, y, owner = examples
     deployment = Deployment.parse(settings | {"out": str(folder / method)})
-    federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=10)
+    federation = Federation.from_arrays(x, y, np.array(names)[owner], num_classes=10)
     if deployment.algorithm.needs_validation:
         federation = federation.with_validation(0.2, deployment.seed)
     loop = simulate(federation, deployment.run.model.name, deployment.algorithm)
@@ -96,7 +105,7 @@ def report(
     assert found.personal is not None
     here = [loop.task.module_of(row).state_dict() for row in found.models]  # type: ignore[attr-defined]
     local = torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in here])
-    modules = [read_model(Vault(config["vault"]).model_path()).module for config in nodes.values()]
+    modules = [read_model(Vault(folder / f"vault-{name}").model_path()).module for name in names]
     there = torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
     accuracy = float(found.personal.correct.sum() / found.personal.count.sum())
     summary = json.loads((folder / method / "summary.json").read_text("utf-8"))["results"][0]

@@ -54,15 +54,16 @@ class Loopback:
             self.messages.append(one)
             ids.append(number)
             config = self.nodes_[one.node]
+            client = one.packet.about.get("name", config["client"])
             try:
                 answer = Node.of(config, self.run_config).answer(one.kind, through_the_wire(one.packet))
             except KinfedError as error:
-                self._post(config["client"], Answer(number, None, f"{type(error).__name__}: {error}"))
+                self._post(client, Answer(number, None, f"{type(error).__name__}: {error}"))
                 continue
-            changed = answer if self.tamper is None else self.tamper(config["client"], one, answer)
+            changed = answer if self.tamper is None else self.tamper(client, one, answer)
             for packet in changed if isinstance(changed, list) else [changed]:
                 if packet is not None:
-                    self._post(config["client"], Answer(number, through_the_wire(packet)))
+                    self._post(client, Answer(number, through_the_wire(packet)))
         return ids
 
     def receive(self, messages: Collection[str]) -> list[Answer]:

@@ -119,6 +119,29 @@ def test_only_some_clients_take_part_in_a_round(tmp_path: Path) -> None:
     torch.testing.assert_close(models(net), expected(simulated(net)), rtol=0, atol=1e-6)
 
 
+def test_one_node_may_have_several_clients(tmp_path: Path) -> None:
+    """Also when one of them moves to a node of its own."""
+    net = make(tmp_path, scaling="standard", method="fedavg", rounds=4)
+    apart = net.nodes_.copy()
+    together = {"client": "a, b,c", "data": str(tmp_path / "{client}.npz"), "vault": str(tmp_path / "vault-{client}")}
+    net.nodes_.clear()
+    net.nodes_[7] = together
+
+    def move(name: str, question: Sent, answer: Packet) -> Packet:
+        if question.packet.about.get("round") == 3:
+            net.nodes_[8] = apart[102]
+        return answer
+
+    net.tamper = move
+    run(net)
+    assert "client c has appeared on a new node; its former one is not asked any more" in net.log
+    assert {one.node for one in net.messages if one.packet.about.get("name") == "c"} == {7, 8}
+    assert {one.node for one in net.messages if one.packet.about.get("name") == "a"} == {7}
+    loop = simulated(net, standardize=True)
+    net.nodes_ = apart
+    torch.testing.assert_close(models(net), expected(loop), rtol=0, atol=1e-6)
+
+
 def test_scaling_is_found_together(tmp_path: Path) -> None:
     net = make(tmp_path, scaling="standard", method="fedavg")
     run(net)
@@ -415,7 +438,9 @@ def test_which_examples_are_sampled_is_the_nodes_secret(tmp_path: Path) -> None:
     net = private(tmp_path)
     batches = []
     for number in (100, 101):
-        node = Node.of(net.nodes_[number] | {"data": net.nodes_[100]["data"], "client": f"n{number}"}, net.run_config)
+        name = f"n{number}"
+        config = net.nodes_[number] | {"data": net.nodes_[100]["data"], "client": name}
+        node = Node.of(config, net.run_config).clients[name]
         own = load_own(node.settings, node.deployment).federation
         cohort = Place(0, 3, (30, 0, 8)).cohort(own, 0, 1)
         plain, hidden = (list(c.train.batches(node.algorithm.work)) for c in (cohort, node._conceal(cohort)))
@@ -482,7 +507,7 @@ def test_a_message_of_another_version_is_refused() -> None:
         with pytest.raises(KinfedError, match="without readable words"):
             Packet.read(words, {})
     with pytest.raises(MessageError, match="is of type <U3"):
-        Packet.read('{"format": 1}', {"up": {"x": np.array(["abc"])}})
+        Packet.read(Packet().words(), {"up": {"x": np.array(["abc"])}})
 
 
 def test_a_folder_still_held_by_the_last_server_is_waited_for(net: Loopback) -> None:

@@ -115,9 +115,11 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
         ({"client": "a", "data": "a.csv", "vualt": "x"}, "did you mean vault"),
         ({"client": "a", "data": "a.csv", "threads": "0"}, "threads"),
         ({"client": "a", "data": "a.csv", "least_noise": "much"}, "least_noise"),
+        ({"client": "a,b", "data": "a.csv"}, r"would all have the data 'a.csv'; write \{client\} in it"),
+        ({"client": "a, a", "data": "{client}.csv"}, "twice"),
     ):
         with pytest.raises(ConfigError, match=message):
-            NodeSettings.parse(given)
+            NodeSettings.parse_all(given)
     for data, message in (
         ("a.txt", "or .npz file"), (tmp_path / "no.npz", "cannot read"), (f"{tmp_path}/no.py:load", "does not exist"),
     ):  # fmt: skip

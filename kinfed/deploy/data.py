@@ -1,6 +1,7 @@
 """How a node loads its own examples. The operator of the node says it in --node-config, and nobody else can:
 
-    client="hospital-a"                  the name under which the server knows the client (required)
+    client="hospital-a"                  the name under which the server knows the client (required), or several:
+    client="ward-1,ward-2"               {client} in the other values stands for the name of each
     data="/srv/hospital-a.csv"           a table (.csv, .tsv, .csv.gz, .parquet), arrays (.npz), or
     data="/srv/load.py:load"             a Python function of this machine, called with the node's configuration
     label="diagnosis"                    the column with the class, where it is called otherwise than at the server
@@ -39,11 +40,12 @@ from kinfed.deploy.settings import NONE, STANDARD, Deployment
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 DEFAULT_VAULT = "~/.kinfed/vault"
+NAME = "{client}"  # in the settings of a node with several clients
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """--node-config of a supernode."""
+    """--node-config of a supernode, for one of its clients."""
 
     client: str
     data: str
@@ -56,6 +58,21 @@ class NodeSettings:
     least_noise: str = "0"
     threads: str = "1"
     extra: Mapping[str, Any] | None = None  # everything given, for a function of the node's own
+
+    @classmethod
+    def parse_all(cls, given: Mapping[str, Any]) -> list[NodeSettings]:
+        """One for each client."""
+        names = [name.strip() for name in str(given.get("client", "")).split(",")]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"client in --node-config names a client twice: {', '.join(names)}")
+        data = str(given.get("data", ""))
+        if len(names) > 1 and NAME not in data and not _calls_function(data):
+            raise ConfigError(
+                f"the clients {', '.join(names)} of this node would all have the data {data!r}; write {NAME} in it "
+                f"where a client's name belongs, such as /srv/{NAME}.csv"
+            )
+        return [cls.parse({key: str(value).replace(NAME, name) for key, value in given.items()} | {"client": name})
+                for name in names]  # fmt: skip
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> NodeSettings:

@@ -1,9 +1,9 @@
 """Questions to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
 
-Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says whose it
-is. A client that is away when it is asked gets its message as soon as it is back, until the time is up; one whose node
-went down with the message gets it again. Every message has one answer at most: a second one, an answer to an earlier
-question, or one that comes after the time is up is never looked at.
+Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says which
+clients it has: mostly one. A client that is away when it is asked gets its message as soon as it is back, until the
+time is up; one whose node went down with the message gets it again. Every message has one answer at most: a second one,
+an answer to an earlier question, or one that comes after the time is up is never looked at.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Exchange:
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    clients: dict[int, str] = field(default_factory=dict)  # name by node
+    clients: dict[int, list[str]] = field(default_factory=dict)  # names by node
     hellos: dict[str, Packet] = field(default_factory=dict)  # what a client last said of itself, by name
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
@@ -84,7 +84,7 @@ class Exchange:
         while open_ and self.clock() < end:
             online = set(self.transport.nodes())
             self._greet(online)
-            where = {self.clients[node]: node for node in online if node in self.clients}
+            where = self._where(online)
             if good >= needed and not any(name in where for name in open_):
                 break
             waiting = set(pending.values())
@@ -115,10 +115,17 @@ class Exchange:
             if open_:
                 self.sleep(POLL_SECONDS)
         for name in open_:
-            connected = name in {self.clients.get(node) for node in self.transport.nodes()}
-            why = f"no answer within {seconds:g} s" if connected else "not connected"
+            connected = self._where(self.transport.nodes())
+            why = f"no answer within {seconds:g} s" if name in connected else "not connected"
             reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
         return reasons
+
+    def present(self) -> set[str]:
+        """Clients of the nodes that have said whose they are."""
+        return {name for names in self.clients.values() for name in names}
+
+    def _where(self, online: Collection[int]) -> dict[str, int]:
+        return {name: node for node in online for name in self.clients.get(node, [])}
 
     def _greet(self, online: set[int]) -> None:
         now = self.clock()
@@ -143,18 +150,28 @@ class Exchange:
                 self._set_aside(node, answer.error)
             return
         try:
-            name = answer.packet.want("name", str)
+            hellos = [Packet(about) for about in answer.packet.want("clients", list) if isinstance(about, dict)]
+            names = [hello.want("name", str) for hello in hellos]
+            if not names:
+                raise MessageError("it names no client")
         except MessageError as error:
             self._set_aside(node, str(error))
             return
-        other = next((n for n, known in self.clients.items() if known == name and n != node), None)
-        if other is not None:
-            # The newer connection is the one that lives: a killed node stays listed for a while.
-            del self.clients[other]
-            self.troubles[other], self._retry[other] = f"another node has appeared as {name}", float("inf")
-            self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
-        self.clients[node] = name
-        self.hellos[name] = answer.packet
+        for name in names:
+            self._leave_former(name)
+        self.clients[node] = names
+        self.hellos |= dict(zip(names, hellos, strict=True))
+
+    def _leave_former(self, name: str) -> None:
+        """The newer connection of a client is the one that lives: a killed node stays listed for a while."""
+        former = next((node for node, names in self.clients.items() if name in names), None)
+        if former is None:
+            return
+        self.clients[former].remove(name)
+        self.say(f"client {name} has appeared on a new node; its former one is not asked any more")
+        if not self.clients[former]:
+            del self.clients[former]
+            self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
 
     def _set_aside(self, node: int, trouble: str) -> None:
         self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS

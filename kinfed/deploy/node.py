@@ -1,4 +1,4 @@
-"""What a node does when the server asks: say who it is, add to common sums, train a round, evaluate.
+"""What a node does when the server asks: say whose it is, add to common sums, train a round, evaluate.
 
 A node trusts nothing but the numbers in a message, and sends nothing but what the method declares in its Up. Its
 personal state stays in the vault (kinfed.deploy.vault); which of the last two states a round starts from, the server
@@ -32,32 +32,47 @@ HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 
 
 class Node:
-    """One client. A new one is made for every message: all memory is in the vault."""
+    """A supernode with one client or several. A new one is made for every message: all memory is in the vaults."""
 
-    def __init__(self, node: NodeSettings, deployment: Deployment) -> None:
-        self.settings, self.deployment = node, deployment
-        self.algorithm = deployment.algorithm
-        self.vault = Vault(node.vault)
-        torch.set_num_threads(int(node.threads))
+    def __init__(self, clients: Mapping[str, Client]) -> None:
+        self.clients = clients
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        return cls(NodeSettings.parse(node_config), Deployment.parse(run_config))
+        deployment = Deployment.parse(run_config)
+        return cls({one.client: Client(one, deployment) for one in NodeSettings.parse_all(node_config)})
 
     def answer(self, kind: str, order: Packet) -> Packet:
-        return {HELLO: self.hello, SUMS: self.sums, TRAIN: self.train, EVALUATE: self.evaluate}[kind](order)
+        if kind == HELLO:
+            return Packet({"clients": [client.hello() for client in self.clients.values()]})
+        name = order.want("name", str)
+        if name not in self.clients:
+            raise MessageError(
+                f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
+            )
+        client = self.clients[name]
+        return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
 
-    def hello(self, order: Packet) -> Packet:
+
+class Client:
+    """One client at a node."""
+
+    def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
+        self.settings, self.deployment = settings, deployment
+        self.algorithm = deployment.algorithm
+        self.vault = Vault(settings.vault)
+        torch.set_num_threads(int(settings.threads))
+
+    def hello(self) -> dict[str, Any]:
         """Who this is and the shape of its data: counts, not contents."""
         own = load_own(self.settings, self.deployment)
         placed = own.placed(Place(0, 1, (0, 0, 0)), self.deployment)
         features = own.federation.features
-        about = {
+        return {
             "name": self.settings.client, "group": self.settings.group, "columns": own.columns,
             "counts": [int(placed.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
             "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
         }  # fmt: skip
-        return Packet(about)
 
     def sums(self, order: Packet) -> Packet:
         """This client's part of the mean of every feature or, given that mean, of the variance."""
@@ -121,10 +136,6 @@ class Node:
         }
 
     def _prepare(self, order: Packet) -> tuple[OwnData, Place, Task]:
-        if order.want("name", str) != self.settings.client:
-            raise MessageError(
-                f"a message for client {order.about['name']!r} has come to {self.settings.client!r}; nothing was done"
-            )
         own = load_own(self.settings, self.deployment)
         inputs = order.group("inputs")
         longest = order.want("longest", list)

@@ -237,7 +237,7 @@ def _begin(deployment: Deployment, exchange: Exchange, folder: RunFolder) -> tup
     wanted, listed = deployment.num_clients, deployment.client_names
 
     def present() -> list[str]:
-        there = set(exchange.clients.values())
+        there = exchange.present()
         return sorted(there if listed is None else there & set(listed))
 
     exchange.say(f"waiting for {wanted} clients" + (f": {', '.join(listed)}" if listed else ""))
@@ -296,7 +296,8 @@ def _together(
         return None, None
 
     def total(mean: Tensor | None) -> Tensor:
-        question = Packet({"kind": SUMS}, {} if mean is None else {"sums": {"mean": mean}})
+        groups = {} if mean is None else {"sums": {"mean": mean}}
+        questions = {name: Packet({"kind": SUMS, "name": name}, groups) for name in roster.names}
         parts: dict[str, Tensor] = {}
 
         def take(name: str, answer: Packet) -> None:
@@ -305,7 +306,7 @@ def _together(
                 raise MessageError("no finite sum per feature")
             parts[name] = part.to(torch.float64)
 
-        reasons = exchange.ask(SUMS, dict.fromkeys(roster.names, question), deployment.wait, take)
+        reasons = exchange.ask(SUMS, questions, deployment.wait, take)
         if reasons:
             name, why = next(iter(sorted(reasons.items())))
             raise TooFewClients(f"the common scaling needs every client, and {name} did not answer: {why}")

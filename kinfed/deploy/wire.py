@@ -21,7 +21,7 @@ from kinfed.algorithm import Algorithm
 from kinfed.errors import KinfedError
 from kinfed.tree import Tree
 
-FORMAT = 1  # of messages; both sides refuse any other
+FORMAT = 2  # of messages; both sides refuse any other
 
 _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
