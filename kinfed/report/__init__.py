@@ -6,14 +6,13 @@ copied from another machine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.errors import StorageError
 from kinfed.report.compare import compare
 from kinfed.report.load import RunFolderError, load_runs
 from kinfed.report.page import render
+from kinfed.storage import make_folder, write_atomically
 
 __all__ = ["RunFolderError", "build", "write_page"]
 
@@ -31,11 +30,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_page(target: Path, page: str) -> Path:
-    draft = target.with_name(target.name + ".part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, target)
-    except OSError as error:
-        raise StorageError(f"cannot write the report to {target}: {error.strerror}; give another path") from error
+    """Whole or not at all, in a folder that is made where it is missing."""
+    make_folder(target.parent)
+    write_atomically(target, page.encode())
     return target
