@@ -96,6 +96,31 @@ def test_what_is_taken_is_a_copy(store: ClientStore[State]) -> None:
     assert same(store.take(ids(5)), made([5], 2))
 
 
+@dataclass
+class Pair(Tree):
+    old: Tensor  # [n, 2]
+    new: Tensor  # [n, 2]
+
+
+def test_neighbours_are_lent_without_a_copy_and_may_come_back_as_another_field() -> None:
+    store = ClientStore(5, lambda who: Pair(torch.zeros(len(who), 2), torch.zeros(len(who), 2)))
+    values = torch.arange(10.0).reshape(5, 2)
+    store.put(ids(3, 1, 4, 0, 2), Pair(values, values + 100))
+    lent, copied = store.take(ids(1, 4, 0), borrow=True), store.take(ids(4, 1), borrow=True)
+    memory = store.named()["rows.new"].untyped_storage().data_ptr()
+    assert lent.new.untyped_storage().data_ptr() == memory != copied.new.untyped_storage().data_ptr()
+    store.put(ids(1, 4, 0), Pair(lent.new, lent.old))
+    assert same(store.take(ids(1, 4, 0)), Pair(values[1:4] + 100, values[1:4]))
+    assert same(store.take(ids(3, 2)), Pair(values[[0, 4]], values[[0, 4]] + 100))
+
+
+def test_nothing_is_lent_where_a_client_is_new() -> None:
+    store = ClientStore(5, fresh)
+    store.put(ids(2), made([2], 1))
+    store.take(ids(2, 3), borrow=True).v.zero_()
+    assert same(store.take(ids(2)), made([2], 1))
+
+
 @given(st.lists(st.lists(st.integers(0, 7), unique=True, min_size=1, max_size=8), max_size=8))
 def test_a_store_is_a_dictionary(cohorts: list[list[int]]) -> None:
     store = ClientStore(8, fresh)

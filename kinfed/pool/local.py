@@ -76,7 +76,7 @@ class LocalPool:
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
             with _named("client_update", who, round):
-                state = self.clients.take(who).to(self.task.device)
+                state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
                 client, up = self.algorithm.client_update(self.task, state, down, cohort)
                 good = up.finite_rows(len(who)) & client.finite_rows(len(who))
@@ -105,7 +105,7 @@ class LocalPool:
             who = ids[piece]
             cohort = self._cohort(who, round)
             with _named("personalize", who, round):
-                state = self.clients.take(who).to(self.task.device)
+                state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
                 theta = self.algorithm.personalize(self.task, state, down, cohort)
                 others = self.algorithm.alternatives(self.task, state, down, cohort)
@@ -203,10 +203,10 @@ class _Updates:
             keep = good.nonzero().squeeze(1)
             piece, client, up = piece[keep], client.take(keep), up.take(keep)
         if len(piece):
-            self._clients.put(self._ids[piece], client)
             if self._rows is None:
                 self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
-            self._rows.put(piece, up)
+            self._rows.put(piece, up)  # first: an update may show the state before this round, which now changes
+            self._clients.put(self._ids[piece], client)
 
     def reply(self) -> Reply:
         if self._rows is None:

@@ -36,11 +36,15 @@ class ClientStore(Generic[Client]):
         ids = (self.slot >= 0).nonzero().squeeze(1)
         return ids[torch.argsort(self.slot[ids])]
 
-    def take(self, ids: Tensor) -> Client:
+    def take(self, ids: Tensor, *, borrow: bool = False) -> Client:
+        """States of these clients: a copy, or with `borrow` perhaps the store's own rows, to be read until the next
+        put. Clients who are always called together lie side by side, so that nothing is copied for them."""
         slot = self.slot[ids]
         new = (slot < 0).nonzero().squeeze(1)
         if self._rows is None or 0 < len(new) == len(ids):
             return self._fresh(ids)
+        if borrow and not len(new) and len(ids) and bool((slot[1:] - slot[:-1] == 1).all()):
+            return self._rows.take(slice(int(slot[0]), int(slot[-1]) + 1))
         rows = self._rows.take(slot.clamp_min(0))
         if len(new):
             rows.put(new, self._fresh(ids[new]))
@@ -53,7 +57,12 @@ class ClientStore(Generic[Client]):
             self._reserve(used + len(new), rows)
             self.slot[new] = torch.arange(used, used + len(new))
         if self._rows is not None:
-            self._rows.put(self.slot[ids], rows)
+            self._rows.put(self.slot[ids], self._apart(rows))
+
+    def _apart(self, rows: Client) -> Client:
+        """Rows without memory of ours: a method may hand back what it borrowed, even as another field."""
+        ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()} if self._rows else set()
+        return rows.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in ours else tensor)
 
     def _reserve(self, capacity: int, like: Client) -> None:
         held = 0 if self._rows is None else _length(self._rows)
