@@ -45,7 +45,7 @@ class Running(NamedTuple):
         n = self.n + 1
         share = 1 / n.to(torch.float64)
         weight, mean = share.to(x.device, x.dtype)[..., None], torch.empty_like(x)
-        height = max(IN_CACHE // max(x[:1].numel(), 1), 1)
+        height = max(2 * IN_CACHE // max(x[:1].numel(), 1), 1)
         squares = []
         for new, old, into, w in zip(*(torch.split(t, height) for t in (x, self.mean, mean, weight)), strict=True):
             d = torch.sub(new, old, out=into)
