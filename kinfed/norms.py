@@ -23,6 +23,13 @@ def norm(x: Tensor) -> Tensor:
     return squared_norm(x).sqrt()
 
 
+def squared_distance(x: Tensor, y: Tensor) -> Tensor:
+    """‖x − y‖² of the rows of x and y [n, P] in float64. Some rows at a time, whose difference stays in cache."""
+    height = max(IN_CACHE // max(x.shape[1], 1), 1)
+    some = zip(torch.split(x, height), torch.split(y, height), strict=True)
+    return torch.cat([squared_norm(a - b) for a, b in some])
+
+
 def spread(x: Tensor) -> Tensor:
     """Σ_m ‖x_m − x̄‖² of the rows of x [n, P], a float64 number.
 

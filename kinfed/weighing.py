@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort
-from kinfed.norms import squared_norm
+from kinfed.norms import IN_CACHE, squared_distance
 from kinfed.task import Task
 
 TINY = 1e-9  # distances and sums below this count as zero
@@ -43,18 +43,18 @@ def mean_losses(task: Task, models: list[Tensor], part: Part) -> Tensor:
 def weights(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: str) -> tuple[Tensor, Tensor]:
     """gain [n, m] per distance of the candidates from the base, float64; and how many gains were not finite [n]."""
     finite = torch.isfinite(gain)
-    distance = torch.stack([_distance(theta - base, norm) for theta in candidates], 1).cpu()
+    distance = torch.stack([_distance(theta, base, norm) for theta in candidates], 1).cpu()
     usable = finite & (distance >= TINY)
     return torch.where(usable, gain / distance.clamp_min(TINY), 0.0), (~finite).sum(1)
 
 
-def _distance(difference: Tensor, norm: str) -> Tensor:
+def _distance(theta: Tensor, base: Tensor, norm: str) -> Tensor:
     if norm == "none":
-        return torch.ones(len(difference), dtype=torch.float64)
+        return torch.ones(len(theta), dtype=torch.float64)
     if norm == "l1":
-        size: Tensor = torch.linalg.vector_norm(difference, 1, dim=1, dtype=torch.float64)
+        size: Tensor = torch.linalg.vector_norm(theta - base, 1, dim=1, dtype=torch.float64)
         return size
-    square = squared_norm(difference)
+    square = squared_distance(theta, base)
     return square if norm == "l2sq" else square.sqrt()
 
 
@@ -66,8 +66,11 @@ def shares(w: Tensor) -> Tensor:
 
 
 def convex(models: list[Tensor], share: Tensor) -> Tensor:
-    """[n, P]: Σ_j share[:, j] models[j]."""
+    """[n, P]: Σ_j share[:, j] models[j]. Some columns at a time, so that the sum stays in cache while it grows."""
     out = torch.zeros_like(models[0], memory_format=torch.contiguous_format)
-    for theta, part in zip(models, share.to(out.device, out.dtype).unbind(1), strict=True):
-        out.addcmul_(theta, part[:, None])
+    shares = [part[:, None] for part in share.to(out.device, out.dtype).unbind(1)]
+    width = max(IN_CACHE // max(len(out), 1), 1)
+    for sum_, *parts in zip(*(torch.split(tensor, width, 1) for tensor in (out, *models)), strict=True):
+        for part, weight in zip(parts, shares, strict=True):
+            sum_.addcmul_(part, weight)
     return out

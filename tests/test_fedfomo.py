@@ -418,7 +418,7 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not func.is_view:
                 Largest.elements = max(Largest.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
 
