@@ -30,8 +30,8 @@ from kinfed.tree import Tree
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-CHUNK_BYTES = 4 << 20  # parameters of one chunk: twice a core's L2 was the best of 1-16 MB on dense models
-MIN_CHUNKS = 4  # so that a small cohort still spreads over threads, ...
+CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
+MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter, ...
 STEP_FLOPS = 10_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
 
 
