@@ -85,7 +85,9 @@ def test_chunks_fit_the_cache_spread_over_threads_and_are_worth_it(monkeypatch: 
     monkeypatch.setattr(local, "STEP_FLOPS", 9 * example * WORK.batch)
     assert sizes() == [10, 10]  # nine clients' steps are too little work for a chunk, ten are enough
     monkeypatch.setattr(local, "STEP_FLOPS", 0)
-    assert sizes(workers=1) == sizes(workers=2) == sizes(workers=7) == [5, 5, 5, 5]
+    assert sizes(workers=1) == sizes(workers=2) == sizes(workers=7) == [10, 10]
+    monkeypatch.setattr(local, "MIN_CHUNKS", 4)
+    assert sizes() == [5, 5, 5, 5]
     monkeypatch.setattr(local, "CHUNK_BYTES", 3 * 4 * 115)
     assert sizes() == [3, 3, 3, 3, 3, 3, 2]  # room for three models of 115 parameters
     monkeypatch.setattr(local, "CHUNK_BYTES", 4)
