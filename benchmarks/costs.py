@@ -1,6 +1,7 @@
-"""What a round of each method costs beside FedAvg's, and Self-FL's at equal local steps.
+"""What a round of each method costs beside FedAvg's, Self-FL's at equal local steps, and CGPFL's beside pFedMe's.
 
     python benchmarks/costs.py                                 all methods on mlr and mlp, and Self-FL
+    python benchmarks/costs.py --cgpfl                         CGPFL / pFedMe, and the share of clustering
     python benchmarks/costs.py --models mlp --methods ditto,apfl --repeats 15
     python benchmarks/costs.py --selffl --repeats 25           Self-FL / FedAvg only
 
@@ -13,15 +14,21 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from dataclasses import replace
+import statistics
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
+from torch import Tensor
 
+from kinfed.algorithms.cgpfl import CGPFL, Server
+from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl import SelfFL
 from kinfed.bench.costs import SETTINGS, Cost, compare, measure_costs, print_costs
 from kinfed.bench.machine import describe_machine
 from kinfed.bench.workload import WORKLOADS, synthetic
+from kinfed.clustering import Clusters
 
 SELFFL = [
     WORKLOADS["mlr"],
@@ -31,6 +38,35 @@ SELFFL = [
 ]
 
 
+def clustering(model: str, repeats: int, console: Console) -> None:
+    """CGPFL does what pFedMe does, and clusters the uploads: here of 40 clients, all active."""
+    workload = replace(SETTINGS[model], participation=1.0)
+    federation = synthetic(workload)
+    work = replace(workload.work, lr=0.005)
+    for contexts in (1, 20):
+        watched = Watched(work=work, contexts=contexts)
+        cost = compare(watched, workload, federation, repeats, 4, against=PFedMe(work=work))
+        share = statistics.median(watched.assigned) / cost.seconds
+        console.print(
+            f"CGPFL (K = {contexts}) / pFedMe, {workload.title}: {cost.time_ratio:.3f} ({cost.best_ratio:.3f} of the "
+            f"best); clustering takes {share:.1%} of a round, {max(watched.assigned) / cost.seconds:.0%} in the first",
+            soft_wrap=True,
+        )
+
+
+@dataclass(frozen=True)
+class Watched(CGPFL):
+    """CGPFL that remembers how long it took to find contexts, in processor seconds per round."""
+
+    assigned: list[float] = field(default_factory=list)
+
+    def assign(self, server: Server, members: Tensor, uploads: Tensor) -> Clusters:
+        began = time.process_time()
+        found = super().assign(server, members, uploads)
+        self.assigned.append(time.process_time() - began)
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("costs.py")
     parser.add_argument("--models", default=",".join(SETTINGS))
@@ -38,8 +74,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--selffl", action="store_true", help="only Self-FL against FedAvg at equal local steps")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--cgpfl", action="store_true", help="only CGPFL against pFedMe, for K = 1 and 20")
     given = parser.parse_args()
     console = Console()
+    if given.cgpfl:
+        for model in given.models.split(","):
+            clustering(model, given.repeats, console)
+        return
     found: dict[str, list[Cost]] = {}
     if not given.selffl:
         for model in given.models.split(","):

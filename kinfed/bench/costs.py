@@ -186,9 +186,10 @@ def compare(
     federation: Federation,
     repeats: int,
     warm_up: int,
+    against: Algorithm[Any, Any, Any, Any] | None = None,
 ) -> Cost:
-    """One method, with options of its own, against FedAvg on any workload."""
-    usual = _loop(make_algorithm("fedavg", workload.work), workload, federation)
+    """One method, with options of its own, against FedAvg or another one, on any workload."""
+    usual = _loop(against or make_algorithm("fedavg", workload.work), workload, federation)
     name = type(method).__name__
     return _cost(name, _loop(method, workload, federation), usual, workload, repeats, "", warm_up)
 
