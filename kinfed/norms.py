@@ -34,9 +34,10 @@ def spread(x: Tensor) -> Tensor:
     """Σ_m ‖x_m − x̄‖² of the rows of x [n, P], a float64 number.
 
     By blocks of columns: the centred rows never exist together, and never pass through memory."""
-    n, width = len(x), max(IN_CACHE // max(len(x), 1), 1)
-    if x.device.type != "cpu":
+    n = len(x)
+    if n < 2 or x.device.type != "cpu":
         return squared_norm(x - x.mean(0)).sum()
+    width = max(IN_CACHE // n, 1)
     share = x.new_full((n,), 1 / n)
     room = x.new_empty(n * min(width, x.shape[1]))
     square = 0.0
