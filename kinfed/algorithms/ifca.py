@@ -30,6 +30,7 @@ from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
+from kinfed.weighing import mean_losses
 
 
 @dataclass
@@ -97,7 +98,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
 
     def _best(self, task: Task, down: Down, data: Cohort) -> Tensor:
         """[n] argmin_k f_i(ω_k) on training data; a model with a non-finite loss is never chosen over a finite one."""
-        losses = torch.stack([task.mean_loss(down.omega[:, k], data.train) for k in range(down.omega.shape[1])], 1)
+        losses = mean_losses(task, list(down.omega.unbind(1)), data.train)
         return torch.argmin(torch.nan_to_num(losses, nan=torch.inf), 1).to(down.omega.device)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
