@@ -26,8 +26,11 @@ def norm(x: Tensor) -> Tensor:
 def squared_distance(x: Tensor, y: Tensor) -> Tensor:
     """‖x − y‖² of the rows of x and y [n, P] in float64. Some rows at a time, whose difference stays in cache."""
     height = max(IN_CACHE // max(x.shape[1], 1), 1)
-    some = zip(torch.split(x, height), torch.split(y, height), strict=True)
-    return torch.cat([squared_norm(a - b) for a, b in some])
+    room = x.new_empty(min(height, len(x)) * x.shape[1])
+    squares = []
+    for a, b in zip(torch.split(x, height), torch.split(y, height), strict=True):
+        squares.append(squared_norm(torch.sub(a, b, out=room[: a.numel()].view(a.shape))))
+    return torch.cat(squares)
 
 
 def spread(x: Tensor) -> Tensor:
