@@ -51,8 +51,8 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "digits with 10 clients and a small network in place of CIFAR-10.",
-        "small": "20 clients instead of 40, 20 rounds instead of 300, and the smaller network with 62,006 parameters: all methods are far from "
-        "converged, and levels cannot be compared with the paper's.",
+        "small": "20 clients instead of 40, 20 rounds instead of 300, and the smaller network with 62,006 parameters: "
+        "all methods are far from converged, and levels cannot be compared with the paper's.",
     },
     aliases={"fedavg_global": ("fedavg", "global")},
     inside=[(PART, "cgpfl_heur")],
