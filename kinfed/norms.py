@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,14 +25,18 @@ def norm(x: Tensor) -> Tensor:
     return squared_norm(x).sqrt()
 
 
-def squared_distance(x: Tensor, y: Tensor) -> Tensor:
-    """‖x − y‖² of the rows of x and y [n, P] in float64. Some rows at a time, whose difference stays in cache."""
-    height = max(IN_CACHE // max(x.shape[1], 1), 1)
-    room = x.new_empty(min(height, len(x)) * x.shape[1])
-    squares = []
-    for a, b in zip(torch.split(x, height), torch.split(y, height), strict=True):
-        squares.append(squared_norm(torch.sub(a, b, out=room[: a.numel()].view(a.shape))))
-    return torch.cat(squares)
+def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
+    """[n, len(models)] float64: ‖x − y‖² of the rows of each model [n, P] and those of the base. Some rows at a time:
+    the base's, and the difference, stay in cache."""
+    height = max(IN_CACHE // max(base.shape[1], 1), 1)
+    room = base.new_empty(min(height, len(base)) * base.shape[1])
+    found = base.new_empty(len(base), len(models), dtype=torch.float64)
+    blocks = (torch.split(tensor, height) for tensor in (found, base, *models))
+    for into, origin, *some in zip(*blocks, strict=True):
+        for number, rows in enumerate(some):
+            difference = torch.sub(rows, origin, out=room[: rows.numel()].view(rows.shape))
+            into[:, number] = squared_norm(difference)
+    return found
 
 
 def spread(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort
-from kinfed.norms import IN_CACHE, squared_distance
+from kinfed.norms import IN_CACHE, squared_distances
 from kinfed.task import Task
 
 TINY = 1e-9  # distances and sums below this count as zero
@@ -43,18 +43,19 @@ def mean_losses(task: Task, models: list[Tensor], part: Part) -> Tensor:
 def weights(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: str) -> tuple[Tensor, Tensor]:
     """gain [n, m] per distance of the candidates from the base, float64; and how many gains were not finite [n]."""
     finite = torch.isfinite(gain)
-    distance = torch.stack([_distance(theta, base, norm) for theta in candidates], 1).cpu()
+    distance = _distances(candidates, base, norm).cpu()
     usable = finite & (distance >= TINY)
     return torch.where(usable, gain / distance.clamp_min(TINY), 0.0), (~finite).sum(1)
 
 
-def _distance(theta: Tensor, base: Tensor, norm: str) -> Tensor:
+def _distances(candidates: list[Tensor], base: Tensor, norm: str) -> Tensor:
+    """[n, m] float64."""
     if norm == "none":
-        return torch.ones(len(theta), dtype=torch.float64)
+        return torch.ones(len(base), len(candidates), dtype=torch.float64)
     if norm == "l1":
-        size: Tensor = torch.linalg.vector_norm(theta - base, 1, dim=1, dtype=torch.float64)
-        return size
-    square = squared_distance(theta, base)
+        norms = [torch.linalg.vector_norm(theta - base, 1, dim=1, dtype=torch.float64) for theta in candidates]
+        return torch.stack(norms, 1)
+    square = squared_distances(candidates, base)
     return square if norm == "l2sq" else square.sqrt()
 
 

@@ -92,7 +92,7 @@ class FedFomo(Fomo[Client, Down]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         mixed, w, unusable = self._combine(task, client, down, data)
-        if self.newcomers == "train":
+        if self.newcomers == "train" and not bool(client.seen.all()):
             mixed = torch.where(client.seen[:, None].to(mixed.device), mixed, client.old)
         kept = client.seen & ~(w > 0).any(1)
         theta = sgd(task, mixed, data.train.batches(self.work))
@@ -110,8 +110,10 @@ class FedFomo(Fomo[Client, Down]):
         loss = mean_losses(task, [client.old, *candidates], judges(data))
         w, unusable = weights(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
         share = shares(w)
-        keeps = (share.sum(1) == 0)[:, None].to(client.old.device)
-        return torch.where(keeps, client.old, convex(candidates, share)), w, unusable
+        mixed, keeps = convex(candidates, share), share.sum(1) == 0
+        if bool(keeps.any()):
+            mixed = torch.where(keeps[:, None].to(mixed.device), client.old, mixed)
+        return mixed, w, unusable
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         new = super().aggregate(server, ids, up)
