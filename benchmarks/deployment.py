@@ -30,6 +30,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.predict import read_model
 from kinfed.simulation import simulate
+from kinfed.task import ModuleTask
 
 NODES = ["x", "y", "z"]
 METHODS = {
@@ -103,7 +104,8 @@ def report(
     found = loop.evaluate(keep_models=True)
     assert found.models is not None
     assert found.personal is not None
-    here = [loop.task.module_of(row).state_dict() for row in found.models]  # type: ignore[attr-defined]
+    assert isinstance(loop.task, ModuleTask)
+    here = [loop.task.module_of(row).state_dict() for row in found.models]
     local = torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in here])
     modules = [read_model(Vault(folder / f"vault-{name}").model_path()).module for name in names]
     there = torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])

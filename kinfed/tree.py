@@ -130,6 +130,13 @@ def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
     return isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1
 
 
+def as_slice(rows: Tensor) -> slice | Tensor:
+    """The same row numbers as a slice where each follows the one before, so that taking them copies nothing."""
+    if not len(rows) or not bool((rows[1:] - rows[:-1] == 1).all()):
+        return rows
+    return slice(int(rows[0]), int(rows[-1]) + 1)
+
+
 def _put_rows(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
     """tensor.index_copy_(0, index, rows); rows of models by numpy, which copies them in half of torch's time."""
     models = tensor.dim() == 2 and tensor.dtype == torch.float32

@@ -116,7 +116,7 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
         ({"client": "a", "data": "a.csv", "threads": "0"}, "threads"),
         ({"client": "a", "data": "a.csv", "least_noise": "much"}, "least_noise"),
         ({"client": "a,b", "data": "a.csv"}, r"would all have the data 'a.csv'; write \{client\} in it"),
-        ({"client": "a, a", "data": "{client}.csv"}, "twice"),
+        ({"client": "a, a", "data": "{client}.csv"}, "different names"),
     ):
         with pytest.raises(ConfigError, match=message):
             NodeSettings.parse_all(given)

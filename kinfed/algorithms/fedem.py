@@ -34,7 +34,7 @@ from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
 from kinfed.task import Task
-from kinfed.tree import Tree
+from kinfed.tree import Tree, as_slice
 
 
 @dataclass
@@ -137,8 +137,5 @@ class ExpectedLoss(MixtureTask):
 
     def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
         rows = self.place[torch.searchsorted(self.sorted, batch.ids)]
-        neighbours = bool((rows[1:] - rows[:-1] == 1).all())  # nearly always: then nothing is copied
-        models, pi = self.split(
-            self.start[int(rows[0]) : int(rows[-1]) + 1] if neighbours else self.start[rows.to(self.start.device)]
-        )
+        models, pi = self.split(self.start[as_slice(rows)])
         return shared_out(batch, responsibilities(self.task, models, pi, batch))

@@ -36,7 +36,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, hold_out
 from kinfed.data.ragged import Ragged
 from kinfed.data.table import SUFFIXES, TableOptions, is_table, load_like
-from kinfed.deploy.settings import NONE, STANDARD, Deployment
+from kinfed.deploy.settings import NONE, STANDARD, Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 DEFAULT_VAULT = "~/.kinfed/vault"
@@ -62,10 +62,8 @@ class NodeSettings:
     @classmethod
     def parse_all(cls, given: Mapping[str, Any]) -> list[NodeSettings]:
         """One for each client."""
-        names = [name.strip() for name in str(given.get("client", "")).split(",")]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"client in --node-config names a client twice: {', '.join(names)}")
-        data = str(given.get("data", ""))
+        client, data = (str(given.get(key, "")) for key in ("client", "data"))
+        names = distinct("clients in --node-config", client) if client.strip() else [""]
         if len(names) > 1 and NAME not in data and not _calls_function(data):
             raise ConfigError(
                 f"the clients {', '.join(names)} of this node would all have the data {data!r}; write {NAME} in it "

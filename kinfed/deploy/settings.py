@@ -131,19 +131,19 @@ class Deployment(BaseModel):
         """Where the operator listed them, in that order."""
         if self.clients.strip().lstrip("-").isdigit():
             return None
-        return _distinct("clients", self.clients)
+        return distinct("clients", self.clients)
 
     @property
     def class_names(self) -> list[str]:
         if self.classes.strip().isdigit():
             return [str(number) for number in range(_at_least_two(int(self.classes)))]
-        names = _distinct("classes", self.classes)
+        names = distinct("classes", self.classes)
         _at_least_two(len(names))
         return names
 
     @property
     def feature_columns(self) -> list[str] | None:
-        return _distinct("features", self.features) if self.features.strip() else None
+        return distinct("features", self.features) if self.features.strip() else None
 
     @property
     def divisor(self) -> float | None:
@@ -204,7 +204,7 @@ class Deployment(BaseModel):
         return self.run.model_copy(update={"rounds": rounds}).fingerprint(settings)
 
 
-def _distinct(what: str, text: str) -> list[str]:
+def distinct(what: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{what} are different names separated by commas; got {text!r}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import CheckpointError, StorageError
-from kinfed.tree import Tree
+from kinfed.tree import Tree, as_slice
 
 Client = TypeVar("Client", bound=Tree)
 
@@ -43,8 +43,8 @@ class ClientStore(Generic[Client]):
         new = (slot < 0).nonzero().squeeze(1)
         if self._rows is None or 0 < len(new) == len(ids):
             return self._fresh(ids)
-        if borrow and not len(new) and len(ids) and bool((slot[1:] - slot[:-1] == 1).all()):
-            return self._rows.take(slice(int(slot[0]), int(slot[-1]) + 1))
+        if borrow and not len(new):
+            return self._rows.take(as_slice(slot))
         rows = self._rows.take(slot.clamp_min(0))
         if len(new):
             rows.put(new, self._fresh(ids[new]))
@@ -57,12 +57,10 @@ class ClientStore(Generic[Client]):
             self._reserve(used + len(new), rows)
             self.slot[new] = torch.arange(used, used + len(new))
         if self._rows is not None:
-            self._rows.put(self.slot[ids], self._apart(rows))
-
-    def _apart(self, rows: Client) -> Client:
-        """Rows without memory of ours: a method may hand back what it borrowed, even as another field."""
-        ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()} if self._rows else set()
-        return rows.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in ours else tensor)
+            # A method may hand back what it borrowed, even as another field.
+            ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()}
+            apart = rows.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in ours else tensor)
+            self._rows.put(self.slot[ids], apart)
 
     def _reserve(self, capacity: int, like: Client) -> None:
         held = 0 if self._rows is None else _length(self._rows)
