@@ -10,6 +10,7 @@ from torch import Tensor
 from kinfed.data.batches import Batch, Batches
 from kinfed.descent import Pull, rows_of
 from kinfed.task import Task
+from kinfed.tree import runs
 
 
 def sgd(
@@ -33,8 +34,7 @@ def sgd(
     if order is not None:
         back = torch.argsort(order)
         pull = None if pull is None else (rows_of(pull[0], order), pull[1][order])
-        trained = sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)
-        return trained[back]
+        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)[back]
     if work.momentum == 0 and mask is None and (work.weight_decay == 0 or pull is None):
         pull = toward_zero(theta, work.weight_decay) if pull is None else pull
         descent = task.descent(theta, len(batches), pull)
@@ -44,7 +44,7 @@ def sgd(
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if work.momentum else None
-    share = None if mask is None else mask.to(x)
+    trained = [slice(None)] if mask is None else runs(mask)
     for rows, batch in batches.fleeting():
         now = x[rows]
         toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
@@ -58,10 +58,8 @@ def sgd(
             v = velocity[rows]
             v.mul_(work.momentum).add_(g)
             g = v
-        if share is None:
-            now.add_(g, alpha=-rate)
-        else:  # velocities of what does not train come to nothing here
-            now.addcmul_(g, share, value=-rate)
+        for columns in trained:  # velocities of what does not train come to nothing here
+            now[:, columns].add_(g[:, columns], alpha=-rate)
     return x
 
 

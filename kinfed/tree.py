@@ -137,6 +137,14 @@ def as_slice(rows: Tensor) -> slice | Tensor:
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
+def runs(chosen: Tensor) -> list[slice]:
+    """Where bool [P] is true, as slices from left to right: whole layers, copied or changed at the speed of memory,
+    where a mask goes number by number."""
+    outside = chosen.new_zeros(1)
+    edges = torch.diff(torch.cat([outside, chosen, outside])).nonzero().view(-1, 2)
+    return [slice(begin, end) for begin, end in edges.tolist()]
+
+
 def _put_rows(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
     """tensor.index_copy_(0, index, rows); rows of models by numpy, which copies them in half of torch's time."""
     models = tensor.dim() == 2 and tensor.dtype == torch.float32

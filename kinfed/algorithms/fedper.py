@@ -20,7 +20,7 @@ from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.task import Task
-from kinfed.tree import Tree
+from kinfed.tree import Tree, runs
 
 
 @dataclass
@@ -80,7 +80,11 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
 
     def _join(self, own: Tensor, shared: Tensor, mask: Tensor) -> Tensor:
         theta = shared.new_empty(len(shared), len(mask))
-        theta[:, mask], theta[:, ~mask] = own, shared
+        for part, chosen in ((own, mask), (shared, ~mask)):
+            places = runs(chosen)
+            sizes = [place.stop - place.start for place in places]
+            for place, columns in zip(places, torch.split(part, sizes, 1), strict=True):
+                theta[:, place] = columns
         return theta
 
     def init_server(self, task: Task, clients: Population) -> Server:
@@ -96,7 +100,7 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
         mask = self.own_mask(task)
         theta = self.train(task, self._join(client.own, down.shared, mask), mask, data)
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return Client(theta[:, mask]), Up(theta[:, ~mask] - down.shared, count)
+        return Client(_columns(theta, mask)), Up(_columns(theta, ~mask) - down.shared, count)
 
     def train(self, task: Task, theta: Tensor, own: Tensor, data: Cohort) -> Tensor:
         """Local training of the joined model; what related methods change."""
@@ -110,3 +114,9 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return self._join(client.own, down.shared, self.own_mask(task))
+
+
+def _columns(theta: Tensor, chosen: Tensor) -> Tensor:
+    """theta[:, chosen], whole layers at a time instead of number by number; a view where they follow one another."""
+    parts = [theta[:, place] for place in runs(chosen)]
+    return parts[0] if len(parts) == 1 else torch.cat([theta[:, :0], *parts], 1)

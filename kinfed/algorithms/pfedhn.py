@@ -48,7 +48,7 @@ from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
-IN_CACHE = 1 << 16  # numbers of each of a few tensors that a core can come back to without asking the memory
+IN_CACHE = 1 << 17  # numbers of each of a few tensors that a core can come back to without asking the memory
 
 
 @dataclass
@@ -75,6 +75,19 @@ class Down(Tree):
 @dataclass
 class Up(Tree):
     delta: Tensor  # [n, P] Δθ_i
+
+
+@dataclass
+class Outer:
+    """The matrix leftᵀ right [P, H], a sum of n outer products, which need not be multiplied out."""
+
+    left: Tensor  # [n, P]
+    right: Tensor  # [n, H]
+
+    def norm(self) -> Tensor:
+        """Frobenius, from the products of rows: ‖leftᵀ right‖² = Σ_ij (left leftᵀ)_ij (right rightᵀ)_ij"""
+        of_left, of_right = (x @ x.T for x in (self.left, self.right))
+        return (of_left * of_right).sum().clamp_min(0).sqrt()
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         # head for all of them, while it is in the cache: it is a hundred times as large as a model.
         features = [self.features(phi.embedding[i : i + 1], phi.trunk)[0] for i in ids.tolist()]
         theta = phi.bias.expand(len(ids), -1).clone()
-        count = max(IN_CACHE // self.hidden, 1)
+        count = self._rows_in_cache
         for some, head in zip(torch.split(theta, count, 1), torch.split(phi.head, count), strict=True):
             for row, f in zip(some.unbind(0), features, strict=True):
                 row.addmv_(head, f)
@@ -178,31 +191,39 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         # θ = head f + bias, hence J_fᵀ Δθ = headᵀ Δθ: torch goes on from there through the trunk.
         d_e, d_trunk = torch.autograd.grad(f, (e, trunk), grad_outputs=-(up.delta @ phi.head))
         f = f.detach()
-        gradient = [d_trunk / n, up.delta.T @ (f / -n), -up.delta.mean(0)]
-        norm = torch.stack([g.norm() for g in gradient]).norm()
+        d_head = Outer(up.delta, f / -n)  # Δφ is the mean over the clients
+        d_bias, d_trunk = -up.delta.mean(0), d_trunk / n
+        norm = torch.stack([d_head.norm(), d_trunk.norm(), d_bias.norm()]).norm()
         shrink = (self.clip / norm.clamp_min(self.clip)).item()
+        trunk, v_trunk = self._step(phi.trunk, old.trunk, d_trunk * shrink)
+        head, v_head = self._head_step(phi.head, old.head, d_head, shrink)
+        bias, v_bias = self._step(phi.bias, old.bias, d_bias * shrink)
         e_norm = d_e.norm(dim=1, keepdim=True)
-        moved = [
-            self._step(p, v, g, shrink)
-            for p, v, g in zip((phi.trunk, phi.head, phi.bias), (old.trunk, old.head, old.bias), gradient, strict=True)
-        ]
         embedding, velocity = phi.embedding.clone(), old.embedding.clone()
         embedding[ids], velocity[ids] = self._step(
-            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip)), 1.0
+            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip))
         )
-        (trunk, v_trunk), (head, v_head), (bias, v_bias) = moved
         return Server(Hypernetwork(embedding, trunk, head, bias), Hypernetwork(velocity, v_trunk, v_head, v_bias))
 
-    def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor, shrink: float) -> tuple[Tensor, Tensor]:
-        """SGD: v ← μ v + shrink g + wd p;  p ← p − α v. Some rows at a time, which stay in the cache. The gradient
-        becomes v."""
-        moved = torch.empty_like(parameter)
-        count = max(IN_CACHE * len(parameter) // max(parameter.numel(), 1), 1)
-        parts = (torch.split(x, count) for x in (parameter, momentum, gradient, moved))
-        for p, old, v, to in zip(*parts, strict=True):
-            v.mul_(shrink).add_(p, alpha=self.server_weight_decay).add_(old, alpha=self.server_momentum)
+    def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """SGD: v ← μ v + wd p + g;  p ← p − α v."""
+        v = (self.server_momentum * momentum).add_(parameter, alpha=self.server_weight_decay).add_(gradient)
+        return parameter.add(v, alpha=-self.server_lr), v
+
+    def _head_step(self, head: Tensor, momentum: Tensor, gradient: Outer, shrink: float) -> tuple[Tensor, Tensor]:
+        """The same for the head, a hundred times as large as a model: some rows at a time, which stay in the cache,
+        and the gradient of the others does not exist meanwhile."""
+        moved, velocity = torch.empty_like(head), torch.empty_like(head)
+        parts = (torch.split(x, self._rows_in_cache) for x in (head, momentum, gradient.left.T, moved, velocity))
+        for p, old, left, to, v in zip(*parts, strict=True):
+            torch.mul(old, self.server_momentum, out=v)
+            v.add_(p, alpha=self.server_weight_decay).addmm_(left, gradient.right, alpha=shrink)
             torch.add(p, v, alpha=-self.server_lr, out=to)
-        return moved, gradient
+        return moved, velocity
+
+    @property
+    def _rows_in_cache(self) -> int:
+        return max(IN_CACHE // self.hidden, 1)
 
     def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
         raise ConfigError(

@@ -23,6 +23,7 @@ from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Federation
 from kinfed.mixture import task_for
 from kinfed.pool.base import Download, Evaluation, Reply, Shared
+from kinfed.pool.memory import keep_freed_memory
 from kinfed.pool.store import ClientStore
 from kinfed.task import Score, Task
 from kinfed.tree import Tree
@@ -55,6 +56,7 @@ class LocalPool:
         self.seed = seed
         self.workers = workers or available_cores()
         self._chunk = chunk
+        keep_freed_memory()
         self._threads: ThreadPoolExecutor | None = None
 
         def fresh(ids: Tensor) -> Tree:
