@@ -3,6 +3,7 @@
     python benchmarks/costs.py                                 all methods on mlr and mlp, and Self-FL
     python benchmarks/costs.py --cgpfl                         CGPFL / pFedMe, and the share of clustering
     python benchmarks/costs.py --models mlp --methods ditto,apfl --repeats 15
+    python benchmarks/costs.py --methods fedfomo,pfedhn --steps 50 --batch 64
     python benchmarks/costs.py --selffl --repeats 25           Self-FL / FedAvg only
 
 Methods take turns with FedAvg in one process on one core (kinfed.bench.costs). An overhead above 1.3 is marked: the
@@ -72,6 +73,8 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SETTINGS))
     parser.add_argument("--methods", default="", help="names separated by commas; all where none is named")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--steps", type=int, help="local steps of the table's methods instead of the setting's")
+    parser.add_argument("--batch", type=int, help="examples of a step, likewise")
     parser.add_argument("--selffl", action="store_true", help="only Self-FL against FedAvg at equal local steps")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument("--cgpfl", action="store_true", help="only CGPFL against pFedMe, for K = 1 and 20")
@@ -86,8 +89,10 @@ def main() -> None:
         for model in given.models.split(","):
             with console.status("") as status:
                 names = [name for name in given.methods.split(",") if name]
-                found[model] = measure_costs(model, names, given.repeats, progress=status.update)
-            print_costs(found[model], SETTINGS[model].title, console)
+                found[model] = measure_costs(
+                    model, names, given.repeats, steps=given.steps, batch=given.batch, progress=status.update
+                )
+            print_costs(found[model], SETTINGS[model].with_work(given.steps, given.batch).title, console)
     if given.selffl or not given.methods:
         for workload in SELFFL:
             warm_up = 60 if workload.participation < 1 else 4  # until all clients have a state

@@ -34,6 +34,7 @@ def batch(n: int, size: int) -> Batch:
         ("perfedavg_hf", 8),
         ("apfl", 4),
         ("mocha", 0),
+        ("pfedhn", 2 + 101 / 4),  # the head of its server's network: a hundred and one weights per parameter
         ("ifca", 2 + 4 * 10 / 4 / 3),  # four models on ten training examples, in batches of four, forward only
     ],
 )
@@ -45,6 +46,14 @@ def test_gradients_are_those_of_the_method(method: str, gradients: float) -> Non
     assert cost.seconds > 0
     assert cost.time_ratio > 0
     assert (cost.overhead is None) == (gradients == 0)
+
+
+def test_local_work_can_be_chosen() -> None:
+    with pytest.raises(ConfigError, match="steps"):
+        measure_costs("mlr", ["fedavg"], repeats=1, steps=0)
+    setting = SETTINGS["mlr"].with_work(50, None)
+    assert (setting.steps, setting.batch) == (50, SETTINGS["mlr"].batch)
+    assert "50 steps of" in setting.title
 
 
 def test_a_question_is_counted_once_however_the_task_answers_it() -> None:

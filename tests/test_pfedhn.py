@@ -10,7 +10,7 @@ from method_bench import ALL, LR, by_hand, close, gradient, linear, models
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.pfedhn import PFedHN, Server, Up
+from kinfed.algorithms.pfedhn import Outer, PFedHN, Server, Up
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError
 from kinfed.task import make_task
@@ -146,3 +146,12 @@ def test_bad_options_and_models_too_large() -> None:
     PFedHN(max_gb=2e-5).check(make_task(linear), clients)
     with pytest.raises(ConfigError, match=r"15 parameters takes 0.0 GB .* lower hidden, or raise max_gb"):
         PFedHN(max_gb=1.8e-5).check(make_task(linear), clients)
+
+
+@pytest.mark.parametrize(("n", "parameters"), [(1, 7), (5, 7), (9, 4), (3, 0)])
+def test_the_norm_of_a_sum_of_outer_products(n: int, parameters: int) -> None:
+    torch.manual_seed(n)
+    outer = Outer(torch.randn(n, parameters), torch.randn(n, 6))
+    assert torch.allclose(outer.norm(), (outer.left.T @ outer.right).norm(), rtol=1e-5)
+    opposite = Outer(torch.tensor([[1e4, 3.0], [-1e4, -3.0]]), torch.tensor([[2.0, 1e3], [2.0, 1e3]]))
+    assert opposite.norm() == 0  # also where rounding leaves less than nothing

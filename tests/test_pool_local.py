@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -274,3 +277,20 @@ def test_states_on_disk_give_the_same_bits(tmp_path: Path) -> None:
         assert torch.equal(tensor, on_disk.clients.named()[name])
     in_memory.close()
     on_disk.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_memory_of_past_rounds_is_used_again() -> None:
+    """Tensors of some megabytes come and go; in a process that keeps them, without a page asked for again."""
+    program = (
+        "import resource, torch\n"
+        "from kinfed.pool.memory import keep_freed_memory\n"
+        "assert keep_freed_memory()\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(3): torch.ones(20, 1 << 20)\n"
+        "before = faults()\n"
+        "for _ in range(10): torch.ones(20, 1 << 20)\n"
+        "print(faults() - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 20_000  # one tensor alone has as many pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.tree import Nothing, Tree
+from kinfed.tree import Nothing, Tree, runs
 
 
 @dataclass
@@ -227,3 +228,12 @@ def test_a_long_half_precision_row_is_finite() -> None:
 
 def test_a_shared_row_is_judged_for_all_it_stands_for() -> None:
     assert Inner(torch.tensor([[1.0, float("nan")]]).expand(3, 2)).finite_rows(3).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("pattern", ["", "0", "1", "0110", "1011", "111", "000", "10100111"])
+def test_runs_are_what_a_mask_chooses(pattern: str) -> None:
+    mask = torch.tensor([c == "1" for c in pattern], dtype=torch.bool)
+    columns = torch.arange(len(mask))
+    found = runs(mask)
+    assert torch.equal(torch.cat([columns[:0], *(columns[run] for run in found)]), columns[mask])
+    assert all(before.stop < after.start for before, after in pairwise(found))  # none could be one with the next

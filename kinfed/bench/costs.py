@@ -5,8 +5,9 @@
 Every method takes turns with FedAvg (A B A B ...) on one core, on the same data; a ratio is the median over the turns
 of processor time against the FedAvg round next to it, so that a busy machine meets both. Gradients are counted where
 the task computes them, in units of one gradient of the work's batch; a forward pass alone is a third of one, because
-the backward pass takes two products for each one of the forward pass. What is left, `overhead`, is the time that
-gradients do not explain: passes over state, server work, steps that cannot be fused.
+the backward pass takes two products for each one of the forward pass. The gradient that pFedHN's server takes through
+its own network counts too. What is left, `overhead`, is the time that gradients do not explain: passes over state,
+server work, steps that cannot be fused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from kinfed.algorithm import Algorithm
 from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.pfedhn import PFedHN
 from kinfed.bench.workload import Workload, synthetic
 from kinfed.data.batches import Batch
 from kinfed.data.federation import Federation
@@ -150,10 +152,13 @@ def measure_costs(
     methods: Sequence[str] = (),
     repeats: int = 9,
     *,
+    steps: int | None = None,
+    batch: int | None = None,
     quick: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Cost]:
-    """Every named method (all where none is named) against FedAvg; those that refuse the model are left out."""
+    """Every named method (all where none is named) against FedAvg; those that refuse the model are left out. `steps`
+    and `batch` replace the setting's."""
     if model not in SETTINGS:
         raise unknown_name("model", model, SETTINGS)
     for name in methods:
@@ -162,6 +167,7 @@ def measure_costs(
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1; got {repeats}")
     setting = SETTINGS[model]
+    setting = setting.with_work(steps, batch)
     if quick:
         setting = replace(setting.quick(), fewest=setting.quick().examples)  # clients of one size, as in the full one
     federation = with_validation(synthetic(setting), 2 if quick else VALIDATION)
@@ -249,7 +255,12 @@ def _gradients(loop: Loop, setting: Workload) -> float:
     with counted(loop.task) as count:
         for _ in loop.rounds(rounds):
             pass
-    return count.examples / (setting.batch * setting.active * rounds)
+    return count.examples / (setting.batch * setting.active * rounds) + _of_server(loop.algorithm) / setting.batch
+
+
+def _of_server(algorithm: Algorithm[Any, Any, Any, Any]) -> int:
+    """Gradients on the server, per client: how many examples' through the model take as many products."""
+    return algorithm.hidden + 1 if isinstance(algorithm, PFedHN) else 0  # the head's weights, per parameter
 
 
 def print_costs(costs: Sequence[Cost], title: str, console: Console | None = None) -> None:

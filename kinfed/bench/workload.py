@@ -49,6 +49,10 @@ class Workload:
     def work(self) -> Work:
         return Work(lr=0.03, batch=self.batch, steps=self.steps)
 
+    def with_work(self, steps: int | None, batch: int | None) -> Workload:
+        """Other local work, where it is given."""
+        return replace(self, steps=self.steps if steps is None else steps, batch=self.batch if batch is None else batch)
+
     def build(self) -> nn.Module:
         return build_model(self.model, self.shape, CLASSES)
 
