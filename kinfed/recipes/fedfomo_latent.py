@@ -38,6 +38,7 @@ LAST_TRAINED = "personal.accuracy"  # of ONE_MODEL: each client's model after it
 WORK: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-4, "lr_decay": 0.99, "lr_floor": 1e-4}
 PAPER_BATCHES = {"batch": 50, "epochs": 5}
 COLOUR = {"standardize": "imagenet"}
+FEW_STEPS = 12  # about an epoch: eleven methods in several parts within minutes
 
 
 def methods(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict[str, dict[str, Any]]:
@@ -47,7 +48,7 @@ def methods(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict[str, d
         "fedfomo-10": {"method": "fedfomo", "models": 10},
         # Its own thresholds fit another network, and wait for 20 rounds, which is when these runs end.
         "cfl": {"t_min": 5, "eps1_rel": 0.6, "eps2_rel": 0.5},
-        # λ lr must stay below 1; and it takes five gradients on each batch, so eight batches are twice the common work.
+        # λ lr must stay below 1; and it takes five gradients on each batch, so that few batches are much work.
         "pfedme": {"lr": min(lr, 0.05), **({} if scale == "paper" else {"steps": 8})},
     }
     if scale == "smoke":
@@ -55,8 +56,9 @@ def methods(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict[str, d
     return {label: {"method": label, **options.get(label, {})} for label in labels}
 
 
-def setting(scale: Scale, groups: int = 5, data: str = "cifar10", clients: int = 15) -> dict[str, Any]:
-    """Data, split, model, local work and budget: 15 clients that all take part, or 100 of which a tenth does."""
+def setting(scale: Scale, groups: int = 5, data: str = "cifar10", clients: int = 15, steps: int = 20) -> dict[str, Any]:
+    """Data, split, model, local work and budget: 15 clients that all take part, or 100 of which a tenth does. `steps`
+    are those of 15 clients on CIFAR-10 at the scale small."""
     partition: dict[str, Any] = {"name": "latent", "groups": groups}
     if groups == 10 and data == "cifar10":
         partition["by_label"] = True  # as the released code does
@@ -76,7 +78,7 @@ def setting(scale: Scale, groups: int = 5, data: str = "cifar10", clients: int =
     if scale == "paper":
         images = {"name": data, **COLOUR}
         return common | PAPER_BATCHES | {"dataset": images, "model": "cnn_fomo", "augment": "crop_flip"}
-    common |= {"batch": 20, "steps": 5 if clients == 100 else 10 if data == "cifar100" else 20}
+    common |= {"batch": 20, "steps": 5 if clients == 100 else 10 if data == "cifar100" else steps}
     if scale == "smoke":
         return common | {"dataset": "digits", "model": "mlp", "steps": 5, "rounds": 6, "seeds": [0, 1]}
     some = {"name": "cifar100_subset"} if data == "cifar100" else {"name": data, "examples": 6000}
@@ -116,7 +118,7 @@ def parts(scale: Scale) -> list[Part]:
     return [
         Part(
             f"{data}-{groups}" + ("-many" if clients == 100 else ""),
-            setting(scale, groups, data, clients) | {"algorithms": methods(labels, scale)},
+            setting(scale, groups, data, clients, FEW_STEPS) | {"algorithms": methods(labels, scale)},
             measured,
         )
         for data, groups, clients, labels in plan
@@ -280,7 +282,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
         "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), embeddings of a small "
-        "network trained on them, conv 6/16 instead of 32/64/64, 20 (CIFAR-100: 10, 100 clients: 5) steps of 20 "
+        "network trained on them, conv 6/16 instead of 32/64/64, 12 (CIFAR-100: 10, 100 clients: 5) steps of 20 "
         "examples instead of 5 epochs, no augmentation; all methods at D = 5 only. Compare orders, not levels.",
     },
     inside=[("cifar10-5", "fedfomo-5")],
