@@ -85,7 +85,9 @@ def run(
     dropout: Annotated[float | None, typer.Option(help="Chance that an active client never replies.")] = None,
     stragglers: Annotated[float | None, typer.Option(help="Chance that a client does only part of its work.")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations (0: only the last).")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints (default: 20 seconds between them).")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.")] = None,
     pool: Annotated[str | None, typer.Option(help="Where clients live: local, or ray for many machines.")] = None,
     ray_address: Annotated[

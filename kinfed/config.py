@@ -124,7 +124,7 @@ class RunConfig(BaseModel):
     pretrain: int = Field(0, ge=0)
     warm_start: int = Field(0, ge=0)
     eval_every: int = Field(5, ge=0)
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: int | None = Field(None, ge=1)  # rounds; None: as time passes
     device: str = "cpu"
     path: Literal["auto", "stacked", "rows", "vmap"] = "auto"
     pool: Literal["local", "ray"] = "local"

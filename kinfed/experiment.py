@@ -9,6 +9,7 @@ Per seed the federation, the starting model and the sampling are made once and s
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -40,6 +41,8 @@ from kinfed.task import ModuleTask, Task, make_task
 
 if TYPE_CHECKING:
     from kinfed.pool.ray import RayCluster
+
+CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
 
 
 class Observer(Protocol):
@@ -333,6 +336,7 @@ class Experiment:
         if folder is not None:
             folder.rewind(label, seed, loop.completed)
         self.observer.started(label, seed, loop.completed - config.warm_start, config.rounds)
+        saved = time.monotonic()
         try:
             while loop.completed < last:
                 report = loop.round()
@@ -341,10 +345,11 @@ class Experiment:
                 totals["seconds"] += report.seconds
                 personal = self._after_round(label, loop, report, last, data, folder)
                 self.observer.round(label, seed, report, personal)
-                due = report.round % config.checkpoint_every == 0 or report.round == last
+                due = report.round == last or self._checkpoint_due(report.round, time.monotonic() - saved)
                 if checkpoints is not None and folder is not None and (due or self.should_stop()):
                     folder.sync()
                     checkpoints.save(name, report.round, loop.state(), {"totals": totals})
+                    saved = time.monotonic()
                 self._stop_if_asked()
             evaluation = loop.evaluate(keep_models=config.save_models)
         finally:
@@ -358,6 +363,11 @@ class Experiment:
             float(totals["seconds"]), evaluation, w, judge_alternatives(evaluation, data, task),
             None if loop.privacy is None else loop.privacy.summary(data.names),
         )  # fmt: skip
+
+    def _checkpoint_due(self, round: int, seconds: float) -> bool:
+        """So many seconds after the last one."""
+        every = self.config.checkpoint_every
+        return seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
 
     def _after_round(
         self, label: str, loop: Loop, report: RoundReport, last: int, data: Federation, folder: RunFolder | None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import kinfed
+from kinfed.checkpoint import Checkpoints
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.experiment import Interrupted, read_config
 from kinfed.journal import RunFolder, same_results
@@ -92,6 +94,26 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert not (tmp_path / "cut" / "summary.json").exists(), "it ended before it was killed"
     kinfed.run(**settings, out=tmp_path / "cut", resume=True)
     assert same_results(tmp_path / "whole", tmp_path / "cut") == []
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "saved"), [(None, 0.0, [1, 2, 3, 4, 5]), (None, 1e9, [5]), (2, 1e9, [2, 4, 5])]
+)
+def test_checkpoints_come_as_time_passes_or_by_rounds(
+    every: int | None, seconds: float, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    save = Checkpoints.save
+
+    def watched(self: Checkpoints, label: str, round: int, *rest: Any) -> None:
+        found.append(round)
+        save(self, label, round, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    monkeypatch.setattr("kinfed.experiment.CHECKPOINT_SECONDS", seconds)
+    settings = {**SMALL, "algorithms": "local", "rounds": 5, "seeds": (0,), "checkpoint_every": every}
+    kinfed.run(**settings, out=tmp_path / "run")
+    assert found == saved
 
 
 def test_a_warm_start_is_shared_and_resumes(tmp_path: Path) -> None:
