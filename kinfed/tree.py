@@ -137,6 +137,12 @@ def as_slice(rows: Tensor) -> slice | Tensor:
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]: a view where each follows the one before, else whole rows at a time."""
+    found = as_slice(rows)
+    return x[found] if isinstance(found, slice) else x.index_select(0, found.to(x.device))
+
+
 def runs(chosen: Tensor) -> list[slice]:
     """Where bool [P] is true, as slices from left to right: whole layers, copied or changed at the speed of memory,
     where a mask goes number by number."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.tree import Nothing, Tree, runs
+from kinfed.tree import Nothing, Tree, runs, take_rows
 
 
 @dataclass
@@ -237,3 +237,12 @@ def test_runs_are_what_a_mask_chooses(pattern: str) -> None:
     found = runs(mask)
     assert torch.equal(torch.cat([columns[:0], *(columns[run] for run in found)]), columns[mask])
     assert all(before.stop < after.start for before, after in pairwise(found))  # none could be one with the next
+
+
+@pytest.mark.parametrize("rows", [[], [2], [0, 1, 2], [1, 2], [2, 1], [0, 0, 2], [3, 1, 3]])
+def test_rows_by_number_are_views_where_they_can_be(rows: list[int]) -> None:
+    x, index = torch.arange(12.0).view(4, 3), torch.tensor(rows, dtype=torch.int64)
+    found = take_rows(x, index)
+    assert torch.equal(found, x[index])
+    follow = bool(rows) and rows == list(range(rows[0], rows[0] + len(rows)))
+    assert (found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == follow

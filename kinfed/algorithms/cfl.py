@@ -39,7 +39,7 @@ from kinfed.hierarchy import agglomerate, cosines
 from kinfed.local import sgd
 from kinfed.norms import norm
 from kinfed.task import Task
-from kinfed.tree import Nothing, Tree
+from kinfed.tree import Nothing, Tree, take_rows
 
 
 @dataclass
@@ -113,7 +113,7 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
         )
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.model[server.cluster[ids]])
+        return Down(take_rows(server.model, server.cluster[ids]))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.w, data.train.batches(self.work)) - down.w)
@@ -132,7 +132,7 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
             rows = torch.isin(owner, members).nonzero().squeeze(1)
             if len(rows) < len(members):
                 continue  # somebody has not been heard since the cluster came to be
-            updates = last.index_select(0, rows.to(last.device)) if len(rows) < len(last) else last
+            updates = take_rows(last, rows)
             mean_norm[c] = float(mean_of(updates, torch.ones(len(rows))).norm(dtype=torch.float64))
             max_norm[c] = float(size[rows].max())
             stalls = mean_norm[c] < eps1 and max_norm[c] > eps2
@@ -151,7 +151,7 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
         model = server.model[origin]
         for c in torch.unique(cluster[ids]).tolist():
             rows = (cluster[ids] == c).nonzero().squeeze(1)
-            model[c] += mean_of(up.delta[rows], torch.ones(len(rows)))
+            model[c] += mean_of(take_rows(up.delta, rows), torch.ones(len(rows)))
         if not bool(known.all()):
             owner, last = owner[known], last[known]
         return Server(
@@ -179,7 +179,7 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
         return replace(server, cluster=cluster)
 
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
-        return server.model[server.cluster[ids]]
+        return take_rows(server.model, server.cluster[ids])
 
     def server_figures(self, server: Server) -> dict[str, Any]:
         judged = server.max_norm > 0

@@ -34,7 +34,7 @@ from kinfed.errors import ConfigError
 from kinfed.hierarchy import LINKAGES, METRICS, agglomerate, distances
 from kinfed.local import sgd
 from kinfed.task import Task
-from kinfed.tree import Nothing, Tree
+from kinfed.tree import Nothing, Tree, take_rows
 
 
 @dataclass
@@ -127,7 +127,8 @@ class FLHC(Algorithm[Server, Nothing, Down, Up]):
         label = torch.where(counts, cluster[ids], -1)
         for c in torch.unique(label[counts]).tolist():
             rows = (label == c).nonzero().squeeze(1)
-            model[c] += mean_of(up.delta[rows], torch.ones(len(rows)) if up.count is None else up.count[rows])
+            weight = torch.ones(len(rows)) if up.count is None else up.count[rows]
+            model[c] += mean_of(take_rows(up.delta, rows), weight)
         return Server(model, cluster, origin, centre, threshold, server.round + 1)
 
     def _clusters(self, updates: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +152,8 @@ class FLHC(Algorithm[Server, Nothing, Down, Up]):
     def global_models(self, server: Server, ids: Tensor) -> Tensor:
         cluster = server.cluster[ids]
         placed = (cluster >= 0)[:, None].to(server.model.device)
-        return torch.where(placed, server.model[cluster.clamp_min(0)], server.origin)
+        model = take_rows(server.model, cluster.clamp_min(0))
+        return model if bool(placed.all()) else torch.where(placed, model, server.origin)
 
     def server_figures(self, server: Server) -> dict[str, Any]:
         return {

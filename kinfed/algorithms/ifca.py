@@ -29,7 +29,7 @@ from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.task import Task
-from kinfed.tree import Nothing, Tree
+from kinfed.tree import Nothing, Tree, take_rows
 from kinfed.weighing import mean_losses
 
 
@@ -110,7 +110,8 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
             cluster[ids] = label
         for k in torch.unique(label).tolist():
             rows = (label == k).nonzero().squeeze(1)
-            omega[k] += mean_of(up.delta[rows], torch.ones(len(rows)) if up.count is None else up.count[rows])
+            weight = torch.ones(len(rows)) if up.count is None else up.count[rows]
+            omega[k] += mean_of(take_rows(up.delta, rows), weight)
         return Server(omega, cluster, server.round + 1, server.key)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:

@@ -38,7 +38,7 @@ from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.task import Task
 from kinfed.theory import others_sum
-from kinfed.tree import Tree
+from kinfed.tree import Tree, take_rows
 from kinfed.uncertainty import UNKNOWN, positive
 
 USUAL_CLUSTERS = 5
@@ -144,7 +144,7 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
             server.last[ids] = server.theta + up.delta
         for c in sorted(set(server.group[ids].tolist())):
             rows = (server.group[ids] == c).nonzero().squeeze(1)
-            delta = up.delta[rows]
+            delta = take_rows(up.delta, rows)
             weight = self.weights(server.s[ids[rows]], self.between(delta, torch.zeros_like(server.s0)))
             server.rep[c] = server.theta + mean_of(delta, weight)
             server.seen[c] = True
