@@ -81,15 +81,16 @@ class FedFomoMA(Fomo[Client, Down]):
         average, without = averages[:, 0], averages[:, 1:]
         for number in range(1, count):
             average += without[:, number]
-        torch.sub(average[:, None], without, out=without).div_(count - 1)
-        average.div_(count)
+        average.div_(count - 1)
+        torch.add(average[:, None], without, alpha=-1 / (count - 1), out=without)  # (Σ θ − θ_n) / (N − 1)
+        average.mul_((count - 1) / count)
         if self.combine == "client":
             return Down(averages, nothing)
-        mix = server.mix[ids]
-        heard = server.heard[ids].clamp_min(0).to(server.theta.device)  # nobody has the weight 0
-        mixed = convex([server.theta.index_select(0, whose) for whose in heard.unbind(1)], mix)
-        weighed = (mix.sum(1) > 0)[:, None].to(mixed.device)
-        return Down(averages, torch.where(weighed, mixed, average)[:, None])
+        start = average.clone()
+        for row, client in zip(start.unbind(0), ids.tolist(), strict=True):
+            if bool(server.mix[client].any()):
+                _mix_(row, server.theta, server.heard[client], server.mix[client])
+        return Down(averages, start[:, None])
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         w, unusable = self._weigh(task, down, data)
@@ -137,3 +138,10 @@ class FedFomoMA(Fomo[Client, Down]):
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"unusable_models": client.unusable.to(torch.float32)}
+
+
+def _mix_(row: Tensor, models: Tensor, whose: Tensor, share: Tensor) -> None:
+    """row ← Σ_j share[j] models[whose[j]], without a copy of these models; many have no share."""
+    row.zero_()
+    for j in share.nonzero().squeeze(1).tolist():
+        row.add_(models[int(whose[j])], alpha=float(share[j]))
