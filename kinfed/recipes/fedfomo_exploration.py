@@ -115,7 +115,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
         "small": "6,000 of CIFAR-10’s images, embeddings of a small network trained on them, conv 6/16 instead of "
-        "32/64/64, 12 steps of 20 examples instead of 5 epochs, no augmentation. Compare orders, not levels.",
+        "32/64/64, 10 steps of 20 examples instead of 5 epochs, no augmentation. Compare orders, not levels.",
     },
     inside=[(PART, label(5, 0.3))],
     figures=figures,

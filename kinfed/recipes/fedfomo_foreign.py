@@ -109,7 +109,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
         "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), embeddings of a small "
-        "network trained on them, conv 6/16 instead of 32/64/64, 12 (CIFAR-100: 10) steps of 20 examples instead of "
+        "network trained on them, conv 6/16 instead of 32/64/64, 10 steps of 20 examples instead of "
         "5 epochs, no augmentation. Compare orders, not levels.",
     },
     inside=[("cifar10", "fedfomo-5")],
