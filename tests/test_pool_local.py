@@ -287,7 +287,7 @@ def test_memory_of_past_rounds_is_used_again() -> None:
         "from kinfed.pool.memory import keep_freed_memory\n"
         "assert keep_freed_memory()\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "for _ in range(3): torch.ones(5, 1 << 20)\n"
+        "for _ in range(20): torch.ones(5, 1 << 20)\n"
         "before = faults()\n"
         "for _ in range(10): torch.ones(5, 1 << 20)\n"
         "print(faults() - before)"
