@@ -143,9 +143,9 @@ def test_bad_options_and_models_too_large() -> None:
             make_algorithm("pfedhn", Work(), options)
     clients: Any = tiny_federation().population(SEED)
     # 3 x 4 bytes x 101 x 15 parameters
-    PFedHN(max_gb=2e-5).check(make_task(linear), clients)
+    PFedHN(max_gb=2.5e-5).check(make_task(linear), clients)
     with pytest.raises(ConfigError, match=r"15 parameters takes 0.0 GB .* lower hidden, or raise max_gb"):
-        PFedHN(max_gb=1.8e-5).check(make_task(linear), clients)
+        PFedHN(max_gb=2.4e-5).check(make_task(linear), clients)
 
 
 @pytest.mark.parametrize(("n", "parameters"), [(1, 7), (5, 7), (9, 4), (3, 0)])

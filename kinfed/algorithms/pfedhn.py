@@ -25,8 +25,8 @@ Differences: the head's bias starts at the common start of all methods (or a war
 it; in the released code it is as random as the head's weights, which are so here too. Gradients of local steps are not
 clipped.
 
-The head and its momentum hold 2 (hidden + 1) P numbers on the server, a round one more copy: `max_gb` refuses what
-would not fit. Bytes per client and round: one model each way.
+The head and its momentum hold 2 (hidden + 1) P numbers on the server, and as many again while a round moves them:
+`max_gb` refuses what would not fit. Bytes per client and round: one model each way.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
 
     def check(self, task: Task, clients: Population) -> None:
         super().check(task, clients)
-        needed = 3 * 4 * (self.hidden + 1) * task.num_params / 1e9
+        needed = 4 * 4 * (self.hidden + 1) * task.num_params / 1e9
         if needed > self.max_gb:
             raise ConfigError(
-                f"pFedHN's head for a model of {task.num_params} parameters takes {needed:.1f} GB (weights, momentum "
-                f"and gradient of {self.hidden} + 1 numbers per parameter), more than max_gb={self.max_gb:g}; "
-                "choose a smaller model, lower hidden, or raise max_gb"
+                f"pFedHN's head for a model of {task.num_params} parameters takes {needed:.1f} GB (weights and "
+                f"momentum of {self.hidden} + 1 numbers per parameter, before and after a step), more than "
+                f"max_gb={self.max_gb:g}; choose a smaller model, lower hidden, or raise max_gb"
             )
 
     def _sizes(self, embedding: int) -> list[tuple[int, int]]:
