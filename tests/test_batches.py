@@ -312,6 +312,16 @@ def test_everything_shows_each_example_once_in_order(make_part: MakePart, sizes:
     assert seen == {k: owned(part, k) for k in range(len(sizes))}
 
 
+def test_small_clients_are_not_padded_to_the_largest(make_part: MakePart) -> None:
+    part = make_part([1000, 300, 40, 10])
+    shapes = [tuple(batch.y.shape) for _, batch in part.everything()]
+    assert shapes == [(4, 32), (3, 64), (2, 128), (2, 256), (1, 256), (1, 256), (1, 8)]
+    assert all(isinstance(rows, slice) for rows, _ in part.everything())  # the largest first: models need no copy
+    scattered = [rows for rows, _ in make_part([10, 1000, 40, 300]).everything()][1]
+    assert scattered == slice(1, 4)
+    assert [batch.y.shape[1] for _, batch in make_part([300]).everything()] == [256, 44]
+
+
 # --- Poisson
 
 

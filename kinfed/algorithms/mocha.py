@@ -263,10 +263,12 @@ def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, 
 def dual_sum(layer: Dense, beta: Tensor, part: Part) -> Tensor:
     """[n, P]: b_t = (1/n_t) Σ_i β_i y_i x_i."""
     total = beta.new_zeros(len(beta), layer.outputs, layer.inputs + (layer.bias is not None))
-    for number, (rows, batch) in enumerate(part.everything(256)):
+    begin = 0
+    for rows, batch in part.everything():
         x, y = features_and_signs(layer, batch.x, batch.y)
-        share = beta[rows, 256 * number : 256 * number + x.shape[1]] * y * batch.weight[..., None]
+        share = beta[rows, begin : begin + x.shape[1]] * y * batch.weight[..., None]
         total[rows] += torch.bmm(share.transpose(1, 2), x)
+        begin += x.shape[1]
     return parted(layer, total / part.count.to(total)[:, None, None])
 
 

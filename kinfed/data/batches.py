@@ -25,8 +25,10 @@ from kinfed import rng
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
 from kinfed.errors import ConfigError, unknown_name
+from kinfed.tree import as_slice
 
 PLAN_EXAMPLES = 1 << 15  # whose places are worked out at once: a plan costs the same for one step as for dozens
+FEW = 32  # examples of each client that are looked at first where all are to be
 GATHER_BYTES = 1 << 20  # of examples fetched at once: few enough to stay in cache until they are used
 
 
@@ -148,16 +150,20 @@ class Part:
         return Batches(self, work, count, stream)
 
     def everything(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
-        """All examples in order, `width` at a time; weights are 1 for examples and 0 for padding."""
+        """All examples in order, at most `width` at a time; weights are 1 for examples and 0 for padding.
+
+        Of several clients first a few, then twice as many, and so on: those with little data are not padded to the
+        length of the largest. Where one ends and the next begins does not depend on who is there."""
         longest = int(self.count.max()) if len(self.count) else 0
-        for begin in range(0, longest, width):
+        begin, some = 0, width if len(self.count) == 1 else min(FEW, width)
+        while begin < longest:
             rows: Tensor | slice = slice(None)
             active = self.count > begin
             part = self
             if not bool(active.all()):
-                rows = active.nonzero().squeeze(1)
+                rows = as_slice(active.nonzero().squeeze(1))  # a view of models where the largest clients come first
                 part = self.take(rows)
-            size = (part.count - begin).clamp_max(width)
+            size = (part.count - begin).clamp_max(some)
             column = torch.arange(int(size.max()))
             valid = column < size[:, None]
             position = part.start[:, None] + begin + torch.where(valid, column, 0)
@@ -173,6 +179,7 @@ class Part:
                     full=False,
                 ),
             )
+            begin, some = begin + some, min(2 * some, width)
 
 
 @dataclass

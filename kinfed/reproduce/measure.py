@@ -26,7 +26,7 @@ from kinfed.experiment import Observer, Silent, run
 from kinfed.reproduce.recipe import Found, Measured, Part, Recipe, Scale, Study
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
-USUAL: Mapping[str, Any] = {"eval_every": 10, "checkpoint_every": 25, "save_models": False}
+USUAL: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
 
 
 @dataclass(frozen=True)
