@@ -100,7 +100,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
         "small": "6,000 of CIFAR-10’s images, embeddings of a small network trained on them, conv 6/16 instead of "
-        "32/64/64, 20 (100 clients: 5) steps of 20 examples instead of 5 epochs, no augmentation.",
+        "32/64/64, 20 (100 clients: 5, in 60 rounds) steps of 20 examples instead of 5 epochs, no augmentation.",
     },
     inside=[(name, "fedfomo-5") for name in SETTINGS],
     figures=figures,
