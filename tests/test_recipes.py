@@ -15,12 +15,14 @@ from kinfed.cli import app
 from kinfed.errors import ConfigError, StorageError
 from kinfed.experiment import Experiment, Silent
 from kinfed.recipes import RECIPES, load_recipe
+from kinfed.report.chart import Figure
+from kinfed.report.panels import Panel
 from kinfed.report.statistics import interval
 from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import config_of, is_done, of_summary, reproduce
 from kinfed.reproduce.page import write_markdown, write_reproduction, write_site
-from kinfed.reproduce.recipe import SCALES, SELF_FL, Measured, Scale
+from kinfed.reproduce.recipe import SCALES, SELF_FL, Drawn, Measured, Scale
 from kinfed.reproduce.written import filled, latex_table, markdown_table
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
@@ -207,6 +209,13 @@ def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         reproduce(recipe, "smoke", tmp_path)
     assert not is_done(recipe, "smoke", tmp_path, None, {})
+
+
+def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:
+    one, two = Figure("one", [], {}), Figure("two", [], {})
+    assert Drawn.panel(Panel("Steps", "Look.", (one, two))) == [Drawn("Steps", one), Drawn("", two, "Look.")]
+    assert Drawn.panel(Panel("Steps", "Look.", (one,)), "Other") == [Drawn("Other", one, "Look.")]
+    assert Drawn.panel(Panel("Steps", "Nothing to see.")) == []
 
 
 def test_summary_becomes_measurements() -> None:

@@ -68,7 +68,7 @@ def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
         for method in comparison.methods:
             for make in (accuracy_by_number, choice_of_number):
                 if method.family == "cgpfl_heur" and (panel := make(method)) is not None:
-                    drawn += [Drawn(f"{panel.title}, {HEADINGS[part]}", one, panel.sentence) for one in panel.figures]
+                    drawn += Drawn.panel(panel, f"{panel.title}, {HEADINGS[part]}")
     return drawn
 
 

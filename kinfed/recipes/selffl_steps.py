@@ -43,7 +43,7 @@ def fewer(found: Found) -> dict[str, BySeed]:
 
 def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
     made = (decisions(method) for comparison in runs.values() for method in comparison.methods)
-    return [Drawn(panel.title, figure, panel.sentence) for panel in made if panel for figure in panel.figures]
+    return [drawn for panel in made if panel is not None for drawn in Drawn.panel(panel)]
 
 
 RECIPE = Recipe(

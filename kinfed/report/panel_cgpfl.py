@@ -274,7 +274,8 @@ def accuracy_by_number(method: Method) -> Panel | None:
         f"{100 * best.accuracy.mean:.1f} % personal accuracy."
     )
     for point in stars.values():
-        text += f" CGPFL-Heur chose {point.contexts:g} and reached {100 * point.accuracy.mean:.1f} % (★)."
+        number = f"{point.contexts:g}" if point.contexts.is_integer() else f"{point.contexts:.1f} (mean over seeds)"
+        text += f" CGPFL-Heur chose {number} and reached {100 * point.accuracy.mean:.1f} % (★)."
     return Panel("Accuracy and the number of contexts", text, (_against_number(method, points, stars),))
 
 

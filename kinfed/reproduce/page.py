@@ -50,7 +50,10 @@ def _page(reproduction: Reproduction, tables: Sequence[Filled], files: Mapping[s
         ("claims", "Claims"): _claims(said),
         ("tables", "Ours beside theirs"): "".join(_table(table) for table in tables),
         ("figures", "Figures"): "".join(
-            f"<h3>{esc(one.title)}</h3>{choice(one.figure, 'Show')}{drawing(one.figure, one.caption)}" for one in drawn
+            (f"<h3>{esc(one.title)}</h3>" if one.title else "")
+            + choice(one.figure, "Show")
+            + drawing(one.figure, one.caption)
+            for one in drawn
         ),
         ("rounds", "Over the rounds"): _curves(comparisons),
         ("inside", "Inside the methods"): _inside(reproduction, comparisons),

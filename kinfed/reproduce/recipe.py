@@ -24,6 +24,7 @@ from typing import Any, Literal
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.chart import Figure
 from kinfed.report.compare import Comparison
+from kinfed.report.panels import Panel
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
@@ -198,9 +199,18 @@ class Untestable:
 class Drawn:
     """A figure of the recipe's own."""
 
-    title: str
+    title: str  # empty: it goes with the one before
     figure: Figure
     caption: str = ""
+
+    @classmethod
+    def panel(cls, panel: Panel, title: str = "") -> list[Drawn]:
+        """The figures of a method's panel under one heading, what is to be seen said below the last."""
+        last = len(panel.figures) - 1
+        return [
+            cls("" if number else title or panel.title, figure, panel.sentence if number == last else "")
+            for number, figure in enumerate(panel.figures)
+        ]
 
 
 @dataclass(frozen=True)
