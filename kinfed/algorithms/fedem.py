@@ -34,7 +34,7 @@ from kinfed.errors import ConfigError
 from kinfed.local import sgd
 from kinfed.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
 from kinfed.task import Task
-from kinfed.tree import Tree, as_slice
+from kinfed.tree import Tree, take_rows
 
 
 @dataclass
@@ -137,5 +137,5 @@ class ExpectedLoss(MixtureTask):
 
     def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
         rows = self.place[torch.searchsorted(self.sorted, batch.ids)]
-        models, pi = self.split(self.start[as_slice(rows)])
+        models, pi = self.split(take_rows(self.start, rows))
         return shared_out(batch, responsibilities(self.task, models, pi, batch))

@@ -44,11 +44,11 @@ from kinfed.algorithm import Algorithm
 from kinfed.data.federation import Cohort, Population
 from kinfed.errors import ConfigError
 from kinfed.local import sgd
+from kinfed.norms import IN_CACHE
 from kinfed.task import Task
 from kinfed.tree import Nothing, Tree
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
-IN_CACHE = 1 << 17  # numbers of each of a few tensors that a core can come back to without asking the memory
 
 
 @dataclass

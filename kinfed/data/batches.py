@@ -153,7 +153,8 @@ class Part:
         """All examples in order, at most `width` at a time; weights are 1 for examples and 0 for padding.
 
         Of several clients first a few, then twice as many, and so on: those with little data are not padded to the
-        length of the largest. Where one ends and the next begins does not depend on who is there."""
+        length of the largest. Where one ends and the next begins does not depend on who else is there; a
+        client alone has no company to be padded to, and is looked at in the largest pieces at once."""
         longest = int(self.count.max()) if len(self.count) else 0
         begin, some = 0, width if len(self.count) == 1 else min(FEW, width)
         while begin < longest:
