@@ -3,7 +3,7 @@
     python benchmarks/chunks.py mlr --sizes 10,17,25,34,50 --gather-kb 512,1024,2048 --repeats 15
 
 Every setting takes its turn in every repeat, so a busy moment of the machine meets all of them. The answer is what
-CHUNK_BYTES, STEP_FLOPS (kinfed.pool.local) and GATHER_BYTES (kinfed.data.batches) are set from.
+CHUNK_BYTES, STEP_FLOPS (kinfed.pools.local_pool) and GATHER_BYTES (kinfed.data.batches) are set from.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kinfed.bench.measure import Timing, engine
+from kinfed.bench.timing import Timing, engine
 from kinfed.bench.workload import WORKLOADS, synthetic
 from kinfed.data import batches
-from kinfed.loop import Loop
-from kinfed.pool.local import available_cores
+from kinfed.pools.local_pool import available_cores
+from kinfed.server.loop import Loop
 
 
 def main() -> None:

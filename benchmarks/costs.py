@@ -23,13 +23,13 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from kinfed.algorithms.cgpfl import CGPFL, Server
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Server
+from kinfed.algorithms.clustering import Clusters
 from kinfed.algorithms.pfedme import PFedMe
-from kinfed.algorithms.selffl import SelfFL
+from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.bench.costs import SETTINGS, Cost, compare, measure_costs, print_costs
 from kinfed.bench.machine import describe_machine
 from kinfed.bench.workload import WORKLOADS, synthetic
-from kinfed.clustering import Clusters
 
 SELFFL = [
     WORKLOADS["mlr"],

@@ -28,9 +28,9 @@ from kinfed.data.federation import Federation
 from kinfed.deploy.certs import make_certificates
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
-from kinfed.predict import read_model
-from kinfed.simulation import simulate
-from kinfed.task import ModuleTask
+from kinfed.engine.task import ModuleTask
+from kinfed.runs.predict import read_model
+from kinfed.runs.simulation import simulate
 
 NODES = ["x", "y", "z"]
 METHODS = {

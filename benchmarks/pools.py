@@ -22,10 +22,10 @@ from torch import nn
 from kinfed.algorithms import make_algorithm
 from kinfed.data.batches import Work
 from kinfed.data.federation import Federation
-from kinfed.loop import Loop, Schedule
-from kinfed.pool.local import LocalPool
-from kinfed.pool.ray import RayCluster
-from kinfed.task import make_task
+from kinfed.engine.task import make_task
+from kinfed.pools.local_pool import LocalPool
+from kinfed.pools.ray_pool import RayCluster
+from kinfed.server.loop import Loop, Schedule
 
 WORK = Work(batch=1, steps=1)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort, Population
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Tree
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Halfway(Algorithm[Server, Client, Down, Up]):
 
 
 def main() -> None:
-    from kinfed.config import make_config
-    from kinfed.data.load import build_federation
+    from kinfed.runs.build import build_federation
+    from kinfed.runs.config import make_config
 
     federation = build_federation(make_config(), seed=0)
     for method in (Halfway(), Halfway(share=1.0), Halfway(share=0.0)):

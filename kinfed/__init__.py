@@ -6,29 +6,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfed.algorithm import Algorithm
     from kinfed.algorithms import make_algorithm
-    from kinfed.config import RunConfig, make_config
+    from kinfed.algorithms.base import Algorithm
     from kinfed.data.batches import Work
     from kinfed.data.federation import Federation
     from kinfed.errors import KinfedError
-    from kinfed.experiment import run
-    from kinfed.results import RunResult
-    from kinfed.simulation import simulate
+    from kinfed.runs.config import RunConfig, make_config
+    from kinfed.runs.experiment import run
+    from kinfed.runs.results import RunResult
+    from kinfed.runs.simulation import simulate
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Algorithm": "kinfed.algorithm",
+    "Algorithm": "kinfed.algorithms.base",
     "Federation": "kinfed.data.federation",
     "KinfedError": "kinfed.errors",
-    "RunConfig": "kinfed.config",
-    "RunResult": "kinfed.results",
+    "RunConfig": "kinfed.runs.config",
+    "RunResult": "kinfed.runs.results",
     "Work": "kinfed.data.batches",
     "make_algorithm": "kinfed.algorithms",
-    "make_config": "kinfed.config",
-    "run": "kinfed.experiment",
-    "simulate": "kinfed.simulation",
+    "make_config": "kinfed.runs.config",
+    "run": "kinfed.runs.experiment",
+    "simulate": "kinfed.runs.simulation",
 }
 __all__ = [
     "Algorithm",

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Work
-from kinfed.gaussian import Case, GaussianWorld, draw
-from kinfed.loop import Loop, Schedule
-from kinfed.pool.local import LocalPool
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, tiny_federation
-from kinfed.testing.bench import SEED, outcome
+from kinfed.testing.workbench import SEED, outcome
+from kinfed.theory.gaussian import Case, GaussianWorld, draw
 
 SIZES = (2, 6, 4)
 LR = 0.1

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.catalog import catalog, options_of
-from kinfed.data.partition import PARTITIONS
+from kinfed.cli.listing import catalog, options_of
+from kinfed.data.partitions.partition import PARTITIONS
 
 ROOT = Path(__file__).parent.parent
 

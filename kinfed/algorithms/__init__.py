@@ -10,18 +10,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from kinfed.algorithm import Algorithm
 from kinfed.algorithms.apfl import APFL
+from kinfed.algorithms.base import Algorithm
 from kinfed.algorithms.cfl import CFL
-from kinfed.algorithms.cgpfl import CGPFL
-from kinfed.algorithms.cgpfl_heur import CGPFLHeur
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL
+from kinfed.algorithms.cgpfl.heuristic import CGPFLHeur
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedem import FedEM
-from kinfed.algorithms.fedfomo import FedFomo
-from kinfed.algorithms.fedfomo_ma import FedFomoMA
+from kinfed.algorithms.fedfomo.fedfomo import FedFomo
+from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
 from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedprox import FedProx
@@ -37,9 +37,9 @@ from kinfed.algorithms.mocha_deep import MochaDeep
 from kinfed.algorithms.perfedavg import PerFedAvg
 from kinfed.algorithms.pfedhn import PFedHN
 from kinfed.algorithms.pfedme import PFedMe
-from kinfed.algorithms.selffl import SelfFL
-from kinfed.algorithms.selffl_augmented import SelfFLAugmented
-from kinfed.algorithms.selffl_cluster import SelfFLCluster
+from kinfed.algorithms.selffl.augmented import SelfFLAugmented
+from kinfed.algorithms.selffl.cluster import SelfFLCluster
+from kinfed.algorithms.selffl.selffl import SelfFL
 from kinfed.data.batches import Work
 from kinfed.errors import ConfigError, unknown_name
 

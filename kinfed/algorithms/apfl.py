@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import each_step, gradient, toward_zero
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import each_step, gradient, toward_zero
-from kinfed.task import Task
-from kinfed.tree import Tree
 
 
 @dataclass

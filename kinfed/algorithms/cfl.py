@@ -32,14 +32,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, best_fit, mean_of
+from kinfed.algorithms.base import Algorithm, best_fit, mean_of
+from kinfed.algorithms.hierarchy import agglomerate, cosines
+from kinfed.core.kernels import norm
+from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.hierarchy import agglomerate, cosines
-from kinfed.local import sgd
-from kinfed.norms import norm
-from kinfed.task import Task
-from kinfed.tree import Nothing, Tree, take_rows
 
 
 @dataclass

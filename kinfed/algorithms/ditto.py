@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.core.tree import Tree
 from kinfed.data.batches import Work
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Tree
 
 
 @dataclass

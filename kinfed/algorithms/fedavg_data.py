@@ -30,9 +30,9 @@ import torch
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.data.federation import Federation, Population
 from kinfed.data.sharing import share_examples
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Algorithm 1 (FedEM).
     E:  q_jk ∝ π_mk exp(−f(θ_k; x_j, y_j))                   with the components and proportions of the round's start
     M:  π_mk ← mean_j q_jk;   θ_k ← SGD on Σ_j q_jk f(θ_k; x_j, y_j);   the server averages every θ_k by examples
 
-The personal model is the mixture Σ_k π_mk softmax(θ_k(x)), a row of K (P + 1) numbers (kinfed.mixture). K = 1 is FedAvg
+The personal model is the mixture Σ_k π_mk softmax(θ_k(x)), a row of K (P + 1) numbers (engine.mixture). K = 1 is FedAvg
 with weights by examples. π never leaves the client.
 
 K identical starts would never separate: components start from K different random models, of which the first is the
@@ -27,14 +27,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.core.tree import Tree, take_rows
 from kinfed.data.batches import Batch, Part
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
-from kinfed.task import Task
-from kinfed.tree import Tree, take_rows
 
 
 @dataclass

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, mean_of
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.core.tree import Tree, runs
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Tree, runs
 
 
 @dataclass

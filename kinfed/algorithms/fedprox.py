@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.federation import Cohort
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
 
 
 @dataclass(frozen=True)

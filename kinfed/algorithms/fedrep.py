@@ -18,9 +18,9 @@ from torch import Tensor
 
 from kinfed.algorithms.fedper import FedPer
 from kinfed.data.federation import Cohort
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
 
 
 @dataclass(frozen=True)

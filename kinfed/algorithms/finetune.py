@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
 from kinfed.data.federation import Cohort
+from kinfed.engine.mixture import MixtureTask, task_for
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.mixture import MixtureTask, task_for
-from kinfed.task import Task
 
 Method = Algorithm[Any, Any, Any, Any]
 

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm, best_fit, mean_of
+from kinfed.algorithms.base import Algorithm, best_fit, mean_of
+from kinfed.algorithms.hierarchy import LINKAGES, METRICS, agglomerate, distances
+from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.hierarchy import LINKAGES, METRICS, agglomerate, distances
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Nothing, Tree, take_rows
 
 
 @dataclass

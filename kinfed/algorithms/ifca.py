@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed import rng
-from kinfed.algorithm import Algorithm, mean_of
-from kinfed.clustering import coordinates, k_means, num_distinct
+from kinfed.algorithms.base import Algorithm, mean_of
+from kinfed.algorithms.clustering import coordinates, k_means, num_distinct
+from kinfed.algorithms.fedfomo.weights import mean_losses
+from kinfed.core import rng
+from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Nothing, Tree, take_rows
-from kinfed.weighing import mean_losses
 
 
 @dataclass

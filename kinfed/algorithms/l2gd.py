@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed import rng
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core import rng
+from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Tree
 
 
 @dataclass

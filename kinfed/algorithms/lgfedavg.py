@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kinfed.algorithms.fedper import FedPer
 from kinfed.data.federation import Population
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.task import Task
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.tree import Nothing, Tree
 from kinfed.data.federation import Cohort, Population
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Nothing, Tree
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 
 
 @dataclass

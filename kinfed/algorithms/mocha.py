@@ -44,14 +44,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed import rng
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core import rng
+from kinfed.core.tree import Tree
 from kinfed.data.batches import Part
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.dense import Dense, StackedNet
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError, ModelError
-from kinfed.stacked import Dense, StackedNet
-from kinfed.task import ModuleTask, Task
-from kinfed.tree import Tree
 
 LEAST_EIGENVALUE = 1e-7  # of Σ
 SHOWN_RELATIONS = 40  # clients at most whose relations go to the journal, as a matrix

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.task import Task
-from kinfed.tree import Tree
 
 
 @dataclass

@@ -39,14 +39,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed import rng
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core import rng
+from kinfed.core.kernels import IN_CACHE
+from kinfed.core.tree import Nothing, Tree
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
-from kinfed.local import sgd
-from kinfed.norms import IN_CACHE
-from kinfed.task import Task
-from kinfed.tree import Nothing, Tree
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 

@@ -10,8 +10,8 @@ memory, the global model copied in and the average taken at the end. Contestants
 timed, both sides train on the same batches and must agree.
 """
 
-from kinfed.bench.measure import BenchResult, Comparison, run_benchmarks
-from kinfed.bench.table import print_result
+from kinfed.bench.printout import print_result
+from kinfed.bench.timing import BenchResult, Comparison, run_benchmarks
 from kinfed.bench.workload import WORKLOADS, Workload
 
 __all__ = ["WORKLOADS", "BenchResult", "Comparison", "Workload", "print_result", "run_benchmarks"]

@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
 from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.base import Algorithm
 from kinfed.algorithms.pfedhn import PFedHN
 from kinfed.bench.workload import Workload, synthetic
 from kinfed.data.batches import Batch
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
-from kinfed.descent import Descent, Pull
+from kinfed.engine.descent import Descent, Pull
+from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
-from kinfed.loop import Loop
-from kinfed.pool.local import LocalPool
-from kinfed.task import Task, make_task
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop
 
 LIMIT = 1.3  # times what its gradients explain
 FORWARD = 1 / 3  # of a gradient

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from kinfed import rng
+from kinfed.core import rng
 from kinfed.data.batches import Work
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
-from kinfed.models import build_model
+from kinfed.engine.models import build_model
 
 CLASSES = 10
 

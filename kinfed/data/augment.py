@@ -18,7 +18,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from kinfed import rng
+from kinfed.core import rng
 from kinfed.errors import ConfigError, unknown_name
 
 

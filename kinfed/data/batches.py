@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed import rng
+from kinfed.core import rng
+from kinfed.core.tree import as_slice
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.tree import as_slice
 
 PLAN_EXAMPLES = 1 << 15  # whose places are worked out at once: a plan costs the same for one step as for dozens
 FEW = 32  # examples of each client that are looked at first where all are to be

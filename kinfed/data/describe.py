@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
 from torch import Tensor
 
 from kinfed.data.features import Features
@@ -21,7 +20,7 @@ from kinfed.data.federation import Federation
 
 @dataclass(frozen=True)
 class Description:
-    """Plain values only: `to_json` is the content of federation-<seed>.json. Printing it with rich shows a picture."""
+    """Plain values only: `to_json` is the content of federation-<seed>.json."""
 
     names: list[str]
     num_classes: int
@@ -59,11 +58,6 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from kinfed.data.picture import picture
-
-        yield picture(self, options.max_width, ascii_only=options.ascii_only)
 
 
 def describe(federation: Federation) -> Description:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed import rng
-from kinfed.data import storage
+from kinfed.core import rng
+from kinfed.data import federation_files
+from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.batches import Part
-from kinfed.data.columns import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.features import Features
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -241,9 +241,9 @@ class Federation:
             arrays |= {"raw": self.features.raw, "labels": self.labels}
             held = {"vectors": self.features.vectors, "tags": self.tags}
             arrays |= {name: tensor for name, tensor in held.items() if tensor is not None}
-        checksum = storage.digest(arrays)
+        checksum = federation_files.digest(arrays)
         file = f"arrays-{checksum[:16]}.safetensors"
-        storage.write_tensors(folder / file, arrays)
+        federation_files.write_tensors(folder / file, arrays)
         record = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -253,7 +253,7 @@ class Federation:
         }
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
         plain = {name: getattr(self, name) for name in (*_PLAIN_FIELDS, "tag_names")}
-        storage.write_json(folder / _RECORD, record | plain)
+        federation_files.write_json(folder / _RECORD, record | plain)
         for old in folder.glob("arrays-*.safetensors"):
             if old.name != file:
                 old.unlink()
@@ -262,7 +262,7 @@ class Federation:
     def load(cls, folder: Path | str, source: Source | None = None) -> Federation:
         """Read what `save` wrote. A partition saved without data needs its `source`."""
         folder = Path(folder)
-        record = storage.read_json(folder / _RECORD, "the record of a saved federation")
+        record = federation_files.read_json(folder / _RECORD, "the record of a saved federation")
         if record.get("format") != _FORMAT or record.get("version") != _VERSION:
             raise StorageError(
                 f"{folder / _RECORD} is not a federation saved by this version of kinfed "
@@ -271,7 +271,7 @@ class Federation:
         lacking = [name for name in ("arrays", "digest", "fingerprint", *_PLAIN_FIELDS) if name not in record]
         if lacking:
             raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
-        arrays, checksum = storage.read_tensors(folder / record["arrays"])
+        arrays, checksum = federation_files.read_tensors(folder / record["arrays"])
         if checksum != record["digest"]:
             raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
         if "raw" in arrays:
@@ -353,7 +353,7 @@ _PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "descript
 def fingerprint(features: Features, labels: Tensor) -> str:
     """Tells one set of examples from another, however they are standardized."""
     vectors = {} if features.vectors is None else {"vectors": features.vectors}
-    return storage.digest({"raw": features.raw, "labels": labels} | vectors)
+    return federation_files.digest({"raw": features.raw, "labels": labels} | vectors)
 
 
 def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed import rng
+from kinfed.core import rng
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kinfed import rng
+from kinfed.core import rng
 from kinfed.data.batches import Part
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Population

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kinfed import storage
+from kinfed.core import storage
 from kinfed.errors import ConfigError, StorageError
 
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.core.tree import Tree
 from kinfed.data.federation import SPLITS, Cohort
-from kinfed.deploy.data import NodeSettings, OwnData, Place, load_own
+from kinfed.deploy.node_data import NodeSettings, OwnData, Place, load_own
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Entry, Vault
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
+from kinfed.engine.mixture import module_for, task_for
+from kinfed.engine.models import build_model
+from kinfed.engine.task import ModuleTask, Score, Task, make_task
 from kinfed.errors import ConfigError, StorageError
-from kinfed.export import inputs_metadata
-from kinfed.mixture import module_for, task_for
-from kinfed.models import build_model
-from kinfed.privacy.mechanism import EVALUATION, TRAINING, PrivateTask, Record
-from kinfed.task import ModuleTask, Score, Task, make_task
-from kinfed.tree import Tree
+from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
+from kinfed.runs.export import inputs_metadata
 
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 

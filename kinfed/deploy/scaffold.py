@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kinfed import storage
+from kinfed.core import storage
 from kinfed.errors import ConfigError, StorageError
 
 _PYPROJECT = """\
@@ -94,7 +94,7 @@ import csv
 
 import numpy as np
 
-from kinfed.deploy.data import Examples
+from kinfed.deploy.node_data import Examples
 
 
 def load(node):

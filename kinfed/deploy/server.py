@@ -3,7 +3,7 @@
     <out>/deployment.json    the run's own name, the clients in the order of their numbers, and the common scaling;
                              written once, so that a run that is resumed is the same run
     <out>/log.txt            what happened, for people: tail -f it
-    <out>/...                otherwise a run folder like any other (kinfed.journal): rounds.jsonl, clients.csv,
+    <out>/...                otherwise a run folder like any other (kinfed.runs.folder): rounds.jsonl, clients.csv,
                              summary.json and a checkpoint after every round
 
 There are no models in it: personal ones are in the vaults of the nodes.
@@ -21,25 +21,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed import storage
-from kinfed.checkpoint import Checkpoints
+from kinfed.core import storage
 from kinfed.data.features import spread
-from kinfed.deploy.data import scale
 from kinfed.deploy.exchange import Exchange, Transport
 from kinfed.deploy.node import SUMS
-from kinfed.deploy.pool import NodePool, Roster, sample_update
+from kinfed.deploy.node_data import scale
+from kinfed.deploy.node_pool import NodePool, Roster, sample_update
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.wire import MessageError, Packet
+from kinfed.engine.models import build_model
+from kinfed.engine.task import ModuleTask, Score, make_task
 from kinfed.errors import ConfigError, DataError, KinfedError
-from kinfed.export import save_layout
-from kinfed.journal import FolderInUse, RunFolder
-from kinfed.loop import Loop, RoundReport
-from kinfed.metrics import summarize
-from kinfed.models import build_model
-from kinfed.pool.base import Evaluation
-from kinfed.privacy.accounts import Accounts, open_accounts
+from kinfed.pools.base import Evaluation
+from kinfed.privacy.budget import Accounts, open_accounts
 from kinfed.privacy.noise import simulated
-from kinfed.task import ModuleTask, Score, make_task
+from kinfed.runs.checkpoint import Checkpoints
+from kinfed.runs.export import save_layout
+from kinfed.runs.folder import FolderInUse, RunFolder
+from kinfed.runs.metrics import summarize
+from kinfed.server.loop import Loop, RoundReport
 
 Metrics = dict[str, float]
 Say = Callable[[str], None]

@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from kinfed.algorithm import Algorithm
 from kinfed.algorithms import make_algorithm
-from kinfed.config import RunConfig, make_config
+from kinfed.algorithms.base import Algorithm
 from kinfed.errors import ConfigError, unknown_name
+from kinfed.runs.config import RunConfig, make_config
 
 STANDARD, NONE = "standard", "none"
 
-# Settings of the run (kinfed.config) that mean here what they mean there, and those of them for which 0 is "not set".
+# Settings of the run (runs.config) that mean here what they mean there, and those of them for which 0 is "not set".
 _PASSED_ON = (
     "model", "rounds", "participation", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay",
     "augment", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict", "eval_every", "robust",

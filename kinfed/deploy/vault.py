@@ -28,8 +28,8 @@ from typing import Any
 import safetensors
 from torch import Tensor
 
-from kinfed import storage
-from kinfed.data.storage import digest
+from kinfed.core import storage
+from kinfed.data.federation_files import digest
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.noise import SECRET_BYTES, Secret
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithm import Algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.tree import Tree
 from kinfed.errors import KinfedError
-from kinfed.tree import Tree
 
 FORMAT = 2  # of messages; both sides refuse any other
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed import rng
+from kinfed.core import rng
 from kinfed.data.federation import Cohort
 from kinfed.errors import ConfigError
 

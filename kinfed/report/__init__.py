@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.report.compare import compare
-from kinfed.report.load import RunFolderError, load_runs
+from kinfed.core.storage import make_folder, write_atomically
+from kinfed.report.comparison import compare
 from kinfed.report.page import render
-from kinfed.storage import make_folder, write_atomically
+from kinfed.runs.reader import RunFolderError, load_runs
 
 __all__ = ["RunFolderError", "build", "write_page"]
 

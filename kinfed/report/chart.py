@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinfed.report.compare import Method
+from kinfed.report.comparison import Method
 from kinfed.report.palette import AXIS, GRID, INK, MUTED
 
 Trace = dict[str, Any]

@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from kinfed.report.chart import Figure, Trace, View, axis, client_label, layout, log_axis, numbers, safe, short, thinned
-from kinfed.report.compare import Method
-from kinfed.report.load import Federation
+from kinfed.report.comparison import Method
 from kinfed.report.palette import HEAT_HIGH, HEAT_LOW, INK, LOCAL, MUTED, SURFACE, faded
 from kinfed.report.statistics import Gain
+from kinfed.runs.reader import Federation
 
 MAX_BARS = 240
 MAX_COLUMNS = 100  # clients shown one by one in the map of classes

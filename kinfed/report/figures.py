@@ -18,10 +18,10 @@ from kinfed.report.chart import (
     thinned,
     y_title,
 )
-from kinfed.report.compare import Comparison, Method
-from kinfed.report.load import Kind, finite
+from kinfed.report.comparison import Comparison, Method
 from kinfed.report.palette import INK
 from kinfed.report.statistics import average
+from kinfed.runs.reader import Kind, finite
 
 SCALES = {"accuracy": 100.0, "loss": 1.0}
 UNITS = {"accuracy": " %", "loss": ""}

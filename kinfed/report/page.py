@@ -14,12 +14,12 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from kinfed.report.compare import Comparison
-from kinfed.report.elements import esc, inline_json, notes
-from kinfed.report.load import Run
+from kinfed.report.comparison import Comparison
+from kinfed.report.html import esc, inline_json, notes
 from kinfed.report.palette import DARK
 from kinfed.report.sections import Sections
-from kinfed.report.words import headline, other_data
+from kinfed.report.sentences import headline, other_data
+from kinfed.runs.reader import Run
 
 
 def render(runs: list[Run], comparisons: list[Comparison]) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 
-import kinfed.report.panel_apfl
-import kinfed.report.panel_cgpfl
-import kinfed.report.panel_clusters
-import kinfed.report.panel_fedfomo
-import kinfed.report.panel_selffl  # noqa: F401  (a panel registers itself)
-from kinfed.report import client_figures, figures, panel_privacy, tables
-from kinfed.report.compare import Comparison, cautions
-from kinfed.report.elements import choice, download, drawing, esc, fold, notes, scroll
-from kinfed.report.panels import Panel, panels
-from kinfed.report.statistics import gains
-from kinfed.report.tables_html import balance_table, leads_table, results_table
-from kinfed.report.words import (
+import kinfed.report.panels.apfl_panel
+import kinfed.report.panels.cgpfl_panel
+import kinfed.report.panels.clusters_panel
+import kinfed.report.panels.fedfomo_panel
+import kinfed.report.panels.selffl_panel  # noqa: F401  (a panel registers itself)
+from kinfed.report import client_figures, figures, tables
+from kinfed.report.comparison import Comparison, cautions
+from kinfed.report.html import choice, download, drawing, esc, fold, notes, scroll
+from kinfed.report.panels import privacy_panel
+from kinfed.report.panels.panel import Panel, panels
+from kinfed.report.sentences import (
     best_federated,
     counted,
     data_notes,
@@ -26,6 +25,8 @@ from kinfed.report.words import (
     leads,
     seeds_of,
 )
+from kinfed.report.statistics import gains
+from kinfed.report.tables_html import balance_table, leads_table, results_table
 
 MAX_OPEN_PANEL_FIGURES = 16  # more are drawn only when asked for
 
@@ -193,7 +194,7 @@ class Sections:
         return choice(figure, "Model") + drawing(figure, caption)
 
     def _privacy(self) -> str:
-        figure = panel_privacy.accuracy_against_epsilon(self.comparison)
+        figure = privacy_panel.accuracy_against_epsilon(self.comparison)
         if figure is None:
             return ""
         caption = (

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from kinfed.report.compare import Comparison, Method
-from kinfed.report.load import finite
+from kinfed.report.comparison import Comparison, Method
+from kinfed.runs.reader import finite
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kinfed.report.compare import Comparison, Method
-from kinfed.report.load import KINDS, Kind
+from kinfed.report.comparison import Comparison, Method
 from kinfed.report.statistics import Average, average, clear_winner
+from kinfed.runs.reader import KINDS, Kind
 
 MINUS = "\u2212"
 NARROW_SPACE = "\u202f"

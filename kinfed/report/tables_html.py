@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from kinfed.report.compare import Method
-from kinfed.report.elements import esc, swatch, theme_colors
-from kinfed.report.load import finite
+from kinfed.report.comparison import Method
+from kinfed.report.html import esc, swatch, theme_colors
 from kinfed.report.statistics import Difference, Gain, summarize_gains
 from kinfed.report.tables import Table, cell_text, points
+from kinfed.runs.reader import finite
 
 
 def _method_cell(method: Method) -> str:

@@ -1,6 +1,6 @@
 """Reproducing tables and figures: what a recipe is, how it is run, judged and shown.
 
-A recipe (kinfed.recipes) is one file that says: these runs, these tables with the published numbers, these claims.
+A recipe (reproduce.recipes) is one file that says: these runs, these tables with the published numbers, these claims.
 Everything else is here, the same for all:
 
     recipe     what a recipe is made of

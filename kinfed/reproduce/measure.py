@@ -19,11 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kinfed import storage
-from kinfed.config import RunConfig, make_config
+from kinfed.core import storage
 from kinfed.errors import StorageError
-from kinfed.experiment import Observer, Silent, run
 from kinfed.reproduce.recipe import Found, Measured, Part, Recipe, Scale, Study
+from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.experiment import Observer, Silent, run
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
 USUAL: Mapping[str, Any] = {"eval_every": 10, "save_models": False}

@@ -23,7 +23,7 @@ from torch import nn
 
 from kinfed.data.federation import Federation
 from kinfed.testing import hardship, invariance, messages
-from kinfed.testing.bench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
+from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
 
 __all__ = [
     "CHECKS",

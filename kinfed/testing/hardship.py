@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.core.tree import Tree
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
-from kinfed.loop import Schedule
-from kinfed.testing.bench import (
+from kinfed.server.loop import Schedule
+from kinfed.testing.workbench import (
     Bench,
     ContractError,
     State,
@@ -23,7 +24,6 @@ from kinfed.testing.bench import (
     outcome,
     state_of,
 )
-from kinfed.tree import Tree
 
 
 @check

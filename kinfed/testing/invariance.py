@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from kinfed import rng
-from kinfed.loop import Schedule
-from kinfed.task import make_task
-from kinfed.testing.bench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
+from kinfed.core import rng
+from kinfed.engine.task import make_task
+from kinfed.server.loop import Schedule
+from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
 
 @check

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.loop import Schedule
-from kinfed.task import make_task
-from kinfed.testing.bench import Bench, ContractError, State, check, expect, expect_equal, hooked
-from kinfed.tree import Tree
+from kinfed.core.tree import Tree
+from kinfed.engine.task import make_task
+from kinfed.server.loop import Schedule
+from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
 
 @check

@@ -1,0 +1,145 @@
+"""CGPFL-Heur: CGPFL that chooses the number of contexts itself, after the first round(s).
+
+Tang, Guo, Guo: Personalized Federated Learning with Contextualized Generalization, IJCAI 2022, Section 4.4, Eq. (11).
+
+    e(K) = sqrt( (K/m) G(d, m) ) + μ cost(K),       K̂ = argmin over K = 1 .. N/2
+    cost(K) = Σ_i (m_i/m) min_k ‖w_i − c_k‖²
+
+The first term grows with K (more models to learn from the same m examples), the cost falls. Both terms, the whole
+curve and K̂ are among the figures. K̂ is fixed afterwards; until it is chosen there is one context.
+
+Decisions:
+  * G(d, m) = d ln(e m/d) as printed for m ≥ d; for fewer examples than parameters it may be negative, and the bound
+    2^m on the growth function applies instead, G = m ln 2.
+  * The paper calls μ "appropriate" and gives none. The automatic μ makes the first term rise by as much over the whole
+    range as the cost falls, so that neither wins by its scale. It finds well separated contexts exactly, takes
+    overlapping ones together (`mu_factor`), and cannot find that there is only one: e is equal at both ends, and noise
+    makes it lower in between (docs/cgpfl.md has the measurements).
+  * The server clusters the uploaded copies w_i: θ_i, which the bound speaks of, never leave the clients.
+  * Every K is also tried from the best K − 1 contexts and the upload farthest from them, so that the cost never rises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import EXAMPLE_COUNT
+from kinfed.algorithms.cgpfl import cgpfl
+from kinfed.algorithms.cgpfl.bound import complexity
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Client, Down
+from kinfed.algorithms.clustering import coordinates, k_means_path
+from kinfed.core import rng
+from kinfed.data.federation import Cohort, Population
+from kinfed.engine.task import Task
+from kinfed.errors import ConfigError
+
+
+@dataclass
+class Server(cgpfl.Server):
+    count: Tensor  # [N] examples of each client, once known
+    first: Tensor  # [K_max] first term of e(K), empty until chosen
+    cost: Tensor  # [K_max] cost(K), empty until chosen
+    mu: Tensor  # [] μ used
+
+
+@dataclass
+class Up(cgpfl.Up):
+    count: Tensor  # [n] examples
+
+
+@dataclass(frozen=True)
+class CGPFLHeur(CGPFL):
+    contexts: int = 1
+    """Contexts before K̂ is chosen; always one."""
+    mu: float | None = None
+    """μ of Eq. (11); chosen automatically where none is given."""
+    mu_factor: float = 1.0
+    """Times the automatic μ: above 1 tells apart contexts that are closer to each other, and finds more in noise."""
+    max_contexts: int | None = None
+    """Largest K tried; N/2 where none is given."""
+    solve_rounds: int = 1
+    """Rounds before K̂ is chosen (paper: the first only)."""
+
+    leaks = (EXAMPLE_COUNT,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.contexts != 1:
+            raise ConfigError(
+                f"CGPFL-Heur chooses the number of contexts itself; got contexts = {self.contexts}: use cgpfl for a "
+                "given number, or max_contexts for the largest one to try"
+            )
+        if self.mu is not None and not self.mu >= 0:
+            raise ConfigError(f"mu must not be negative; got {self.mu}")
+        if not self.mu_factor > 0:
+            raise ConfigError(f"mu_factor must be positive; got {self.mu_factor}")
+        if self.mu is not None and self.mu_factor != 1:
+            raise ConfigError("mu_factor multiplies the automatic mu; leave out one of mu and mu_factor")
+        if self.solve_rounds < 1 or (self.max_contexts is not None and self.max_contexts < 1):
+            raise ConfigError("solve_rounds and max_contexts must be at least 1")
+
+    def init_server(self, task: Task, clients: Population) -> Server:
+        none = torch.zeros(0, dtype=torch.float64)
+        return Server(
+            **vars(super().init_server(task, clients)),
+            count=torch.zeros(clients.num_clients, dtype=torch.float64),
+            first=none,
+            cost=none,
+            mu=torch.tensor(0.0, dtype=torch.float64),
+        )
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        client, up = super().client_update(task, client, down, data)
+        return client, Up(up.omega, data.train.count.to(torch.float32))
+
+    def aggregate(self, server: cgpfl.Server, ids: Tensor, up: cgpfl.Up) -> cgpfl.Server:
+        assert isinstance(server, Server)
+        assert isinstance(up, Up)
+        count = server.count.index_copy(0, ids.to(server.count.device), up.count.to(server.count))
+        server = replace(server, count=count)
+        if not len(server.cost) and int(server.round) + 1 >= self.solve_rounds:
+            server = self._solved(server, *self.gather(server, ids, up)[1:])
+        return super().aggregate(server, ids, up)
+
+    def _solved(self, server: Server, members: Tensor, uploads: Tensor) -> Server:
+        """The server with K̂ contexts, all alike still: clustering separates them. Who is not clustered now gets no
+        part in that, and belongs to no context until its next reply."""
+        count = server.count[members].cpu()
+        context = torch.full_like(server.context, cgpfl.NONE)
+        context[members] = server.context[members]
+        most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
+        seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
+        path = k_means_path(coordinates(uploads), seeds, count.numpy())
+        cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
+        d, m = uploads.shape[1], float(count.sum())
+        first = torch.tensor([complexity(k, d, m) for k in range(1, most + 1)], dtype=torch.float64)
+        mu = self.mu_factor * balance(first, cost) if self.mu is None else self.mu
+        best = smallest(first + mu * cost) + 1  # K̂
+        return replace(
+            server,
+            omega=server.omega[:1].repeat(best, 1),
+            context=context,
+            first=first,
+            cost=cost,
+            mu=torch.tensor(mu, dtype=torch.float64),
+        )
+
+    def server_figures(self, server: cgpfl.Server) -> dict[str, Any]:
+        assert isinstance(server, Server)
+        chosen = {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
+        return super().server_figures(server) | chosen
+
+
+def balance(first: Tensor, cost: Tensor) -> float:
+    """μ with which the cost falls by as much as the first term rises over the whole range; 0 where it does not fall."""
+    fall = float(cost[0] - cost[-1])
+    return float(first[-1] - first[0]) / fall if fall > 0 else 0.0
+
+
+def smallest(e: Tensor) -> int:
+    """Where e is least, the first of equals; with the automatic μ the two ends are equal, up to rounding."""
+    return int((e <= e.min() * (1 + 1e-9)).nonzero()[0])

@@ -1,0 +1,67 @@
+"""What a server remembers about who helps whom, and what it makes of it.
+
+The affinity P[i, n] sums how useful the model of client n proved to client i so far. It decides whose models a client
+is sent next, and, read as a graph, which clients belong together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+
+ROWS_AT_ONCE = 256  # bounds the memory of a choice for very many clients
+
+
+def choose(affinity: Tensor, ids: Tensor, available: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
+    """[A, count] int64: for each client of `ids` the available others that it is sent, best first.
+
+        repeat `count` times:
+            with probability `explore` take the next of a random order, else the next of the order by affinity
+
+    Clients of equal affinity are in random order, so that "equal chance" is true also before anything is known.
+    affinity [K, K], available bool [K]. Every client must have `count` others. Draws are keyed by (client, other):
+    neither the company of `ids` nor who else is available moves them."""
+    if not len(ids) or not count:
+        return ids.new_empty(len(ids), count)
+    affinity, others = affinity.cpu(), available.cpu().nonzero().squeeze(1)
+    parts = torch.split(ids, ROWS_AT_ONCE)
+    return torch.cat([_choose(affinity[part][:, others], part, others, count, explore, key) for part in parts])
+
+
+def _choose(affinity: Tensor, ids: Tensor, others: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
+    mine = rng.fold(key, ids)
+    shuffled = torch.argsort(rng.at(rng.fold(mine, 0)[:, None], others), stable=True)
+    by_affinity = torch.argsort(affinity.gather(1, shuffled), dim=1, descending=True, stable=True)
+    best = _places(shuffled.gather(1, by_affinity))
+    lucky = _places(torch.argsort(rng.at(rng.fold(mine, 1)[:, None], others), stable=True))
+    explores = rng.uniform(rng.fold(mine, 2), count) < explore
+    gone = others == ids[:, None]
+    picks = []
+    for turn in range(count):
+        place = torch.where(explores[:, turn, None], lucky, best)
+        pick = torch.where(gone, len(others), place).argmin(1)
+        gone = gone | (torch.arange(len(others)) == pick[:, None])
+        picks.append(others[pick])
+    return torch.stack(picks, 1)
+
+
+def _places(order: Tensor) -> Tensor:
+    """The place of every column in an order: the inverse permutation of each row."""
+    return torch.argsort(order, dim=1)
+
+
+def groups(affinity: Tensor, count: int, seed: int) -> Tensor:
+    """[K] int64: spectral clusters of the graph with edges softmax(P), made symmetric; at most `count` of them."""
+    clients = len(affinity)
+    if count >= clients:
+        return torch.arange(clients)
+    edges = torch.softmax(affinity.to("cpu", torch.float64), 1)
+    graph = (edges + edges.T) / 2
+    from sklearn.cluster import SpectralClustering  # slow to import, and only reports ask for it
+
+    found = SpectralClustering(count, affinity="precomputed", random_state=seed).fit(graph.numpy())
+    _, label = np.unique(found.labels_, return_inverse=True)
+    return torch.from_numpy(label.astype(np.int64))

@@ -1,0 +1,141 @@
+"""FedFomo: every client mixes its own choice of other clients' models, judged on its own validation examples.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+    min Σ_i L_i(θ_i),      L_i the mean loss of client i's validation examples, which may come from any distribution
+    w_n = (L_i(θ_i^old) − L_i(θ_n)) / ‖θ_n − θ_i^old‖                                                      Eq. (3)
+    θ_i ← θ_i^old + Σ_n w*_n (θ_n − θ_i^old),      w*_n = max(w_n, 0) / Σ_k max(w_k, 0)                     Eq. (13)
+
+The candidates n are the client's own trained model, which costs no download, and M − 1 uploads of others, chosen by
+the server: those of the highest affinity P[i, n], the sum of all w_n so far, now and then (ε) a random one.
+M = 1 is local training that forgets a round in which the validation loss rose.
+
+Decisions where paper, released code and other implementations differ:
+  * θ_i^old is the model at the *start* of the last local training (the released code's too). Were it the trained
+    one, the own candidate would weigh 0/0 and the early stopping that the paper speaks of could not happen.
+  * Without a positive weight the client keeps θ_i^old: its last training is discarded.
+  * ‖·‖ is Euclidean (`norm`; the released default is l1, its "l2" the squared distance). A model at distance 0
+    weighs nothing. P is updated by signed weights as they are (`affinity_update`).
+  * P starts as the identity; ties are broken at random, without which "equal chance" is not true.
+  * ε falls by subtraction, 0.3, 0.25, ..., 0 (`decay`). Client sampling and exploration draw anew in every round;
+    the released code re-seeds and repeats both.
+  * Evaluated is a fresh combination without further training (`evaluate`), as in the released code; the model after
+    the last training is scored beside it. Out of distribution the two differ by much.
+  * Losses are means over all validation examples, without augmentation. A candidate whose loss is not finite weighs
+    nothing and is counted. A client without validation examples is judged by its training examples.
+  * The published commands also offer averages of groups of clients that the server finds in P (`subglobal`); it is
+    off by default, because the paper's text does not know them.
+
+All clients of a round are sent the same number of models, so that messages have equal rows and bytes are those of
+models really sent. While fewer than M models exist, it is the number that every active client can get.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import EXAMPLE_COUNT, mean_of
+from kinfed.algorithms.fedfomo import affinity
+from kinfed.algorithms.fedfomo.fomo_server import Fomo, Server, Up
+from kinfed.algorithms.fedfomo.weights import convex, judges, mean_losses, shares, weights
+from kinfed.core import rng
+from kinfed.core.tree import Tree
+from kinfed.data.federation import Cohort
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
+from kinfed.errors import ConfigError
+
+
+@dataclass
+class Client(Tree):
+    old: Tensor  # [n, P]  θ_i^old, where the last local training began
+    theta: Tensor  # [n, P]  where it ended
+    seen: Tensor  # [n] bool
+    kept: Tensor  # [n] bool, the last combination found nothing better than θ_i^old
+    unusable: Tensor  # [n] int64 candidates so far whose loss was not finite
+
+
+@dataclass
+class Down(Tree):
+    models: Tensor  # [n, m − 1, P] of other clients
+    averages: Tensor  # [n, g, P]
+
+
+@dataclass(frozen=True)
+class FedFomo(Fomo[Client, Down]):
+    subglobal: int = 0
+    """Groups of clients, found in P, whose averages (and the average of these) everyone is sent as well."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.subglobal < 0:
+            raise ConfigError(f"subglobal is a number of groups, 0 for none; got {self.subglobal}")
+
+    def leaked(self) -> dict[str, str]:
+        return super().leaked() | ({EXAMPLE_COUNT: "subglobal = 0"} if self.subglobal else {})
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        start = task.init(data.seed).expand(len(data), -1)
+        never = torch.zeros(len(data), dtype=torch.bool)
+        return Client(start, start, never, never, torch.zeros(len(data), dtype=torch.int64))
+
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        return self.planned(server, ids, torch.ones(len(ids), dtype=torch.bool))
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        plan = server.plan[ids, 1:].to(server.theta.device)
+        models = server.theta.index_select(0, plan.flatten())  # whole rows at once, which theta[plan] does not copy
+        models = models.view(*plan.shape, server.theta.shape[1])
+        return Down(models, server.averages.expand(len(ids), -1, -1))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        mixed, w, unusable = self._combine(task, client, down, data)
+        if self.newcomers == "train" and not bool(client.seen.all()):
+            mixed = torch.where(client.seen[:, None].to(mixed.device), mixed, client.old)
+        kept = client.seen & ~(w > 0).any(1)
+        theta = sgd(task, mixed, data.train.batches(self.work))
+        sent = down.models.shape[1] + 1
+        reported = torch.zeros(len(data), self.models)
+        reported[:, :sent] = w[:, :sent].to(torch.float32)
+        count = data.train.count.to(torch.float32) if self.subglobal else None
+        seen = torch.ones_like(client.seen)
+        return Client(mixed, theta, seen, kept, client.unusable + unusable), Up(theta, reported, count)
+
+    @torch.no_grad()
+    def _combine(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:
+        """The mixed models [n, P], the signed weights of all candidates, and how many of them were unusable [n]."""
+        candidates = [client.theta, *down.models.unbind(1), *down.averages.unbind(1)]
+        loss = mean_losses(task, [client.old, *candidates], judges(data))
+        w, unusable = weights(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
+        share = shares(w)
+        mixed, keeps = convex(candidates, share), share.sum(1) == 0
+        if bool(keeps.any()):
+            mixed = torch.where(keeps[:, None].to(mixed.device), client.old, mixed)
+        return mixed, w, unusable
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        new = super().aggregate(server, ids, up)
+        if up.count is None:
+            return new
+        count = server.count.clone()
+        count[ids] = up.count.to("cpu", torch.float64)
+        members = self.on_offer(new).nonzero().squeeze(1)
+        seed = rng.numpy_seed(rng.fold(new.key, new.round))
+        label = affinity.groups(new.affinity[members][:, members], self.subglobal, seed)
+        groups = [members[label == g] for g in range(int(label.max()) + 1)]
+        means = torch.stack([mean_of(new.theta[group], count[group]) for group in groups])
+        return replace(new, count=count, averages=torch.cat([means, means.mean(0, keepdim=True)]))
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return self._combine(task, client, down, data)[0] if self.evaluate == "post_federate" else client.theta
+
+    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        if self.evaluate == "post_federate":
+            return {"post_train": client.theta}
+        return {"post_federate": self._combine(task, client, down, data)[0]}
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"kept_baseline": client.kept.to(torch.float32), "unusable_models": client.unusable.to(torch.float32)}

@@ -1,0 +1,147 @@
+"""FedFomo with model averages: clients judge averages with and without a model instead of the model itself.
+
+Zhang et al.: Personalized Federated Learning with First Order Model Optimization, ICLR 2021, Appendix A.4, Eq. (14).
+
+    Q_i: N models, client i's own among them once it has one;      avg = mean of Q_i,      avg_{−n} = mean of Q_i \\ n
+    w_n = L_i(avg_{−n}) − L_i(avg)                                                                        Eq. (14)
+    θ_i ← avg + Σ_n w*_n (θ_n − avg),      w* as in FedFomo; avg itself where no weight is positive
+
+Choice of Q_i, affinities and options are FedFomo's; the distance is off by default (`norm`), as Eq. (14) has none.
+
+When things happen. A client can weigh averages only after it has got them, so a combination formed by the server
+from these weights would need a second exchange per round. With `combine="server"` the weights that go up in one
+round are used at the client's *next* one: the server mixes the latest uploads of the models weighed then, and the
+client begins its training there. Down are N averages without one model, the average, and this start: (M + 2) d.
+
+What averages hide. Nothing from a client that does the sum: θ_n = N avg − (N − 1) avg_{−n}. Since that is so, the
+client may as well form the combination itself, θ_n − avg = (N − 1) (avg − avg_{−n}), at once and with one model
+less to download: `combine="client"`. Neither keeps models secret from a curious client; noise in training does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.fedfomo.fomo_server import Fomo, Server, Up
+from kinfed.algorithms.fedfomo.weights import convex, judges, mean_losses, shares, weights
+from kinfed.core.tree import Tree
+from kinfed.data.federation import Cohort
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import Task
+from kinfed.errors import ConfigError
+
+
+@dataclass
+class Client(Tree):
+    theta: Tensor  # [n, P] the model after the last local training
+    seen: Tensor  # [n] bool
+    unusable: Tensor  # [n] int64 averages so far whose loss was not finite
+
+
+@dataclass
+class Down(Tree):
+    averages: Tensor  # [n, N + 1, P]  avg, then avg_{−n} for every n of Q_i; [n, 0, P] while N < 2
+    start: Tensor  # [n, 1, P] the combination formed by the server; [n, 0, P] where there is none
+
+
+@dataclass(frozen=True)
+class FedFomoMA(Fomo[Client, Down]):
+    norm: str = "none"
+    """Divide w_n by the distance of avg_{−n} from avg: none (paper), l2, l1 or l2sq."""
+    combine: str = "server"
+    """Who forms the combination: the "server", one activation later, or the "client", at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.models < 2:
+            raise ConfigError(f"an average without one model needs models >= 2; got {self.models}")
+        if self.combine not in ("server", "client"):
+            raise ConfigError(f"combine is server or client; got {self.combine!r}")
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        n = len(data)
+        start = task.init(data.seed).expand(n, -1)
+        return Client(start, torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64))
+
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        return self.planned(server, ids, server.uploaded[ids] > 0)
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        members = server.plan[ids].to(server.theta.device)
+        n, count = members.shape
+        nothing = server.theta.new_zeros(n, 0, server.theta.shape[1])
+        if count < 2:
+            return Down(nothing, nothing)
+        # The members' models, the first of them twice: it becomes the sum of all.
+        twice = torch.cat([members[:, :1], members], 1)
+        averages = server.theta.index_select(0, twice.flatten()).view(n, count + 1, -1)
+        average, without = averages[:, 0], averages[:, 1:]
+        for number in range(1, count):
+            average += without[:, number]
+        average.div_(count - 1)
+        torch.add(average[:, None], without, alpha=-1 / (count - 1), out=without)  # (Σ θ − θ_n) / (N − 1)
+        average.mul_((count - 1) / count)
+        if self.combine == "client":
+            return Down(averages, nothing)
+        start = average.clone()
+        for row, client in zip(start.unbind(0), ids.tolist(), strict=True):
+            if bool(server.mix[client].any()):
+                _mix_(row, server.theta, server.heard[client], server.mix[client])
+        return Down(averages, start[:, None])
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        w, unusable = self._weigh(task, down, data)
+        start = self._start(client, down, w)
+        if self.newcomers == "train":
+            start = torch.where(client.seen[:, None].to(start.device), start, client.theta)
+        theta = sgd(task, start, data.train.batches(self.work))
+        reported = torch.zeros(len(data), self.models)
+        reported[:, : w.shape[1]] = w.to(torch.float32)
+        return Client(theta, torch.ones_like(client.seen), client.unusable + unusable), Up(theta, reported, None)
+
+    @torch.no_grad()
+    def _weigh(self, task: Task, down: Down, data: Cohort) -> tuple[Tensor, Tensor]:
+        """Signed weights [n, N] of the models in Q_i, and how many averages were unusable [n]."""
+        if not down.averages.shape[1]:
+            return torch.zeros(len(data), 0, dtype=torch.float64), torch.zeros(len(data), dtype=torch.int64)
+        average, *without = down.averages.unbind(1)
+        loss = mean_losses(task, [average, *without], judges(data))
+        return weights(loss[:, 1:] - loss[:, :1], without, average, self.norm)  # Eq. (14)
+
+    def _start(self, client: Client, down: Down, w: Tensor) -> Tensor:
+        """[n, P]: where the client's training begins; its own last model while there is nothing to average."""
+        if not down.averages.shape[1]:
+            return client.theta
+        if self.combine == "server":
+            return down.start[:, 0]
+        average, *without = down.averages.unbind(1)
+        share = shares(w)
+        # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
+        kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
+        return convex([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return self._combined(task, client, down, data) if self.evaluate == "post_federate" else client.theta
+
+    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        if self.evaluate == "post_federate":
+            return {"post_train": client.theta}
+        return {"post_federate": self._combined(task, client, down, data)}
+
+    def _combined(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        # The server's combination is ready; only the client's own needs the weights of this moment.
+        w = self._weigh(task, down, data)[0] if self.combine == "client" else torch.zeros(len(data), 0)
+        return self._start(client, down, w)
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"unusable_models": client.unusable.to(torch.float32)}
+
+
+def _mix_(row: Tensor, models: Tensor, whose: Tensor, share: Tensor) -> None:
+    """row ← Σ_j share[j] models[whose[j]], without a copy of these models; many have no share."""
+    row.zero_()
+    for j in share.nonzero().squeeze(1).tolist():
+        row.add_(models[int(whose[j])], alpha=float(share[j]))

@@ -1,0 +1,202 @@
+"""Contestants take turns; what they took, and how far that is from the machine's limits."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.bench.machine import Limits, describe_machine, forget_peak, measure_limits, peak_mb
+from kinfed.bench.plain_loop import Example, PlainLoop
+from kinfed.bench.workload import WORKLOADS, Workload, synthetic
+from kinfed.data.federation import Federation
+from kinfed.engine.task import make_task
+from kinfed.errors import ConfigError, KinfedError, unknown_name
+from kinfed.pools.local_pool import LocalPool, available_cores
+from kinfed.server.loop import Loop
+
+AGREEMENT = 1e-4  # largest difference of any parameter between engine and loop after one round on equal batches
+
+
+@dataclass
+class Timing:
+    """Seconds of every measured round: on the clock, and of all processors together."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, work: Callable[[], object]) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(time.process_time() - cpu)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.wall)
+
+
+@dataclass
+class Comparison:
+    """One workload on some cores. `other` is the plain loop, or the engine on the smaller workload `against`."""
+
+    workload: str
+    title: str
+    cores: int
+    ours: Timing
+    other: Timing
+    target: float | None
+    against: str | None
+    disagreement: float | None  # largest difference of any parameter after a round on the same batches
+    gflop: float  # of one round, by torch's own count
+    gathered_mb: float  # bytes of one round's batches: read as uint8, written as float32
+    floor: float  # seconds of one core for the products alone and one pass over the batches
+    peak_mb: float | None
+
+    @property
+    def ratio(self) -> float:
+        """The other's time in units of ours: medians."""
+        return self.other.median / self.ours.median
+
+    @property
+    def best_ratio(self) -> float:
+        return min(self.other.wall) / min(self.ours.wall)
+
+    @property
+    def cpu_ratio(self) -> float:
+        return statistics.median(self.other.cpu) / statistics.median(self.ours.cpu)
+
+    @property
+    def distance(self) -> float:
+        """Our processor time in units of the machine's limit."""
+        return statistics.median(self.ours.cpu) / self.floor
+
+    def figures(self) -> dict[str, Any]:
+        derived = ("ratio", "best_ratio", "cpu_ratio", "distance")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+@dataclass
+class BenchResult:
+    comparisons: list[Comparison]
+    limits: Limits
+    machine: dict[str, str | int]
+
+    def to_json(self) -> str:
+        figures = [comparison.figures() for comparison in self.comparisons]
+        return json.dumps({"machine": self.machine, "limits": asdict(self.limits), "comparisons": figures}, indent=2)
+
+
+def run_benchmarks(
+    which: Sequence[str] = (),
+    repeats: int = 7,
+    threads: Sequence[int] = (),
+    *,
+    quick: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> BenchResult:
+    """Measure the named workloads (all where none is named) on the given numbers of cores (one, and all)."""
+    for name in which:
+        if name not in WORKLOADS:
+            raise unknown_name("workload", name, WORKLOADS)
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1; got {repeats}")
+    cores = sorted(set(threads)) or sorted({1, available_cores()})
+    if cores[0] < 1:
+        raise ConfigError(f"threads are numbers of cores, at least 1; got {cores[0]}")
+    chosen = [WORKLOADS[name].quick() if quick else WORKLOADS[name] for name in which or WORKLOADS]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        progress("limits of one core")
+        limits = measure_limits(chosen, seconds=0.0 if quick else 0.5)
+        comparisons: list[Comparison] = []
+        for workload in chosen:
+            progress(workload.title)
+            comparisons += _compare(workload, repeats, cores, limits, quick)
+    finally:
+        torch.set_num_threads(before)
+    return BenchResult(comparisons, limits, describe_machine())
+
+
+def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
+    algorithm = FedAvg(workload.work)
+    task = make_task(workload.build)
+    federation, clients = algorithm.exchange(federation, federation.population(0, workload.participation))
+    pool = LocalPool(algorithm, task, federation, 0, workers=workers)
+    return Loop(algorithm, task, pool, clients)
+
+
+def disagreement(workload: Workload, federation: Federation, loop: PlainLoop) -> float:
+    """Largest difference of any parameter after one round in which both train on the same batches."""
+    ours = engine(workload, federation, workers=1)
+    active = ours.schedule.active(0, 1, federation.num_clients)
+    ours.round()
+    ours.pool.close()
+
+    def same(client: int) -> Iterator[Example]:
+        alone = federation.cohort(torch.tensor([client]), 0, 1)
+        return ((batch.x[0], batch.y[0]) for _, batch in alone.train.batches(workload.work))
+
+    loop.train(active.tolist(), same)
+    return float((ours.server.named()["w"] - loop.parameters()).abs().max())
+
+
+def _compare(workload: Workload, repeats: int, cores: Sequence[int], limits: Limits, quick: bool) -> list[Comparison]:
+    gc.collect()
+    forget_peak()
+    federation = synthetic(workload)
+    ours = {n: engine(workload, federation, n) for n in cores}
+    small: dict[int, Loop] = {}
+    difference = None
+    others: dict[int, Callable[[], object]]
+    if workload.against is None:
+        loop = PlainLoop(workload, federation)
+        difference = disagreement(workload, federation, loop)
+        if not difference <= AGREEMENT:
+            raise KinfedError(
+                f"{workload.name}: engine and plain loop should agree to {AGREEMENT:g} after a round on the same "
+                f"batches; they differ by {difference:.2g}, so their times cannot be compared"
+            )
+        others = {n: loop.round for n in cores}
+    else:
+        smaller = WORKLOADS[workload.against].quick() if quick else WORKLOADS[workload.against]
+        its_data = synthetic(smaller)
+        small = {n: engine(smaller, its_data, n) for n in cores}
+        others = {n: each.round for n, each in small.items()}
+    timings = {n: (Timing(), Timing()) for n in cores}
+    for repeat in range(repeats + 1):
+        for n in cores:
+            torch.set_num_threads(n)
+            mine, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
+            mine.measure(ours[n].round)
+            theirs.measure(others[n])
+    torch.set_num_threads(1)
+    peak = peak_mb()
+    for each in (*ours.values(), *small.values()):
+        each.pool.close()
+    gflop = _flop_of_step(workload) * workload.active * workload.steps / 1e9
+    gathered = 5.0 * prod(workload.shape) * workload.active * workload.steps * workload.batch
+    floor = gflop / limits.products[workload.name] + gathered / (limits.copy_gb * 1e9)
+    return [
+        Comparison(
+            workload.name, workload.title, n, *timings[n], workload.target, workload.against, difference,
+            gflop, gathered / 1e6, floor, peak,
+        )
+        for n in cores
+    ]  # fmt: skip
+
+
+def _flop_of_step(workload: Workload) -> int:
+    with FlopCounterMode(display=False) as counter:
+        workload.build()(torch.zeros(workload.batch, *workload.shape)).sum().backward()
+    return int(counter.get_total_flops())

@@ -1,0 +1,133 @@
+"""`kinfed deploy`, `kinfed vault` and `kinfed predict`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kinfed.errors import ConfigError
+
+console = Console(soft_wrap=False)
+
+deploy = typer.Typer(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
+vault = typer.Typer(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
+
+VaultFolder = Annotated[
+    Path, typer.Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in the node-config.")
+]
+DEFAULT = Path("~/.kinfed/vault")
+
+
+@deploy.command()
+def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
+    """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
+    from kinfed.deploy.scaffold import make_app
+
+    for path in make_app(folder):
+        console.print(f"wrote    {path}", highlight=False, soft_wrap=True)
+    console.print(f"edit {folder / 'pyproject.toml'}, then: flwr run {folder} <superlink>", soft_wrap=True)
+
+
+@deploy.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Folder for keys and certificates.")],
+    host: Annotated[list[str], typer.Option(help="Name or address under which nodes reach the server (repeatable).")],
+    node: Annotated[list[str] | None, typer.Option(help="Name of a node that needs a key (repeatable).")] = None,
+) -> None:
+    """Make a CA, the server's certificate and the nodes' keys; an existing CA and existing keys stay."""
+    try:
+        from kinfed.deploy.certs import make_certificates
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
+
+    for path in make_certificates(folder, host, node or []):
+        console.print(f"wrote    {path}", highlight=False, soft_wrap=True)
+    console.print("ca.key and server.key stay with the operator; a node gets ca.crt and its own key.", soft_wrap=True)
+
+
+@vault.command("list")
+def list_(folder: VaultFolder = DEFAULT) -> None:
+    """What this node keeps: runs, clients, rounds, sizes."""
+    from kinfed.deploy.vault import Vault
+
+    held = Vault(folder).held()
+    if not held:
+        console.print(f"the vault {folder.expanduser()} is empty", highlight=False, soft_wrap=True)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for column in ("run", "client", "method", "round", "version", "bytes", "saved", "model"):
+        table.add_column(column, no_wrap=True)
+    for one in held:
+        numbers = (str(one.round), str(one.version), str(one.nbytes))
+        table.add_row(one.run, one.client, one.method, *numbers, one.saved, "yes" if one.has_model else "no")
+    console.print(table)
+
+
+@vault.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="File to write (.safetensors).")],
+    folder: VaultFolder = DEFAULT,
+    run: Annotated[str | None, typer.Option(help="Run (default: the newest).")] = None,
+    client: Annotated[str | None, typer.Option(help="Client (where the vault has several).")] = None,
+) -> None:
+    """Copy a personal model out of the vault, as safetensors that plain PyTorch loads."""
+    from kinfed.core import storage
+    from kinfed.deploy.vault import Vault
+
+    path = Vault(folder).model_path(run, client)
+    with storage.reporting("write", out):
+        shutil.copyfile(path, out)
+    console.print(f"wrote    {out}", highlight=False, soft_wrap=True)
+
+
+@vault.command()
+def clear(
+    run: Annotated[str, typer.Argument(help="Run whose states and models are removed.")],
+    folder: VaultFolder = DEFAULT,
+    client: Annotated[str | None, typer.Option(help="Of this client only.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove what a run has left in the vault. It cannot be undone: personal models exist nowhere else."""
+    from kinfed.deploy.vault import Vault
+
+    if not yes:
+        typer.confirm(f"remove all personal states and models of run {run}?", abort=True)
+    console.print(f"removed  {', '.join(Vault(folder).clear(run, client))}", highlight=False, soft_wrap=True)
+
+
+def predict(
+    table: Annotated[Path, typer.Argument(help="New examples: .csv, .tsv, .parquet, or x in an .npz file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="CSV file to write.")],
+    model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
+    vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
+    run: Annotated[str | None, typer.Option(help="A finished run's folder, or a run in the vault.")] = None,
+    client: Annotated[str | None, typer.Option(help="Whose model.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Method (where a run folder has several).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
+    ignore: Annotated[str, typer.Option(help="Columns that are not features (models without column names).")] = "",
+    name_column: Annotated[str | None, typer.Option(help="Column that names the rows in the output.")] = None,
+) -> None:
+    """Classes and probabilities for new examples, by one personal model; no server is needed."""
+    from kinfed.deploy.vault import Vault
+    from kinfed.runs import predict as predicting
+
+    if model is not None:
+        chosen = predicting.read_model(model)
+    elif run is not None and (Path(run) / "config.json").exists():
+        if client is None:
+            raise ConfigError("say whose model of the run to use, with --client")
+        chosen = predicting.model_of_run(Path(run), client, algorithm, seed)
+    elif vault is not None:
+        chosen = predicting.read_model(Vault(vault).model_path(run, client))
+    else:
+        raise ConfigError("say which model to use: --model FILE, --vault DIR, or --run DIR with --client")
+    found = predicting.predict(chosen, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    found.write(out)
+    about = ", ".join(f"{key} {chosen.about[key]}" for key in ("client", "algorithm", "round") if key in chosen.about)
+    console.print(f"wrote    {out} ({len(found.probabilities)} rows; {about})", highlight=False, soft_wrap=True)

@@ -1,0 +1,183 @@
+"""What a running experiment shows: a live line on a terminal, plain lines elsewhere; and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kinfed.server.loop import RoundReport
+
+PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+
+Metrics = dict[str, float]
+
+
+class LiveDisplay:
+    """A progress bar over all rounds of all methods and seeds. Use as a context manager."""
+
+    def __init__(self, console: Console, total_rounds: int) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.fields[label]}[/] seed {task.fields[seed]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            console=console,
+        )
+        self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
+        self._speed = _Speed()
+
+    def __enter__(self) -> LiveDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        self._speed = _Speed()
+        self._progress.update(self._bar, advance=first, label=label, seed=str(seed), accuracy="")
+
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+        fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
+        if personal is not None:
+            fields["accuracy"] = headline(personal)
+        self._progress.update(self._bar, advance=1, **fields)
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(f"note: {text}", style="yellow", highlight=False)
+
+
+class PlainDisplay:
+    """Lines for logs: one when a method starts, one now and then, one when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rounds = 0
+        self._done = 0
+        self._last = 0.0
+        self._speed = _Speed()
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        self._rounds, self._done, self._last, self._speed = rounds, first, time.monotonic(), _Speed()
+        if first:
+            self._say(f"{label} seed {seed}: continues after round {first} of {rounds}")
+
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+        self._done += 1
+        rate = self._speed.after_round()
+        ends = self._done >= self._rounds
+        if not ends and time.monotonic() - self._last < PLAIN_EVERY:
+            return
+        self._last = time.monotonic()
+        left = "" if ends else f", {(self._rounds - self._done) / max(rate, 1e-9):.0f} s left"
+        accuracy = "" if personal is None else f", {headline(personal)}"
+        self._say(f"{label} seed {seed}: round {self._done}/{self._rounds}, {rate:.1f} rounds/s{left}{accuracy}")
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class _Speed:
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._rounds = 0
+
+    def after_round(self) -> float:
+        self._rounds += 1
+        return self._rounds / max(time.monotonic() - self._began, 1e-9)
+
+
+def headline(metrics: Metrics) -> str:
+    if "accuracy" in metrics:
+        return f"accuracy {100 * metrics['accuracy']:.1f}%"
+    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
+
+
+def display(console: Console, total_rounds: int) -> LiveDisplay | PlainDisplay:
+    return LiveDisplay(console, total_rounds) if console.is_terminal else PlainDisplay(console)
+
+
+def results_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Means over seeds, with the standard deviation where there are several."""
+    table = Table(
+        title="after the last round, on the test data of all clients",
+        title_justify="left",
+        title_style="dim",
+        box=SIMPLE,
+    )
+    table.add_column("method")
+    private = any("privacy" in r for r in results)
+    for name in ("personal %", "worst 10%", "global %", "MB/round", "s/round", *(("epsilon",) if private else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in results if r["algorithm"] == label]
+        rounds = sum(r["rounds"] for r in mine)
+        table.add_row(
+            label,
+            _percent(mine, "personal", "accuracy"),
+            _percent(mine, "personal", "worst10"),
+            _percent(mine, "global", "accuracy"),
+            f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
+            f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
+            *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
+        )
+    return table
+
+
+def _percent(results: Sequence[dict[str, Any]], kind: str, name: str) -> str:
+    found = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
+    return _spread([100 * v for v in found], "{:.1f}")
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return form.format(mean)
+    deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    return f"{form.format(mean)} ± {form.format(deviation)}"
+
+
+def tuning_line(label: str, number: int, trials: int, trial: Any, best: float) -> str:
+    """One line about a finished trial of a tuning."""
+    found = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
+    what = _settings(trial.settings) if trial.settings else "as configured"
+    return f"{label} trial {number}/{trials}: {found} (best {100 * best:.2f}%)  {what}"
+
+
+def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    """What tuning chose for each method."""
+    table = Table(
+        title="mean client accuracy on validation data", title_justify="left", title_style="dim", box=SIMPLE
+    )  # fmt: skip
+    table.add_column("method")
+    for name in ("as configured %", "tuned %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("settings")
+    for label, found in methods:
+        what = _settings(found["settings"]) if found["settings"] else "as configured"
+        edge = f"  ({', '.join(found['at_edge'])} at the edge: widen with --range)" if found["at_edge"] else ""
+        table.add_row(label, f"{100 * found['default']:.2f}", f"{100 * found['best']:.2f}", what + edge)
+    return table
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in settings.items())

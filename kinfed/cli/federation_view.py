@@ -1,0 +1,136 @@
+"""A picture of a federation for the terminal: one line per client, one shaded cell per class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from kinfed.data.describe import Description
+
+MOST_CLIENTS = 30  # lines shown; more clients are sampled by size
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+_LEVELS = (0.0, 0.05, 0.2, 0.5)  # a cell has shade i when the class's share of the client's data exceeds level i - 1
+_SHADES, _ASCII_SHADES = "·░▒▓█", ".-+*#"
+
+
+@dataclass(frozen=True)
+class FederationView:
+    """A description that rich prints as a picture as wide as the terminal."""
+
+    description: Description
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield picture(self.description, options.max_width, ascii_only=options.ascii_only)
+
+
+def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Group:
+    shown = _chosen(d)
+    parts: list[Table | Text] = [Text(_headline(d), style="bold"), _quantiles(d)]
+    if len(shown) < d.num_clients:
+        parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
+    shades = _ASCII_SHADES if ascii_only else _SHADES
+    parts.append(_grid(d, shown, width, shades))
+    bounds = ["none", *(f"up to {level:.0%}" for level in _LEVELS[1:]), "more"]
+    legend = "  ".join(f"{shade} {bound}" for shade, bound in zip(shades, bounds, strict=True))
+    parts.append(Text(f"share of a client's training data: {legend}", style="dim"))
+    parts += [Text(f"note: {note}") for note in d.notes]
+    return Group(*parts)
+
+
+def _headline(d: Description) -> str:
+    dataset, partition = d.description.get("dataset", "data"), d.description.get("partition", "given")
+    counts = " + ".join(f"{total:,} {split}" for split in ("train", "val", "test") if (total := sum(d.sizes(split))))
+    return f"{dataset}, partition {partition}: {d.num_clients:,} clients, {d.num_classes} classes, {counts} examples"
+
+
+def _quantiles(d: Description) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("per client")
+    for name in ("min", "10%", "median", "90%", "max", "mean"):
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, list[int] | list[float], str]] = [("train examples", d.sizes("train"), ",.0f")]
+    if sum(d.sizes("val")):
+        rows.append(("val examples", d.sizes("val"), ",.0f"))
+    rows += [
+        ("test examples", d.sizes("test"), ",.0f"),
+        ("classes", d.classes_held, ".0f"),
+        ("EMD", d.emd, ".2f"),
+        ("EMD as in FedFomo's code", d.emd_code, ".2f"),
+    ]
+    for name, values, form in rows:
+        cells = [format(value, form) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
+        mean = format(float(np.mean(values)), ".2f" if form == ".2f" else ",.1f")
+        table.add_row(name, *cells, mean)
+    return table
+
+
+def _chosen(d: Description) -> list[int]:
+    """All clients in order, or a sample evenly spaced in size."""
+    if d.num_clients <= MOST_CLIENTS:
+        return list(range(d.num_clients))
+    by_size = np.argsort(-np.array(d.sizes("train")), kind="stable")
+    places = np.linspace(0, d.num_clients - 1, MOST_CLIENTS).round().astype(int)
+    return [int(by_size[place]) for place in places]
+
+
+def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
+    names = d.class_names or [str(label) for label in range(d.num_classes)]
+    client_names = [d.names[k] if len(d.names[k]) <= 16 else d.names[k][:15] + "~" for k in shown]
+    groups = None if d.groups is None else [_group(d, k) for k in shown]
+    taken = max(map(len, [*client_names, "client"])) + (max(map(len, [*groups, "group"])) + 2 if groups else 0)
+    cell, per_cell = _cell_size(names, width - taken - 27)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("client", no_wrap=True)
+    if groups is not None:
+        table.add_column("group", no_wrap=True)
+    for column in ("train", "test", "EMD"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column(_heading(names, cell, per_cell), no_wrap=True)
+    train, test = d.sizes("train"), d.sizes("test")
+    for line, k in enumerate(shown):
+        picture_of_k = _cells(d.train[k], cell, per_cell, shades)
+        group = [] if groups is None else [groups[line]]
+        table.add_row(client_names[line], *group, f"{train[k]:,}", f"{test[k]:,}", f"{d.emd[k]:.2f}", picture_of_k)
+    return table
+
+
+def _group(d: Description, client: int) -> str:
+    assert d.groups is not None
+    return d.group_names[d.groups[client]] if d.group_names else str(d.groups[client])
+
+
+def _cell_size(names: list[str], room: int) -> tuple[int, int]:
+    """Characters of a cell, and classes in it: wide cells for few classes, several classes in one for very many."""
+    room = max(room, 10)
+    for cell in range(min(max(map(len, names)), 6) + 1, 1, -1):
+        if cell * len(names) <= room:
+            return cell, 1
+    return 1, -(-len(names) // room)
+
+
+def _heading(names: list[str], cell: int, per_cell: int) -> str:
+    if cell > 1:
+        short = [name[: cell - 1] for name in names]
+        if len(set(short)) < len(short):  # cut names that look alike say less than numbers
+            short = [str(label)[1 - cell :] for label in range(len(names))]
+        return "".join(name.ljust(cell) for name in short)
+    together = f", {per_cell} to a cell" if per_cell > 1 else ""
+    return f"classes {names[0]} to {names[-1]}{together}"
+
+
+def _cells(counts: list[int], cell: int, per_cell: int, shades: str) -> Text:
+    total = max(sum(counts), 1)
+    line = Text()
+    for begin in range(0, len(counts), per_cell):
+        share = sum(counts[begin : begin + per_cell]) / total
+        level = sum(share > bound for bound in _LEVELS)
+        place = begin // per_cell
+        style = _COLOURS[place % len(_COLOURS)] if level else "dim"
+        line.append(shades[level] * max(cell - 1, 1), style=style)
+        line.append(" " * (cell - max(cell - 1, 1)))
+    return line

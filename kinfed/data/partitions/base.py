@@ -1,0 +1,151 @@
+"""What all rules share: options for the test split, and dealing rows by a table of counts.
+
+Option `split` says where the clients' test examples come from:
+
+  official  training rows are shared out by the rule; the data set's own test rows follow in the same proportions
+  pooled    all rows are shared out, then each client's are divided at random
+  train     as pooled, with the official training rows alone
+  auto      official where the data set has test rows of its own, else pooled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.federation import Ragged, hold_out
+from kinfed.data.partitions import dealing
+from kinfed.data.source import Source
+from kinfed.errors import ConfigError
+
+Split = Literal["auto", "official", "pooled", "train"]
+SplitOption = Annotated[Split, "where test examples come from: auto, official, pooled or train"]
+TestOption = Annotated[float, "share of a client's examples kept for testing (not with official)"]
+OverlapOption = Annotated[bool, "clients may hold the same example (never one in training, another in test)"]
+
+
+@dataclass
+class Shares:
+    """What a rule decides."""
+
+    train: Ragged
+    test: Ragged
+    val: Ragged | None = None
+    names: list[str] | None = None
+    groups: Tensor | None = None
+    group_names: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Options are fields; `share` is the rule."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    split: SplitOption = "auto"
+    test_fraction: TestOption = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise ConfigError(f"test_fraction must lie in [0, 1); got {self.test_fraction}")
+
+    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
+        raise NotImplementedError
+
+    def key(self, seed: int, purpose: str) -> Tensor:
+        return rng.root(seed, f"partition-{self.name}-{purpose}")
+
+    def pools(self, source: Source) -> tuple[Tensor, Tensor | None]:
+        """Rows to share out, and the official test rows where these are used as such."""
+        if self.split in ("official", "train") and not source.has_official_test:
+            raise ConfigError(f"{source.name} has no official test split; use split = pooled")
+        if self.split == "pooled" or not source.has_official_test:
+            return torch.arange(len(source)), None
+        train = source.rows(test=False)
+        return train, None if self.split == "train" else source.rows(test=True)
+
+    def clients(self, num_clients: int | None) -> int:
+        if num_clients is None:
+            raise ConfigError(f"partition {self.name} needs a number of clients")
+        return num_clients
+
+    def divided(self, owned: Ragged, seed: int) -> tuple[Ragged, Ragged]:
+        keys = rng.fold(rng.root(seed, "test-split"), torch.arange(len(owned)))
+        return hold_out(owned, self.test_fraction, keys)
+
+
+@dataclass(frozen=True)
+class CountRule(Partition):
+    """A rule that says how many examples of each class each client gets; the rows are then dealt at random."""
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        """[K, C] counts for classes with available [C] examples, and notes for the reader."""
+        raise NotImplementedError
+
+    @property
+    def shares_rows(self) -> bool:
+        return False
+
+    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
+        pool, official = self.pools(source)
+        classes = dealing.by_class(pool, source.labels, source.num_classes, self.key(seed, "rows"))
+        counts, notes = self.counts(classes.count, self.clients(num_clients), seed, source)
+        if self.shares_rows:
+            return Shares(*self._overlapping(classes, counts, official, source, seed), notes=notes)
+        owned = dealing.deal(counts, classes)
+        if official is None:
+            return Shares(*self.divided(owned, seed), notes=notes)
+        others = dealing.by_class(official, source.labels, source.num_classes, self.key(seed, "test-rows"))
+        return Shares(owned, dealing.deal(dealing.matching(counts, classes.count, others.count), others), notes=notes)
+
+    def _overlapping(
+        self, classes: Ragged, counts: Tensor, official: Tensor | None, source: Source, seed: int
+    ) -> tuple[Ragged, Ragged]:
+        """Training and test rows are drawn from two pools, so that no one trains on what another is tested on."""
+        if official is not None:
+            train_pool, train = classes, counts
+            test_pool = dealing.by_class(official, source.labels, source.num_classes, self.key(seed, "test-rows"))
+            test = counts * test_pool.count // classes.count.clamp_min(1)
+        else:
+            keys = rng.fold(self.key(seed, "pools"), torch.arange(len(classes)))
+            train_pool, test_pool = hold_out(classes, self.test_fraction, keys)
+            trained = ((1 - self.test_fraction) * counts.to(torch.float64) + 1e-9).to(torch.int64)
+            train = torch.where(counts > 0, trained.clamp_min(1), 0).minimum(train_pool.count)
+            test = (counts - train).minimum(test_pool.count)
+        return (
+            dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train")),
+            dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test")),
+        )
+
+
+def check_classes(per_client: int, source: Source) -> None:
+    if per_client > source.num_classes:
+        raise ConfigError(f"classes = {per_client}, but {source.name} has {source.num_classes} classes")
+
+
+def require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be positive; got {value}")
+
+
+def largest_factor(fits: Callable[[float], bool]) -> float:
+    """The largest factor in [0, 1] for which a monotone condition holds; it must hold for 0."""
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def size_range(counts: Tensor) -> str:
+    sizes = counts.sum(1)
+    return f"{int(sizes.min()):,}-{int(sizes.max()):,}"

@@ -1,0 +1,125 @@
+"""Clients that hold few classes: uniform sizes (CGPFL) and single-class shards (FedAvg, FedFomo)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.federation import Ragged
+from kinfed.data.partitions import dealing
+from kinfed.data.partitions.base import (
+    CountRule,
+    OverlapOption,
+    SplitOption,
+    check_classes,
+    largest_factor,
+    require_positive,
+    size_range,
+)
+from kinfed.data.source import Source
+from kinfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Classes(CountRule):
+    """CGPFL's clients: client u holds classes u, u+1, ..., u+k-1 (mod C), its size is drawn uniformly.
+
+    Sizes U[min_size, max_size] of many clients can exceed the data (P-25); they are then multiplied by the largest
+    common factor for which every class suffices, but not below min_size. Without min_size and max_size the spread
+    is the paper's, 400 to 5,000, in proportion to the data there is."""
+
+    name: ClassVar[str] = "classes"
+    summary: ClassVar[str] = "k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)"
+    split: SplitOption = "pooled"
+    classes: Annotated[int, "classes of a client"] = 3
+    min_size: Annotated[int | None, "smallest client; none: in proportion to the data"] = None
+    max_size: Annotated[int | None, "largest client before scaling; none: in proportion to the data"] = None
+    overlap: OverlapOption = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(classes=self.classes)
+        if (self.min_size is None) != (self.max_size is None):
+            raise ConfigError("give both min_size and max_size, or neither")
+        low, high = self._bounds
+        if not self.classes <= low <= high:
+            raise ConfigError(f"sizes need classes <= min_size <= max_size; got {self.classes}, {low} and {high}")
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return (400, 5000) if self.min_size is None or self.max_size is None else (self.min_size, self.max_size)
+
+    @property
+    def shares_rows(self) -> bool:
+        return self.overlap
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        check_classes(self.classes, source)
+        low, high = self._bounds
+        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        drawn = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
+        if self.overlap:
+            counts = dealing.table(slots, dealing.evenly(drawn, self.classes), source.num_classes).minimum(available)
+            return counts, [f"clients share examples; sizes {size_range(counts)}"]
+        floor = self.classes if self.min_size is None else self.min_size
+
+        def needed(factor: float) -> Tensor:
+            sizes = (drawn.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
+            return dealing.table(slots, dealing.evenly(sizes, self.classes), source.num_classes)
+
+        dealing.require(
+            needed(0.0).sum(0), available, source.class_names,
+            f"partition classes with {clients} clients of at least {floor} examples",
+            "use fewer clients, a smaller min_size, or overlap = true",
+        )  # fmt: skip
+        factor = largest_factor(lambda f: bool((needed(f).sum(0) <= available).all()))
+        counts = needed(factor)
+        if factor == 1:
+            return counts, []
+        note = (
+            f"client sizes drawn from {low}-{high} were multiplied by {factor:.3f} so that every class suffices: "
+            f"{size_range(counts)}, {int(counts.sum()):,} of {int(available.sum()):,} examples used"
+        )
+        return counts, [note]
+
+
+@dataclass(frozen=True)
+class Pathological(CountRule):
+    """Sorted shards: every class is cut into equal shards and every client gets `shards` of them at random.
+
+    As in FedAvg's paper and LG-FedAvg's code (FedFomo): with K clients each class makes shards * K / C shards; a
+    client can get two of one class. Where that is no whole number, classes drawn at random make one shard more."""
+
+    name: ClassVar[str] = "pathological"
+    summary: ClassVar[str] = "two single-class shards per client (McMahan et al., FedFomo)"
+    shards: Annotated[int, "shards of a client"] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(shards=self.shards)
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        present = available.nonzero().squeeze(1)
+        places = self.shards * clients
+        extra = rng.choose(self.key(seed, "extra"), len(present), places % len(present))
+        deck = torch.cat([present.repeat(places // len(present)), present[extra]])
+        slots = deck[rng.permutation(self.key(seed, "deck"), places)].reshape(clients, self.shards)
+        per_class = dealing.holders(slots, source.num_classes)
+        dealing.require(
+            per_class, available, source.class_names, f"partition pathological with {places} shards",
+            "use fewer clients or shards",
+        )  # fmt: skip
+        # The i-th shard of a class has one example more than the last while the remainder lasts.
+        flat = slots.reshape(-1)
+        shard = Ragged.grouped(torch.arange(places), flat, source.num_classes)
+        number = torch.empty(places, dtype=torch.int64)
+        number[shard.rows] = shard.place
+        size = available[flat] // per_class[flat] + (number < available[flat] % per_class[flat])
+        counts = dealing.table(slots, size.reshape(clients, self.shards), source.num_classes)
+        left = int(available.sum() - counts.sum())
+        notes = [f"{left:,} examples of classes without a shard are unused"] if left else []
+        return counts, notes

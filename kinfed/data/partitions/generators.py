@@ -1,0 +1,167 @@
+"""The generators of the FedProx and pFedMe repositories, for any data set and any number of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.partitions import dealing
+from kinfed.data.partitions.base import (
+    CountRule,
+    OverlapOption,
+    SplitOption,
+    TestOption,
+    check_classes,
+    largest_factor,
+    require_positive,
+    size_range,
+)
+from kinfed.data.source import Source
+from kinfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Powerlaw(CountRule):
+    """FedProx's MNIST: client u holds k classes u, u+1, ... (mod C); sizes are nearly a power law.
+
+    Every slot has `base` examples; what a class has left is divided by lognormal(0, sigma) weights, rounded down."""
+
+    name: ClassVar[str] = "powerlaw"
+    summary: ClassVar[str] = "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"
+    split: SplitOption = "pooled"
+    test_fraction: TestOption = 0.1
+    classes: Annotated[int, "classes of a client"] = 2
+    base: Annotated[int, "examples of each class that everyone has"] = 5
+    sigma: Annotated[float, "spread of the lognormal weights"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(classes=self.classes, base=self.base, sigma=self.sigma)
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        check_classes(self.classes, source)
+        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        reserved = self.base * dealing.holders(slots, source.num_classes)
+        dealing.require(
+            reserved, available, source.class_names,
+            f"partition powerlaw with {clients} clients and base {self.base}", "use fewer clients or a smaller base",
+        )  # fmt: skip
+        weight = torch.exp(self.sigma * rng.normal(self.key(seed, "weights"), slots.numel())).reshape(slots.shape)
+        total = torch.zeros(source.num_classes, dtype=torch.float64).scatter_add_(
+            0, slots.reshape(-1), weight.reshape(-1)
+        )
+        extra = (weight * ((available - reserved) / total)[slots]).to(torch.int64)
+        return dealing.table(slots, self.base + extra, source.num_classes), []
+
+
+@dataclass(frozen=True)
+class PFedMe(CountRule):
+    """The pFedMe repository's generator for CIFAR-10, used by Self-FL: client u holds classes u, u+1, u+2 (mod C).
+
+    `base` of each class first; then, client by client, factor * (w + U{low..high}) more of each class if that many
+    remain, otherwise none, where w is a lognormal(0, 2) share of the class. Later clients can end up with the base
+    alone; how often is noted."""
+
+    name: ClassVar[str] = "pfedme_split"
+    summary: ClassVar[str] = "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"
+    split: SplitOption = "pooled"
+    classes: Annotated[int, "classes of a client"] = 3
+    base: Annotated[int, "examples of each class that everyone has"] = 10
+    low: Annotated[int, "smallest uniform part of a block"] = 300
+    high: Annotated[int, "largest uniform part of a block"] = 600
+    factor: Annotated[int, "multiplies every block"] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(classes=self.classes, base=self.base, factor=self.factor)
+        if not 0 <= self.low <= self.high:
+            raise ConfigError(f"blocks need 0 <= low <= high; got {self.low} and {self.high}")
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        check_classes(self.classes, source)
+        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        used = self.base * dealing.holders(slots, source.num_classes)
+        dealing.require(
+            used, available, source.class_names,
+            f"partition pfedme_split with {clients} clients and base {self.base}",
+            "use fewer clients or a smaller base",
+        )  # fmt: skip
+        # Each class has one weight for every (client, slot) pair, of which only its own holders' are used.
+        keys = rng.fold(self.key(seed, "weights"), torch.arange(source.num_classes))
+        weight = torch.exp(2.0 * rng.normal(keys, slots.numel()))
+        share = weight * ((available - clients).clamp_min(0)[:, None] / weight.sum(1, keepdim=True))
+        mine = share[slots, torch.arange(slots.numel()).reshape(slots.shape)].to(torch.int64)
+        spread = rng.uniform(self.key(seed, "uniform"), slots.numel()).reshape(slots.shape)
+        block = self.factor * (mine + self.low + (spread * (self.high - self.low + 1)).to(torch.int64))
+        left = (available - used).tolist()
+        taken = torch.zeros_like(slots)
+        for client, (labels, sizes) in enumerate(zip(slots.tolist(), block.tolist(), strict=True)):
+            for slot, (label, size) in enumerate(zip(labels, sizes, strict=True)):
+                if size < left[label]:
+                    left[label] -= size
+                    taken[client, slot] = size
+        skipped = int((taken == 0).sum())
+        note = f"{skipped} of {slots.numel()} blocks found too few examples and were left out, as in the original"
+        return dealing.table(slots, self.base + taken, source.num_classes), [note] if skipped else []
+
+
+@dataclass(frozen=True)
+class Lognormal(CountRule):
+    """FedProx's FEMNIST: client u holds k classes (mod C) in equal shares; sizes are 5 + lognormal(mean, sigma).
+
+    At least two examples per class. A class that has too few for its holders gives each the same fraction (at
+    least one). The original's code re-uses the same images for all clients; `overlap` comes close to that."""
+
+    name: ClassVar[str] = "lognormal"
+    summary: ClassVar[str] = "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)"
+    split: SplitOption = "pooled"
+    test_fraction: TestOption = 0.1
+    classes: Annotated[int, "classes of a client"] = 5
+    mean: Annotated[float, "mean of the logarithm of the size"] = 4.0
+    sigma: Annotated[float, "deviation of the logarithm of the size"] = 1.0
+    overlap: OverlapOption = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(classes=self.classes, sigma=self.sigma)
+        if not abs(self.mean) <= 20:
+            raise ConfigError(f"mean is that of a size's logarithm, such as 4; got {self.mean}")
+
+    @property
+    def shares_rows(self) -> bool:
+        return self.overlap
+
+    def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
+        check_classes(self.classes, source)
+        slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
+        draw = rng.normal(self.key(seed, "sizes"), clients)
+        sizes = torch.exp(self.mean + self.sigma * draw).clamp_max(1e12).to(torch.int64) + 5
+        wanted = (sizes // self.classes).clamp_min(2)[:, None].expand(slots.shape)
+        if self.overlap:
+            counts = dealing.table(slots, wanted, source.num_classes).minimum(available)
+            return counts, [f"clients share examples; sizes {size_range(counts)}"]
+        dealing.require(
+            dealing.holders(slots, source.num_classes), available, source.class_names,
+            f"partition lognormal with {clients} clients", "use fewer clients or overlap = true",
+        )  # fmt: skip
+        counts = dealing.table(slots, wanted, source.num_classes)
+        scarce = (counts.sum(0) > available).nonzero().squeeze(1).tolist()
+        for label in scarce:
+            counts[:, label] = _reduced(counts[:, label], int(available[label]))
+        names = ", ".join(source.class_names[c] if source.class_names else str(c) for c in scarce)
+        note = f"too few examples of {names}: the clients that hold them got a fraction; sizes {size_range(counts)}"
+        return counts, [note] if scarce else []
+
+
+def _reduced(column: Tensor, most: int) -> Tensor:
+    """Counts times the largest common factor for which their sum is at most `most`; whoever had some keeps one."""
+    held = (column > 0).to(torch.int64)
+
+    def times(factor: float) -> Tensor:
+        return (column.to(torch.float64) * factor).to(torch.int64).maximum(held)
+
+    return times(largest_factor(lambda factor: int(times(factor).sum()) <= most))

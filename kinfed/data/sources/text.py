@@ -1,0 +1,194 @@
+"""Short texts by author: words as numbers, and for every word its GloVe vector.
+
+A text is its first `words` tokens, lower case, cut as in GloVe's own corpus (don't is do and n't; punctuation marks are
+words). Number 0 is padding, the zero vector; it stands before a short text, so that a recurrent network has read the
+last word last. Number 1 is a word without a vector: the mean of all vectors (names after @ and web addresses are such
+words). Only numbers are stored, int32; vectors are looked up when a batch is made, they are not trained, and they are
+no part of a model or a message.
+
+FedProx's preparation of Sentiment140 differs in what carries no information: it pads behind a text, and with the
+unknown word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from kinfed.data.arrays import encode
+from kinfed.data.features import Features
+from kinfed.data.source import Source
+from kinfed.data.sources import hub, images
+from kinfed.data.sources.hub import ParquetSet
+from kinfed.errors import ConfigError, DataError
+
+PADDING, UNKNOWN = 0, 1
+_TOKEN = re.compile(
+    r"https?://\S+|www\.\S+|@\w+"  # addresses and names: one word each
+    r"|[^\W\d_]+?(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b"
+    r"|\w+|[^\w\s]"
+)
+_GLOVE = "https://nlp.stanford.edu/projects/glove"
+
+
+@dataclass(frozen=True)
+class TweetOptions:
+    min_tweets: Annotated[int, "leave out users with fewer tweets; FedProx takes those with at least 30"] = 30
+    words: Annotated[int, "words of a tweet that are read"] = 25
+    vectors: Annotated[
+        str, "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
+    ] = "glove.6B.300d.txt"
+
+    def __post_init__(self) -> None:
+        if self.min_tweets < 1 or self.words < 1:
+            raise ConfigError(f"min_tweets and words are at least 1; got {self.min_tweets} and {self.words}")
+
+
+@dataclass(frozen=True)
+class SubsetOptions(TweetOptions):
+    min_tweets: Annotated[int, "leave out users with fewer tweets; nobody here has the 30 that FedProx asks for"] = 5
+    vectors: Annotated[
+        str, "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
+    ] = "glove_6b_50d_subset"
+
+
+def tokens(text: str) -> list[str]:
+    return _TOKEN.findall(html.unescape(text).lower())
+
+
+def numbers(words: list[str], known: Mapping[str, int], length: int) -> list[int]:
+    """The first `length` words as numbers, padded in front."""
+    found = [known.get(word, UNKNOWN) for word in words[:length]]
+    return [PADDING] * (length - len(found)) + found
+
+
+@dataclass(frozen=True)
+class TweetSet:
+    """Sentiment140 in the columns of the hub: text, user, sentiment (0 negative, 4 positive)."""
+
+    name: str
+    files: ParquetSet
+    notes: tuple[str, ...] = ()
+
+    def load(self, options: TweetOptions, data_dir: Path | None, seed: int) -> Source:
+        files = hub.obtain(self.files, data_dir)["train"]
+        vector_files = _vector_files(options.vectors, data_dir)
+        tweets = self._of_active_users(files, options.min_tweets)
+        settings = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode()).hexdigest()[:8]
+        made = images.cached(
+            f"{self.name}-{settings}",
+            [*files, *vector_files],
+            lambda: self._encode(tweets["text"].to_pylist(), options.words, vector_files),
+        )
+        owners, names = encode(np.array(tweets["user"].to_pylist()), "column user")
+        unknown, words = int((made["raw"] == UNKNOWN).sum()), int((made["raw"] != PADDING).sum())
+        notes = [f"{unknown / max(words, 1):.0%} of the words have no GloVe vector and share one", *self.notes]
+        return Source(
+            self.name,
+            Features(made["raw"], vectors=made["vectors"]),
+            torch.tensor([sentiment // 4 for sentiment in tweets["sentiment"].to_pylist()]),
+            2,
+            ["negative", "positive"],
+            owners=owners,
+            owner_names=names,
+            notes=notes,
+        )
+
+    def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
+        table = pa.concat_tables([images.read_parquet(file, ["text", "user", "sentiment"]) for file in files])
+        for column in table.column_names:
+            if table[column].null_count:
+                raise DataError(f"{self.name}: column {column} has empty cells; fetch the files again")
+        strange = sorted(set(pc.unique(table["sentiment"]).to_pylist()) - {0, 4})
+        if strange:
+            raise DataError(f"{self.name}: sentiment is 0 (negative) or 4 (positive); found {strange[:5]}")
+        tally = pc.value_counts(table["user"])
+        users, counts = tally.field("values"), tally.field("counts")
+        active = users.filter(pc.greater_equal(counts, least))
+        if not len(active):
+            raise DataError(
+                f"no user of {self.name} has {least} tweets, the most active one has {pc.max(counts)}; "
+                "lower it with --set dataset.min_tweets=..."
+            )
+        return table.filter(pc.is_in(table["user"], active))
+
+    def _encode(self, texts: list[str], length: int, vector_files: list[Path]) -> dict[str, Tensor]:
+        """The tweets in numbers, and the vectors of the words that occur."""
+        cut = [tokens(text)[:length] for text in texts]
+        vectors = read_vectors(vector_files, {word for words in cut for word in words})
+        if not vectors:
+            raise DataError(
+                f"none of the words of {self.name} has a vector in {vector_files[0]}; is that a GloVe file?"
+            )
+        known = {word: number for number, word in enumerate(sorted(vectors), start=UNKNOWN + 1)}
+        matrix = np.stack([vectors[word] for word in known])
+        table = np.concatenate([np.zeros_like(matrix[:1]), matrix.mean(0, keepdims=True, dtype=np.float64), matrix])
+        raw = torch.tensor([numbers(words, known, length) for words in cut], dtype=torch.int32)
+        return {"raw": raw, "vectors": torch.from_numpy(table.astype(np.float32))}
+
+
+def read_vectors(files: Iterable[Path], wanted: set[str]) -> dict[str, np.ndarray]:
+    """The vectors of these words, from a GloVe text file (a word and its numbers per line) or Parquet files."""
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        found |= _from_parquet(file, wanted) if file.suffix == ".parquet" else _from_text(file, wanted)
+    sizes = sorted({len(vector) for vector in found.values()})
+    if len(sizes) > 1:
+        raise DataError(f"{file.parent}: vectors have different lengths, {sizes[0]} and {sizes[-1]}")
+    return found
+
+
+def _from_text(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
+    found = {}
+    with file.open(encoding="utf-8") as lines:
+        for place, line in enumerate(lines, start=1):
+            word, _, rest = line.rstrip().partition(" ")
+            if word in wanted:
+                try:
+                    found[word] = np.array(rest.split(" "), dtype=np.float32)
+                except ValueError as error:
+                    raise DataError(f"{file}, line {place}: a word and its numbers were expected ({error})") from error
+    return found
+
+
+def _from_parquet(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
+    table = images.read_parquet(file, ["word", "vector"])
+    table = table.filter(pc.is_in(table["word"], pa.array(sorted(wanted), pa.string())))
+    vectors = [np.array(vector, dtype=np.float32) for vector in table["vector"].to_pylist()]
+    return dict(zip(table["word"].to_pylist(), vectors, strict=True))
+
+
+def _vector_files(name: str, data_dir: Path | None) -> list[Path]:
+    places = [Path(name).expanduser(), hub.data_folder(data_dir) / name]
+    for place in places:
+        if place.is_file():
+            return [place]
+        if found := sorted(place.rglob("*.parquet")):
+            return found
+    raise DataError(
+        f"there are no word vectors at {places[0]} or {places[1]}; unpack glove.6B.zip from {_GLOVE} there, "
+        "or name another GloVe file with --set dataset.vectors=PATH"
+    )
+
+
+SENTIMENT140 = TweetSet("sentiment140", ParquetSet("sentiment140", ("train",), "stanfordnlp/sentiment140"))
+SENTIMENT140_SUBSET = TweetSet(
+    "sentiment140_subset",
+    ParquetSet("sentiment140_subset", ("train",)),
+    (
+        "sentiment140_subset is small and biased (few users with many tweets; the label follows the date): "
+        "good for trying the code, never for a figure",
+    ),
+)

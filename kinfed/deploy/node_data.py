@@ -1,0 +1,253 @@
+"""How a node loads its own examples. The operator of the node says it in --node-config, and nobody else can:
+
+    client="hospital-a"                  the name under which the server knows the client (required), or several:
+    client="ward-1,ward-2"               {client} in the other values stands for the name of each
+    data="/srv/hospital-a.csv"           a table (.csv, .tsv, .csv.gz, .parquet), arrays (.npz), or
+    data="/srv/load.py:load"             a Python function of this machine, called with the node's configuration
+    label="diagnosis"                    the column with the class, where it is called otherwise than at the server
+    split="fold"                         a column with train, val or test; without it some rows are drawn for the test
+    ignore="name,street"                 columns that are not features
+    image="picture"                      a column of images instead of feature columns
+    group="north"                        the client's group, for methods that use groups
+    vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
+    least_noise="1.0"                    never train without differential privacy of at least this noise
+    threads="4"                          cores to train with (default 1)
+
+An .npz file holds x [n, ...] and y [n], and where the split is known test [n] and val [n], true or false. A function
+returns (x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.arrays import as_features, name_keys
+from kinfed.data.features import Features
+from kinfed.data.federation import Cohort, Federation, hold_out
+from kinfed.data.ragged import Ragged
+from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
+from kinfed.deploy.settings import NONE, STANDARD, Deployment, distinct
+from kinfed.errors import ConfigError, DataError, unknown_name
+
+DEFAULT_VAULT = "~/.kinfed/vault"
+NAME = "{client}"  # in the settings of a node with several clients
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """--node-config of a supernode, for one of its clients."""
+
+    client: str
+    data: str
+    label: str = ""
+    split: str = ""
+    ignore: str = ""
+    image: str = ""
+    group: str = ""
+    vault: str = DEFAULT_VAULT
+    least_noise: str = "0"
+    threads: str = "1"
+    extra: Mapping[str, Any] | None = None  # everything given, for a function of the node's own
+
+    @classmethod
+    def parse_all(cls, given: Mapping[str, Any]) -> list[NodeSettings]:
+        """One for each client."""
+        client, data = (str(given.get(key, "")) for key in ("client", "data"))
+        names = distinct("clients in --node-config", client) if client.strip() else [""]
+        if len(names) > 1 and NAME not in data and not _calls_function(data):
+            raise ConfigError(
+                f"the clients {', '.join(names)} of this node would all have the data {data!r}; write {NAME} in it "
+                f"where a client's name belongs, such as /srv/{NAME}.csv"
+            )
+        return [cls.parse({key: str(value).replace(NAME, name) for key, value in given.items()} | {"client": name})
+                for name in names]  # fmt: skip
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> NodeSettings:
+        fields = [name for name in cls.__dataclass_fields__ if name != "extra"]
+        for name in ("client", "data"):
+            if not str(given.get(name, "")):
+                raise ConfigError(
+                    f"this node does not say its {name}; start the supernode with "
+                    """--node-config 'client="hospital-a" data="/srv/hospital-a.csv"'"""
+                )
+        unknown = [key for key in given if key not in fields and not _calls_function(str(given["data"]))]
+        if unknown:
+            raise unknown_name("key in --node-config", unknown[0], fields)
+        made = cls(**{name: str(given[name]) for name in fields if name in given}, extra=dict(given))
+        if not made.threads.isdigit() or int(made.threads) < 1:
+            raise ConfigError(f"threads in --node-config is a whole number of at least 1; got {made.threads!r}")
+        try:
+            float(made.least_noise)
+        except ValueError:
+            raise ConfigError(f"least_noise in --node-config is a number; got {made.least_noise!r}") from None
+        return made
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a node's own function returns."""
+
+    x: Any  # [n, ...] numbers
+    y: Any  # [n] classes
+    test: Any = None  # [n] bool
+    val: Any = None  # [n] bool
+    tokens: bool = False  # x holds token numbers
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """One client's examples, before anything about the others is known."""
+
+    federation: Federation  # of one; features not scaled yet
+    columns: list[str]  # of a table; else empty
+
+    def sums(self, mean: Tensor | None) -> Tensor:
+        """What scaling needs of this client: sums of features over its training rows, or of squared distances from the
+        common mean. float64."""
+        raw = self.federation.features.raw[self.federation.train.rows].to(torch.float64)
+        total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
+        return total
+
+    def placed(self, place: Place, deployment: Deployment) -> Federation:
+        """The client as one of the deployment's: scaled as all are, with its validation examples."""
+        made = replace(self.federation, features=Features(self.federation.features.raw, place.mean, place.std))
+        share = deployment.validation_share
+        if share and not int(made.val.count.sum()):
+            made = made.with_validation(share, deployment.seed, torch.tensor([place.number]))
+        return made
+
+
+@dataclass(frozen=True)
+class Place:
+    """A client among all: what the server tells it about the whole."""
+
+    number: int
+    num_clients: int
+    longest: tuple[int, int, int]  # most training, validation and test examples of any client
+    group: int = -1
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    def cohort(self, federation: Federation, seed: int, round: int, effort: float = 1.0) -> Cohort:
+        """The client's data in a round, under its number: every draw is as in a simulation of all clients."""
+        data = federation.cohort(torch.tensor([0]), seed, round, None if effort >= 1 else torch.tensor([effort]))
+        ids = torch.tensor([self.number])
+        train, val, test = (
+            replace(part, ids=ids, longest=most)
+            for part, most in zip((data.train, data.val, data.test), self.longest, strict=True)
+        )
+        return Cohort(ids, train, val, test, seed, round, None if self.group < 0 else torch.tensor([self.group]))
+
+
+def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
+    """This node's examples as a federation of one."""
+    classes = deployment.class_names
+    if is_table(node.data):
+        label = node.label or deployment.label_column
+        options = TableOptions(label, None, None, node.split or None, node.image or None, node.ignore)
+        source = load_like(Path(node.data), options, deployment.feature_columns, classes)
+        columns = list(source.options.get("columns", []))
+        raw, labels, is_test, is_val = source.features.raw, source.labels, source.is_test, source.is_val
+    else:
+        found = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
+        raw = as_features(found.x, found.tokens)
+        labels = _numbered(found.y, classes, node.data)
+        is_test, is_val = (
+            None if flag is None else _flags(flag, len(labels), node.data) for flag in (found.test, found.val)
+        )
+        columns = []
+    if len(raw) != len(labels):
+        raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
+    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
+    val = Ragged.empty(1) if is_val is None else rows.where(is_val)
+    kept = rows if is_val is None else rows.where(~is_val)
+    if is_test is None:
+        key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
+        train, test = hold_out(kept, deployment.test_fraction, key)
+    else:
+        train, test = kept.where(~is_test[kept.rows]), kept.where(is_test[kept.rows])
+    made = Federation(
+        Features(raw), labels, len(classes), train, val, test, [node.client],
+        class_names=classes, description={"dataset": node.data, "partition": "given"},
+    )  # fmt: skip
+    return OwnData(made, columns)
+
+
+def scale(deployment: Deployment, mean: Tensor | None = None, std: Tensor | None = None) -> tuple[Any, Any]:
+    """(mean, std) of all features: those found together, one number to divide by, or nothing."""
+    if deployment.scaling == STANDARD:
+        return mean, std
+    return None, None if deployment.scaling == NONE else torch.tensor(deployment.divisor, dtype=torch.float32)
+
+
+def _calls_function(data: str) -> bool:
+    path, colon, _ = data.rpartition(":")
+    return bool(colon) and path.endswith(".py")
+
+
+def _from_function(node: NodeSettings) -> Examples:
+    path, _, name = node.data.rpartition(":")
+    spec = importlib.util.spec_from_file_location("kinfed_node_data", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise DataError(f"{path} does not exist; data names a Python file of this machine and a function in it")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise DataError(f"{path} has no function {name!r}")
+    found = function(dict(node.extra or {}))
+    if isinstance(found, Examples):
+        return found
+    if isinstance(found, tuple) and len(found) == 2:
+        return Examples(*found)
+    raise DataError(f"{node.data} should return (x, y) or kinfed.deploy.node_data.Examples; got {type(found).__name__}")
+
+
+def _from_npz(path: Path) -> Examples:
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"data is a {', '.join(SUFFIXES)} or .npz file, or a function load.py:name; got {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    lacking = [name for name in ("x", "y") if name not in arrays]
+    unknown = sorted(set(arrays) - {"x", "y", "test", "val"})
+    if lacking or unknown:
+        raise DataError(f"{path} should hold x, y, and perhaps test and val; it holds {', '.join(sorted(arrays))}")
+    return Examples(arrays["x"], arrays["y"], arrays.get("test"), arrays.get("val"))
+
+
+def _numbered(y: Any, classes: list[str], where: str) -> Tensor:
+    column = np.asarray(y)
+    if column.ndim != 1 or column.dtype.kind not in "iufUb":
+        raise DataError(f"y of {where} should be one class per example; got {column.dtype} of shape {column.shape}")
+    if column.dtype.kind == "f" and not bool(np.all(column == np.round(column))):
+        raise DataError(f"y of {where} should hold classes; it holds numbers that are not whole")
+    distinct, index = np.unique(column.astype(np.int64) if column.dtype.kind in "fb" else column, return_inverse=True)
+    names = [str(value) for value in distinct.tolist()]
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(
+            f"y of {where} holds the class {unknown[0]!r}, which the deployment does not know; it knows {shown}"
+        )
+    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[torch.from_numpy(index).reshape(-1)]
+
+
+def _flags(value: Any, count: int, where: str) -> Tensor:
+    flags = torch.as_tensor(np.asarray(value))
+    if flags.dtype != torch.bool or flags.shape != (count,):
+        raise DataError(f"test and val of {where} are {count} booleans; got {flags.dtype} of shape {list(flags.shape)}")
+    return flags

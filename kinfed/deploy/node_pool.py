@@ -1,0 +1,300 @@
+"""The pool of all nodes, as the server loop sees it (kinfed.pools.base).
+
+States are on the nodes. What the server keeps of them is one number per client: the last round of it that counted. It
+goes into every message and every checkpoint, and is all a node needs to go on from the right state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.tree import Tree
+from kinfed.data.batches import Part
+from kinfed.data.features import Features
+from kinfed.data.federation import Cohort, Population
+from kinfed.deploy.exchange import Exchange
+from kinfed.deploy.node import EVALUATE, TRAIN
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
+from kinfed.engine.task import Score, Task
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.pools.base import Download, Evaluation, Reply, Shared
+from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
+from kinfed.privacy.ledger import Event, covers
+from kinfed.server.screening import Form
+
+Method = Algorithm[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a deployment, in the order of their numbers; what the server knows of them."""
+
+    names: list[str]
+    counts: Tensor  # [K, 3] training, validation and test examples
+    shape: tuple[int, ...]
+    columns: list[str]
+    tokens: bool = False
+    groups: list[str] = field(default_factory=list)  # [K] names of groups, where nodes have any
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    @property
+    def group_names(self) -> list[str]:
+        return sorted(set(self.groups))
+
+    def group(self, number: int) -> int:
+        return self.group_names.index(self.groups[number]) if self.groups else -1
+
+    def population(self, seed: int, participation: float) -> Population:
+        groups = torch.tensor([self.group(k) for k in range(len(self.names))]) if self.groups else None
+        count = self.counts[:, 0].clone()
+        return Population(len(self.names), seed, participation, groups, len(self.group_names), count)
+
+
+class NodePool:
+    def __init__(
+        self, deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
+    ) -> None:
+        """`up` is an update as it should be (see `sample_update`)."""
+        self.deployment, self.run, self.roster, self.exchange = deployment, run, roster, exchange
+        self.algorithm = deployment.algorithm
+        self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
+        self.short = 0  # rounds in a row without quorum
+        self._form = Form.of(up, deployment.largest_norm)
+        self._up = message_types(self.algorithm)[1]
+        self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
+        self._private = isinstance(task, PrivateTask)
+        self._longest = roster.counts.max(0).values.tolist()
+
+    # ---- the contract of a pool ----
+
+    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+        efforts = torch.ones(len(ids)) if effort is None else effort
+        orders = {
+            self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
+            for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
+        }
+        updates: dict[int, Tree] = {}
+        asked: dict[int, list[Event]] = {}
+        nbytes, bad = 0, dict[int, str]()
+
+        def take(name: str, answer: Packet) -> None:
+            nonlocal nbytes
+            k = self._number(name)
+            self._check_signature(orders[name], answer)
+            nbytes += answer.nbytes
+            try:
+                events = self._events(k, answer)
+                if refused := answer.about.get("refused"):
+                    raise MessageError(str(refused))
+                up = self._checked(answer.group("up"))
+            except MessageError as error:
+                bad[k] = str(error)
+                raise
+            if answer.about.get("lost"):
+                self.exchange.say(
+                    f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
+                )
+            updates[k], asked[k] = up, events
+
+        needed = self.deployment.needed(len(ids))
+        reasons = self.exchange.ask(TRAIN, orders, self.deployment.deadline, take, needed)
+        for name, why in sorted(reasons.items()):
+            self.exchange.say(f"round {round}: without {name}: {why}")
+        record = self._record(ids, asked) if self._private else None
+        enough = len(updates) >= needed
+        self.short = 0 if enough else self.short + 1
+        if not enough:
+            self.exchange.say(
+                f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
+            )
+            return Reply(ids[:0], None, nbytes, sorted(bad), bad, record)
+        counted = sorted(updates)
+        self.accepted[counted] = round
+        up = self._up.stack([updates[k] for k in counted])
+        return Reply(torch.tensor(counted), up, nbytes, sorted(bad), bad, record)
+
+    def evaluate(
+        self,
+        ids: Tensor,
+        download: Download,
+        round: int,
+        *,
+        split: str = "test",
+        shared: Shared | None = None,
+        keep_models: bool = False,
+    ) -> Evaluation:
+        """Of those who answer. Personal models stay where they are: asking for them is an error."""
+        if keep_models:
+            raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
+        orders = {}
+        for k, one in zip(ids.tolist(), ids, strict=True):
+            model = None if shared is None else shared(one[None])
+            groups = {} if model is None else {"shared": {"model": model}}
+            orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
+        found: dict[int, Packet] = {}
+        asked: dict[int, list[Event]] = {}
+
+        def take(name: str, answer: Packet) -> None:
+            self._check_signature(orders[name], answer)
+            k = self._number(name)
+            for group in ("personal", *(["shared"] if shared is not None else [])):
+                _checked_score(answer.group(group))
+            found[k], asked[k] = answer, _listed(answer)
+
+        reasons = self.exchange.ask(EVALUATE, orders, self.deployment.deadline, take, 1)
+        for name, why in sorted(reasons.items()):
+            self.exchange.say(f"evaluation after round {round}: without {name}: {why}")
+        who = sorted(found)
+        answers = [found[k] for k in who]
+        record = _joined(asked, EVALUATION) if self._private else None
+        if not who:
+            return Evaluation(ids[:0], None, None, record=record)
+        others = sorted({name for a in answers for name in a.groups if name.startswith("other.")})
+        figures = set.intersection(*(set(a.group("figures")) for a in answers))
+        return Evaluation(
+            torch.tensor(who),
+            _scores([a.group("personal") for a in answers]),
+            _scores([a.group("shared") for a in answers]) if shared is not None else None,
+            {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
+            alternatives={
+                name.removeprefix("other."): _scores([a.group(name) for a in answers])
+                for name in others
+                if all(_is_score(a.group(name)) for a in answers)
+            },
+            record=record,
+        )
+
+    def states(self) -> dict[str, Tensor]:
+        return {"accepted": self.accepted.clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        accepted = tensors.get("accepted")
+        if accepted is None or accepted.shape != self.accepted.shape or accepted.dtype != torch.int64:
+            raise CheckpointError("the checkpoint is not of a deployment with these clients; choose another folder")
+        self.accepted = accepted.clone()
+
+    def close(self) -> None:
+        """Connections are the transport's."""
+
+    # ---- messages ----
+
+    def _number(self, name: str) -> int:
+        return self.roster.names.index(name)
+
+    def _order(
+        self,
+        kind: str,
+        k: int,
+        round: int,
+        down: Tree,
+        groups: Mapping[str, dict[str, Tensor]] | None = None,
+        **more: Any,
+    ) -> Packet:
+        scale = {"mean": self.roster.mean, "std": self.roster.std}
+        inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
+        about = {
+            "kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k],
+            "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
+            "group": self.roster.group(k), "noise": self._noise, **more,
+        }  # fmt: skip
+        return Packet(about, {"down": down.named(), "inputs": inputs, **(groups or {})})
+
+    @staticmethod
+    def _check_signature(order: Packet, answer: Packet) -> None:
+        for key in ("run", "round", "number", "kind", "name"):
+            if answer.about.get(key) != order.about[key]:
+                raise MessageError(f"an answer with {key} {answer.about.get(key)!r} instead of {order.about[key]!r}")
+
+    def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
+        """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
+        complaint = self._form.complaint(tensors)
+        if complaint is not None:
+            raise MessageError(complaint)
+        return tree_of(self._up, tensors)
+
+    # ---- privacy ----
+
+    def _plan(self, k: int) -> tuple[Event, ...]:
+        """The most that a round asks of a client's data."""
+        count = self.roster.counts[k : k + 1, 0]
+        gradients = self.algorithm.gradients(count)
+        assert gradients is not None  # checked before the run
+        q = float((self.algorithm.work.batch / count.to(torch.float64)).clamp_max(1.0))  # to the bit as in the books
+        return tuple(Event(q, number, int(b)) for number, b in sorted(gradients.items()) if int(b))
+
+    def _events(self, k: int, answer: Packet) -> list[Event]:
+        if not self._private:
+            return []
+        events = _listed(answer)
+        if not covers(self._plan(k), tuple(sorted(events))):
+            raise MessageError("it computed more private gradients than the method takes in a round")
+        return events
+
+    def _record(self, ids: Tensor, asked: Mapping[int, list[Event]]) -> Record:
+        """Of everyone called. Who did not answer may have computed all the same, and the answer may yet be read by
+        somebody: it counts in full."""
+        return _joined({k: asked.get(k) or list(self._plan(k)) for k in ids.tolist()}, TRAINING)
+
+
+def sample_update(algorithm: Method, task: Task, server: Tree, roster: Roster, classes: int) -> dict[str, Tensor]:
+    """An update [1, ...] as the method makes it, of a client with made-up examples: what fields, types and shapes to
+    expect of real ones."""
+    plain = task.inner if isinstance(task, PrivateTask) else task
+    dtype = torch.int64 if roster.tokens else torch.float32
+    features, labels = Features(torch.zeros(2, *roster.shape, dtype=dtype)), torch.arange(2) % classes
+    ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
+    longest = roster.counts.max(0).values.tolist()
+    train, val, test = (Part(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
+    groups = torch.tensor([roster.group(0)]) if roster.groups else None
+    cohort = Cohort(ids, train, val, test, 0, 1, groups)
+    prepared = algorithm.prepare(server, torch.arange(len(roster.names)))
+    down = algorithm.download(prepared, ids)
+    _, up = algorithm.client_update(plain, algorithm.init_client(plain, cohort), down, cohort)
+    return dict(up.named())
+
+
+def _listed(answer: Packet) -> list[Event]:
+    try:
+        return [Event(float(q), int(gradients), int(samples)) for q, gradients, samples in answer.want("asked", list)]
+    except (TypeError, ValueError):
+        raise MessageError("an answer without a readable list of what its data were asked") from None
+
+
+def _joined(asked: Mapping[int, list[Event]], phase: int) -> Record:
+    """A record as the loop's books take it. Keys of samples are made up: the real ones do not leave a node. Those of an
+    evaluation are others than those of a round."""
+    record = Record(phase)
+    for k, events in sorted(asked.items()):
+        for event in events:
+            for _ in range(event.batches):
+                key = len(record.calls) if phase == TRAINING else -1 - len(record.calls)
+                record.calls[key], record.drawn[key] = event.gradients, (k, event.q)
+    return record
+
+
+def _is_score(tensors: Mapping[str, Tensor]) -> bool:
+    return tensors.keys() == {"correct", "loss", "count"} and all(t.numel() == 1 for t in tensors.values())
+
+
+def _checked_score(tensors: Mapping[str, Tensor]) -> None:
+    if not _is_score(tensors):
+        raise MessageError("an evaluation without correct, loss and count of one client")
+    if int(tensors["count"]) < 0 or not 0 <= float(tensors["correct"]) <= int(tensors["count"]):
+        raise MessageError(
+            f"an evaluation with {float(tensors['correct']):g} of {int(tensors['count'])} examples correct"
+        )
+
+
+def _scores(found: list[dict[str, Tensor]]) -> Score:
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in found])
+
+    return Score(column("correct", torch.float64), column("loss", torch.float64), column("count", torch.int64))

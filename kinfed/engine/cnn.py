@@ -1,0 +1,220 @@
+"""Convolutional networks of one client: forward and backward by hand, gradients added where they belong.
+
+A network is a chain of Conv2d, MaxPool2d, ReLU and Tanh, one Flatten, then Linear, ReLU and Tanh. Convolutions gain
+nothing from stacking clients, but without autograd there is no graph to build and no gradient to store: a dense
+layer's product is added straight to its weights (one `addmm`), activations are overwritten, and images keep their
+channels last all the way, which is the layout in which the processor's convolutions and pooling run fastest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.engine.dense import chain_of, output_delta, owns_its_parameters
+
+_aten = torch.ops.aten
+_CHANNELS_LAST = torch.channels_last
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Into:
+    """Where a gradient goes: row <- row + amount * (center - row) + scale * gradient."""
+
+    row: Tensor  # [P]
+    scale: float
+    center: Tensor | None = None  # [P]
+    amount: float = 0.0
+
+    def slot(self, start: int, shape: tuple[int, ...]) -> Tensor:
+        """The place of some parameters, already drawn to the center; to be asked for once per step."""
+        stop = start + torch.Size(shape).numel()
+        found = self.row[start:stop]
+        if self.center is not None:
+            found.lerp_(self.center[start:stop], self.amount)
+        return found.view(shape)
+
+
+class Layer(ABC):
+    @abstractmethod
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        """(output, what backward needs)."""
+
+    @abstractmethod
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back nobody
+        uses that, and anything may be returned."""
+
+
+@dataclass(frozen=True)
+class Convolution(Layer):
+    shape: tuple[int, ...]  # of the weight
+    weight: int  # start in the flat row
+    bias: int | None
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        outputs = self.shape[0]
+        stop = self.weight + torch.Size(self.shape).numel()
+        w = row[self.weight : stop].view(self.shape).contiguous(memory_format=_CHANNELS_LAST)
+        b = None if self.bias is None else row[self.bias : self.bias + outputs]
+        return torch.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups), (x, w)
+
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        x, w = kept
+        below, gradient, _ = _aten.convolution_backward(
+            delta, x, w, None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups,
+            (not last, True, False),
+        )  # fmt: skip
+        into.slot(self.weight, self.shape).add_(gradient, alpha=into.scale)
+        if self.bias is not None:
+            into.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=into.scale)
+        return delta if last else below
+
+
+@dataclass(frozen=True)
+class Pooling(Layer):
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    ceil_mode: bool
+
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        out, places = _aten.max_pool2d_with_indices(
+            x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
+        )
+        return out, (x, places)
+
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        x, places = kept
+        below: Tensor = _aten.max_pool2d_with_indices_backward(
+            delta, x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode, places
+        )
+        return below
+
+
+@dataclass(frozen=True)
+class Activation(Layer):
+    name: str  # "relu" or "tanh"
+    in_place: bool  # the layer before does not need its output on the way back
+
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        if not self.in_place:
+            x = x.clone()
+        out = x.relu_() if self.name == "relu" else x.tanh_()
+        return out, out
+
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        below: Tensor = (
+            _aten.threshold_backward(delta, kept, 0) if self.name == "relu" else _aten.tanh_backward(delta, kept)
+        )
+        return below
+
+
+@dataclass(frozen=True)
+class Flattening(Layer):
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        return x.flatten(1), x.shape
+
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        return delta.view(kept).contiguous(memory_format=_CHANNELS_LAST)
+
+
+@dataclass(frozen=True)
+class Affine(Layer):
+    shape: tuple[int, ...]
+    weight: int
+    bias: int | None
+
+    def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        stop = self.weight + self.shape[0] * self.shape[1]
+        w = row[self.weight : stop].view(self.shape)
+        if self.bias is None:
+            return x @ w.T, (x, w)
+        return torch.addmm(row[self.bias : self.bias + self.shape[0]], x, w.T), (x, w)
+
+    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+        x, w = kept
+        below = delta if last else delta @ w
+        into.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=into.scale)
+        if self.bias is not None:
+            into.slot(self.bias, self.shape[:1]).add_(delta.sum(0), alpha=into.scale)
+        return below
+
+
+@dataclass(frozen=True)
+class ConvolutionalNet:
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def compile(cls, module: nn.Module) -> ConvolutionalNet | None:
+        """The network as a chain of these layers, or None where it is anything else."""
+        chain = chain_of(module, (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
+        if chain is None or not owns_its_parameters(module, chain):
+            return None
+        layers: list[Layer] = []
+        position, flat = 0, False
+        for child in chain:
+            if isinstance(child, nn.Identity):
+                continue
+            made = _compiled(child, position, flat, layers[-1] if layers else None)
+            if made is None:
+                return None
+            flat = flat or isinstance(made, Flattening)
+            position += sum(p.numel() for p in child.parameters())
+            layers.append(made)
+        if not any(isinstance(layer, Convolution) for layer in layers) or not isinstance(layers[-1], Affine):
+            return None
+        return cls(tuple(layers))
+
+    @torch.no_grad()
+    def add_gradient(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, into: Into) -> None:
+        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `into`, which may be the row itself."""
+        x = x.contiguous(memory_format=_CHANNELS_LAST)
+        kept = []
+        for layer in self.layers:
+            x, memory = layer.forward(row, x)
+            kept.append(memory)
+        delta = output_delta(x, y, weight)
+        for number in range(len(self.layers) - 1, -1, -1):
+            delta = self.layers[number].backward(kept.pop(), delta, into, number == 0)
+
+
+def _compiled(child: nn.Module, position: int, flat: bool, before: Layer | None) -> Layer | None:
+    """The layer for a module whose parameters begin at `position`; `flat`: examples are vectors by now."""
+    if isinstance(child, nn.ReLU | nn.Tanh):
+        in_place = isinstance(before, Convolution | Pooling | Affine)
+        return Activation("relu" if isinstance(child, nn.ReLU) else "tanh", in_place)
+    if isinstance(child, nn.Linear):
+        return Affine(tuple(child.weight.shape), position, _bias_start(child, position)) if flat else None
+    if flat:
+        return None
+    if isinstance(child, nn.Flatten):
+        return Flattening() if (child.start_dim, child.end_dim) == (1, -1) else None
+    if isinstance(child, nn.MaxPool2d) and not child.return_indices:
+        return Pooling(
+            _pair(child.kernel_size), _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.ceil_mode
+        )
+    if isinstance(child, nn.Conv2d) and child.padding_mode == "zeros" and not isinstance(child.padding, str):
+        return Convolution(
+            tuple(child.weight.shape), position, _bias_start(child, position),
+            _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups,
+        )  # fmt: skip
+    return None
+
+
+def _bias_start(child: nn.Linear | nn.Conv2d, position: int) -> int | None:
+    return None if child.bias is None else position + child.weight.numel()
+
+
+def _pair(size: int | tuple[int, ...]) -> Pair:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

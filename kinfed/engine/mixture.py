@@ -1,0 +1,142 @@
+"""Models that are mixtures: K models of one task, and how much each of them counts.
+
+A mixture is one flat row like any other model, only wider: [K (P + 1)], the parameters of the K components one after
+the other, then their weights π. No width is both P and K (P + 1), so a row tells by its width what it is:
+
+    task_for(task, theta)      the task that rows theta belong to: `task` itself, or a mixture of its models
+
+Personal models of this form are scored, saved, exported and fine-tuned through it; p(y | x) = Σ_k π_k p_k(y | x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data.batches import Batch, Work
+from kinfed.engine.task import Layer, ModuleTask, Pull, Task
+from kinfed.errors import ModelError
+
+LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
+
+
+class MixtureTask(Task):
+    """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
+
+    path = "mixture"
+
+    def __init__(self, task: Task, components: int) -> None:
+        self.task = task
+        self.components = components
+        self.device = task.device
+        self.one_row_at_a_time = task.one_row_at_a_time
+        self.classifies = task.classifies
+        P = task.num_params
+        self.num_params = components * (P + 1)
+        parts = [
+            Layer(f"components.{k}.{layer.name}", layer.shape, k * P + layer.start, k * P + layer.stop)
+            for k in range(components)
+            for layer in task.layers
+        ]
+        self.layers = (*parts, Layer("pi", (components,), components * P, self.num_params))
+
+    def split(self, theta: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Views: the components, each [n, P], and π [n, K]."""
+        P = self.task.num_params
+        return [theta[:, k * P : (k + 1) * P] for k in range(self.components)], theta[:, self.components * P :]
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        first = number * self.components
+        models = torch.stack([self.task.init(seed, first + k) for k in range(self.components)])
+        return mixture_rows(models[None], models.new_full((1, self.components), 1 / self.components))[0]
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """log Σ_k π_k softmax(z_k): logits of which the softmax is the mixture's own probabilities."""
+        models, pi = self.split(theta)
+        log_p = torch.stack([torch.log_softmax(self.task.logits(model, x), -1) for model in models], -1)
+        return torch.logsumexp(log_p + pi.log()[:, None, None, :], -1)
+
+    def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
+        """The batch as each component sees it: the gradient of the mixture's loss in θ_k is Σ_b weight q_k ∇f_k."""
+        models, pi = self.split(theta)
+        return shared_out(batch, responsibilities(self.task, models, pi, batch))
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        models, pi = self.split(theta)
+        parts = zip(models, self.weighted(theta, batch), strict=True)
+        return torch.cat([*(self.task.grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
+
+    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+        models, _ = self.split(theta)
+        centers = [None] * self.components if pull is None else self.split(pull[1])[0]
+        for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):
+            self.task.descend_(model, part, lr, None if pull is None or center is None else (pull[0], center))
+
+    def mask(self, work: Work) -> Tensor | None:
+        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0)."""
+        return ~self.layer_mask(("pi",)).to(self.device) if work.weight_decay else None
+
+    def module_of(self, row: Tensor) -> MixtureModule:
+        """A ready module with the parameters of one row."""
+        if not isinstance(self.task, ModuleTask):
+            raise ModelError(f"models of a {type(self.task).__name__} are not torch modules")
+        models, pi = self.split(row[None])
+        return MixtureModule([self.task.module_of(model[0]) for model in models], pi[0].detach().clone()).eval()
+
+
+class MixtureModule(nn.Module):
+    """log Σ_k π_k softmax(component_k(x)): argmax and cross-entropy of it are those of the mixture."""
+
+    pi: Tensor
+
+    def __init__(self, components: Sequence[nn.Module], pi: Tensor) -> None:
+        super().__init__()
+        self.components = nn.ModuleList(components)
+        self.register_buffer("pi", pi)
+
+    def forward(self, x: Tensor) -> Tensor:
+        log_p = torch.stack([torch.log_softmax(component(x), -1) for component in self.components], -1)
+        return torch.logsumexp(log_p + self.pi.log(), -1)
+
+
+def mixture_rows(models: Tensor, pi: Tensor) -> Tensor:
+    """[n, K (P + 1)] from models [n, K, P] and weights [n, K]."""
+    return torch.cat([models.flatten(1), pi.to(models.dtype)], 1)
+
+
+def num_components(width: int, num_params: int) -> int | None:
+    """K of a row of that width, None for a plain model; other widths are refused."""
+    if width == num_params:
+        return None
+    components, rest = divmod(width, num_params + 1)
+    if rest or not components:
+        raise ModelError(
+            f"a row of {width} numbers is neither a model of {num_params} parameters nor a mixture of such models"
+        )
+    return components
+
+
+def task_for(task: Task, theta: Tensor) -> Task:
+    """The task that rows [n, width] belong to."""
+    components = num_components(theta.shape[-1], task.num_params)
+    return task if components is None else MixtureTask(task, components)
+
+
+def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
+    """A ready module for one row, plain or mixture."""
+    components = num_components(len(row), task.num_params)
+    return task.module_of(row) if components is None else MixtureTask(task, components).module_of(row)
+
+
+def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Batch) -> Tensor:
+    """[n, B, K] q_k ∝ π_k exp(−f_k): the chance that an example belongs to component k. Log-sum-exp inside."""
+    losses = torch.stack([task.losses(model, batch) for model in models], -1)
+    return torch.softmax(pi.log()[:, None, :].to(losses.dtype) - losses, -1)
+
+
+def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
+    """The batch once per component, every example with its share of the weight."""
+    return [replace(batch, weight=batch.weight * q[..., k], full=False) for k in range(q.shape[-1])]

@@ -1,0 +1,96 @@
+"""The local loop: SGD on every row, for clients with equal or unequal numbers of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kinfed.core.tree import runs
+from kinfed.data.batches import Batch, Batches
+from kinfed.engine.descent import Pull, rows_of
+from kinfed.engine.task import Task
+
+
+def sgd(
+    task: Task,
+    theta: Tensor,
+    batches: Batches,
+    *,
+    lr: float | None = None,
+    pull: Pull | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """theta [n, P] after local training; the argument is left as it was.
+
+        for every batch:  theta <- theta - lr * (gradient + lam * (theta - center) + weight_decay * theta)
+
+    `lr` replaces the work's rate, `pull` is (lam, center [n, P]) with lam a number or one per client, `mask`
+    [P] confines training to some parameters. Momentum and weight decay are those of the work."""
+    work = batches.work
+    rate = batches.lr if lr is None else lr
+    order = _longest_first(batches.steps)
+    if order is not None:
+        back = torch.argsort(order)
+        pull = None if pull is None else (rows_of(pull[0], order), pull[1][order])
+        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)[back]
+    if work.momentum == 0 and mask is None and (work.weight_decay == 0 or pull is None):
+        pull = toward_zero(theta, work.weight_decay) if pull is None else pull
+        descent = task.descent(theta, len(batches), pull)
+        for rows, batch in batches.fleeting():
+            assert isinstance(rows, slice)  # step counts fall
+            descent.step(rows, batch, rate)
+        return descent.result()
+    x = theta.clone(memory_format=torch.contiguous_format)
+    velocity = torch.zeros_like(x) if work.momentum else None
+    trained = [slice(None)] if mask is None else runs(mask)
+    for rows, batch in batches.fleeting():
+        now = x[rows]
+        toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
+        g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
+        if toward is not None:
+            lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
+            g = g + lam * (now - toward[1])
+        if work.weight_decay:
+            g = g.add(now, alpha=work.weight_decay)
+        if velocity is not None:
+            v = velocity[rows]
+            v.mul_(work.momentum).add_(g)
+            g = v
+        for columns in trained:  # velocities of what does not train come to nothing here
+            now[:, columns].add_(g[:, columns], alpha=-rate)
+    return x
+
+
+def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float) -> Tensor:
+    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own. May be `theta`
+    itself: not to be changed in place."""
+    g = task.grad(theta, batch)
+    return g.add(theta, alpha=weight_decay) if weight_decay else g
+
+
+def toward_zero(theta: Tensor, weight_decay: float) -> Pull | None:
+    """Weight decay as a pull, for `task.descend_`."""
+    return (weight_decay, theta.new_zeros(1).expand_as(theta)) if weight_decay else None
+
+
+def each_step(batches: Batches, *rows: Tensor) -> Iterator[tuple[Batch, list[Tensor]]]:
+    """Yield (batch, [active rows of every tensor]) per step, for methods with a loop of their own.
+
+    Change the yielded rows in place; the tensors given [n, ...] then hold the result, whichever clients have
+    finished before others."""
+    for active, batch in batches:
+        views = [tensor[active] for tensor in rows]
+        yield batch, views
+        if not isinstance(active, slice):  # the views are copies
+            for tensor, view in zip(rows, views, strict=True):
+                tensor[active] = view
+
+
+def _longest_first(steps: Tensor) -> Tensor | None:
+    """An order in which step counts fall, so that active rows are always a prefix (a view, not a copy);
+    None where they already do."""
+    if bool((steps[:-1] >= steps[1:]).all()):
+        return None
+    return torch.argsort(steps, descending=True, stable=True)

@@ -1,0 +1,78 @@
+"""The contract of a pool: clients somewhere, with their data and their states, who answer the server loop.
+
+Only messages cross it. `download(ids)` makes the server's messages, one row per client, and `shared(ids)` the server's
+own models; both act row by row, may be called for any subset of the ids asked for, as often as a pool likes to, and run
+where the server is: a pool of clients elsewhere calls them there and sends the rows. A client's state stays in the
+pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
+
+A pool decides how clients are reached, and what to do when they are not. It may leave out of a reply whoever did not
+answer, and must keep the state of such a client as it was before the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kinfed.engine.task import Score
+from kinfed.privacy.dpsgd import Record
+
+Download = Callable[[Tensor], Any]  # ids [n] -> rows of the method's Down
+Shared = Callable[[Tensor], Tensor | None]  # ids [n] -> [n, P]
+
+
+@dataclass
+class Reply:
+    """What came back from a cohort: rows of `up` belong to `ids`, in ascending order."""
+
+    ids: Tensor
+    up: Any  # None where nobody replied
+    nbytes: int  # of all updates sent, the rejected ones too
+    rejected: list[int] = field(default_factory=list)  # clients whose update or new state could not be used
+    reasons: dict[int, str] = field(default_factory=dict)  # of rejections, where there is more to say than "not finite"
+    record: Record | None = None  # what private tasks elsewhere were asked; None where the loop's own task kept it
+
+
+@dataclass
+class Evaluation:
+    """Per-client results of one split, for all ids asked for."""
+
+    ids: Tensor
+    personal: Score | None
+    shared: Score | None  # the server's model for the client
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    models: Tensor | None = (
+        None  # [n, P] personal models, where asked for; wider rows are mixtures (kinfed.engine.mixture)
+    )
+    alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
+    record: Record | None = None  # as in a reply
+
+
+class Pool(Protocol):
+    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+        """One round at the clients `ids` (ascending, at least one), each doing its `effort` [n] of the work. A client's
+        new state is kept if and only if its update is in the reply."""
+
+    def evaluate(
+        self,
+        ids: Tensor,
+        download: Download,
+        round: int,
+        *,
+        split: str = "test",
+        shared: Shared | None = None,
+        keep_models: bool = False,
+    ) -> Evaluation:
+        """Personal models, and the server's where `shared` is given, on one split. Changes nothing."""
+
+    def states(self) -> dict[str, Tensor]:
+        """States of all clients that have one: "ids" [n], and "rows.<field>" [n, ...] of the method's Client."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `states` gave, in this pool or in another one; what does not fit is a CheckpointError."""
+
+    def close(self) -> None:
+        """Let go of threads, processes and connections. May be called twice."""

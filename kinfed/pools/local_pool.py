@@ -1,0 +1,266 @@
+"""The local pool: all clients in this process, in chunks that fit the cache, dealt to worker threads.
+
+A chunk's size depends on the model and the cohort, never on the number of workers, and every chunk runs on one
+torch thread, so any number of workers gives the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.tree import Tree
+from kinfed.data.augment import augmentation
+from kinfed.data.batches import Part
+from kinfed.data.federation import Cohort, Federation
+from kinfed.engine.mixture import task_for
+from kinfed.engine.task import Score, Task
+from kinfed.pools.base import Download, Evaluation, Reply, Shared
+from kinfed.pools.memory import keep_freed_memory
+from kinfed.pools.store import ClientStore
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
+MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter, ...
+STEP_FLOPS = 10_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
+
+
+class LocalPool:
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any, Any],
+        task: Task,
+        federation: Federation,
+        seed: int,
+        *,
+        workers: int | None = None,
+        chunk: int | None = None,
+        state_folder: Path | None = None,
+    ) -> None:
+        if algorithm.work.augment is not None:
+            augmentation(algorithm.work.augment, federation.features.shape)  # refused now, not in the first batch
+        self.algorithm = algorithm
+        self.task = task
+        self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
+        self.seed = seed
+        self.workers = workers or available_cores()
+        self._chunk = chunk
+        keep_freed_memory()
+        self._threads: ThreadPoolExecutor | None = None
+
+        def fresh(ids: Tensor) -> Tree:
+            state: Tree = algorithm.init_client(task, self._cohort(ids, 0))
+            return state
+
+        self.clients: ClientStore[Tree] = ClientStore(federation.num_clients, fresh, state_folder)
+
+    def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
+        """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
+        counts = self.federation.train.count[ids]
+        order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
+        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
+
+        updates = _Updates(ids, self.clients)
+
+        def work(number: int) -> None:
+            piece = pieces[number]
+            who = ids[piece]
+            cohort = self._cohort(who, round, None if effort is None else effort[piece])
+            with _named("client_update", who, round):
+                state = self.clients.take(who, borrow=True).to(self.task.device)
+                down = download(who).to(self.task.device)
+                client, up = self.algorithm.client_update(self.task, state, down, cohort)
+                good = up.finite_rows(len(who)) & client.finite_rows(len(who))
+            updates.add(number, piece, client, up, good)
+
+        for _ in self._map(work, range(len(pieces))):
+            pass
+        return updates.reply()
+
+    def evaluate(
+        self,
+        ids: Tensor,
+        download: Download,
+        round: int,
+        *,
+        split: str = "test",
+        shared: Shared | None = None,
+        keep_models: bool = False,
+    ) -> Evaluation:
+        """Personal models (and the server's, through `shared(ids) -> [n, P]`) on one split. Changes nothing."""
+        counts = self.federation.split(split).count[ids]
+        order = torch.argsort(counts, descending=True, stable=True)
+        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
+
+        def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None, dict[str, Score]]:
+            who = ids[piece]
+            cohort = self._cohort(who, round)
+            with _named("personalize", who, round):
+                state = self.clients.take(who, borrow=True).to(self.task.device)
+                down = download(who).to(self.task.device)
+                theta = self.algorithm.personalize(self.task, state, down, cohort)
+                others = self.algorithm.alternatives(self.task, state, down, cohort)
+            part: Part = getattr(cohort, split)
+            other = None if shared is None else shared(who)
+            return (
+                task_for(self.task, theta).score(theta, part),
+                None if other is None else self.task.score(other, part),
+                self.algorithm.client_figures(state),
+                theta.clone() if keep_models else None,
+                {name: task_for(self.task, model).score(model, part) for name, model in others.items()},
+            )
+
+        results = list(self._map(work, pieces))
+        back = torch.argsort(torch.cat(pieces))
+        figures = {
+            name: torch.cat([_cpu(r[2][name]) for r in results])[back] for name in (results[0][2] if results else {})
+        }
+        models = torch.cat([r[3] for r in results if r[3] is not None])[back] if keep_models else None
+        others = [r[1] for r in results if r[1] is not None]
+        alternatives = {name: _join([r[4][name] for r in results], back) for name in (results[0][4] if results else {})}
+        return Evaluation(
+            ids,
+            _join([r[0] for r in results], back),
+            _join(others, back) if others else None,
+            figures,
+            models,
+            alternatives,
+        )
+
+    def states(self) -> dict[str, Tensor]:
+        return self.clients.named()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.clients.load(tensors)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def _cohort(self, ids: Tensor, round: int, effort: Tensor | None = None) -> Cohort:
+        return self.federation.cohort(ids, self.seed, round, effort)
+
+    def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
+        size = self._chunk
+        if size is None:
+            if self.task.one_row_at_a_time:
+                size = 1
+            else:
+                fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
+                worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.work.batch) + 1
+                size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
+                size = (
+                    -(-n // -(-n // size)) if n else 1
+                )  # as many chunks, of equal sizes: no worker waits for a large one
+        for begin in range(0, n, size):
+            yield begin, min(begin + size, n)
+
+    def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        if self._threads is None:
+            self._threads = _one_core_threads(self.workers)
+        return self._threads.map(function, list(jobs))
+
+
+class _Updates:
+    """What the chunks of a round bring home, taken in by the workers themselves.
+
+    Chunks enter in their own order, whichever is done first, so that what is kept does not depend on the number of
+    workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
+    would then take the cores from the workers while they wait for the next piece."""
+
+    def __init__(self, ids: Tensor, clients: ClientStore[Tree]) -> None:
+        self._ids = ids
+        self._clients = clients
+        self._replied = torch.zeros(len(ids), dtype=torch.bool)
+        self._rows: Tree | None = None  # of all updates, in the order of `ids`
+        self._nbytes = 0
+        self._lock = threading.Lock()
+        self._early: dict[int, tuple[Tensor, Tree, Tree, Tensor]] = {}
+        self._next = 0
+
+    def add(self, number: int, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
+        """New states and updates of the clients ids[piece], of which the `good` ones count."""
+        with self._lock:
+            self._early[number] = (piece, client, up, good)
+            while self._next in self._early:
+                self._enter(*self._early.pop(self._next))
+                self._next += 1
+
+    def _enter(self, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
+        self._nbytes += up.nbytes
+        self._replied[piece] = good
+        if not bool(good.all()):
+            keep = good.nonzero().squeeze(1)
+            piece, client, up = piece[keep], client.take(keep), up.take(keep)
+        if len(piece):
+            if self._rows is None:
+                self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
+            self._rows.put(piece, up)  # first: an update may show the state before this round, which now changes
+            self._clients.put(self._ids[piece], client)
+
+    def reply(self) -> Reply:
+        if self._rows is None:
+            return Reply(self._ids[:0], None, self._nbytes, self._ids.tolist())
+        if bool(self._replied.all()):
+            return Reply(self._ids, self._rows, self._nbytes)
+        good = self._replied.nonzero().squeeze(1)
+        return Reply(self._ids[good], self._rows.take(good), self._nbytes, self._ids[~self._replied].tolist())
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one_core_threads(count: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch uses one core; everywhere else its setting stays as it was.
+
+    torch keeps the number per thread, but a thread new to torch takes over the number set last anywhere in the
+    process. So all workers start here, and the caller's number is set once more after them."""
+    before = torch.get_num_threads()
+    all_set = threading.Barrier(count + 1)
+
+    def start() -> None:
+        torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
+        torch.set_num_threads(1)
+        all_set.wait()
+
+    threads = ThreadPoolExecutor(count, "kinfed", initializer=start)
+    for _ in range(count):
+        threads.submit(int)  # a job finds nobody idle, so each starts one more thread
+    all_set.wait()
+    torch.set_num_threads(before)
+    return threads
+
+
+@contextmanager
+def _named(stage: str, ids: Tensor, round: int) -> Iterator[None]:
+    """An error inside says at which stage, for which clients and in which round it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {stage} of client(s) {ids.tolist()} in round {round}")
+        raise
+
+
+def _cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu")
+
+
+def _join(scores: list[Score], back: Tensor) -> Score:
+    return Score(
+        torch.cat([s.correct for s in scores])[back],
+        torch.cat([s.loss for s in scores])[back],
+        torch.cat([s.count for s in scores])[back],
+    )

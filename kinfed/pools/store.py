@@ -1,0 +1,135 @@
+"""Client states, kept only for clients that have been seen; in memory or in memory-mapped files."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfed.core.tree import Tree, as_slice
+from kinfed.errors import CheckpointError, StorageError
+
+Client = TypeVar("Client", bound=Tree)
+
+
+class ClientStore(Generic[Client]):
+    """Rows of client state by client id.
+
+    `fresh(ids)` makes the state of clients that have none; it is asked again on every look-up until a state is
+    put, so an evaluation of an unseen client leaves no trace."""
+
+    def __init__(self, num_clients: int, fresh: Callable[[Tensor], Client], folder: Path | None = None) -> None:
+        self.slot = torch.full((num_clients,), -1, dtype=torch.int64)
+        self._fresh = fresh
+        self._folder = folder
+        self._rows: Client | None = None
+
+    @property
+    def seen(self) -> Tensor:
+        """Ids of clients with a state, in the order they came."""
+        ids = (self.slot >= 0).nonzero().squeeze(1)
+        return ids[torch.argsort(self.slot[ids])]
+
+    def take(self, ids: Tensor, *, borrow: bool = False) -> Client:
+        """States of these clients: a copy, or with `borrow` perhaps the store's own rows, to be read until the next
+        put. Clients who are always called together lie side by side, so that nothing is copied for them."""
+        slot = self.slot[ids]
+        new = (slot < 0).nonzero().squeeze(1)
+        if self._rows is None or 0 < len(new) == len(ids):
+            return self._fresh(ids)
+        if borrow and not len(new):
+            return self._rows.take(as_slice(slot))
+        rows = self._rows.take(slot.clamp_min(0))
+        if len(new):
+            rows.put(new, self._fresh(ids[new]))
+        return rows
+
+    def put(self, ids: Tensor, rows: Client) -> None:
+        new = ids[self.slot[ids] < 0]
+        if len(new):
+            used = int((self.slot >= 0).sum())
+            self._reserve(used + len(new), rows)
+            self.slot[new] = torch.arange(used, used + len(new))
+        if self._rows is not None:
+            # A method may hand back what it borrowed, even as another field.
+            ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()}
+            apart = rows.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in ours else tensor)
+            self._rows.put(self.slot[ids], apart)
+
+    def _reserve(self, capacity: int, like: Client) -> None:
+        held = 0 if self._rows is None else _length(self._rows)
+        if not like.named() or capacity <= held:
+            self._rows = like if self._rows is None else self._rows
+            return
+        capacity = min(max(capacity, 2 * held), len(self.slot))
+        grown = {name: self._allocate((capacity, *t.shape[1:]), t) for name, t in like.named().items()}
+        rows = like.like(grown)
+        if self._rows is not None:
+            rows.put(slice(0, held), self._rows)
+        self._rows = rows
+
+    def _allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        if self._folder is None:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        count = math.prod(shape)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # A name of its own: several stores may share the folder. Once mapped, the name goes (on leaving the
+            # block) and the mapping lives on, so no file outlasts the process.
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix="rows-") as file:
+                if count and hasattr(os, "posix_fallocate"):
+                    # Without room on the disk, fail here: a write to a mapping without room kills the process.
+                    os.posix_fallocate(file.fileno(), 0, count * like.element_size())
+                return torch.from_file(file.name, shared=True, size=count, dtype=like.dtype).reshape(shape)
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"cannot keep client states in {self._folder}: {error}") from error
+
+    def named(self) -> dict[str, Tensor]:
+        """For a checkpoint: the ids in slot order and their rows. Views: the next round writes into them."""
+        ids = self.seen
+        if self._rows is None:
+            return {"ids": ids}
+        return {"ids": ids} | {f"rows.{k}": v[: len(ids)] for k, v in self._rows.named().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `named` gave. States of another method, model or population are refused, and the present
+        ones kept."""
+        ids = tensors.get("ids")
+        if ids is None:
+            raise CheckpointError("client states without the ids of their clients")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.slot):
+            raise CheckpointError(f"client states of ids up to {int(ids.max())}; there are {len(self.slot)} clients")
+        if len(set(ids.tolist())) != len(ids):
+            raise CheckpointError("client states with the same id twice")
+        rows = {name[len("rows.") :]: t for name, t in tensors.items() if name.startswith("rows.")}
+        like = self._fresh(ids[:1]) if len(ids) else None
+        if like is not None:
+            _check_rows(rows, like, len(ids))
+        self.slot.fill_(-1)
+        self._rows = None
+        if like is not None:
+            self.put(ids, like.like(rows))
+
+
+def _check_rows(rows: Mapping[str, Tensor], like: Tree, count: int) -> None:
+    wanted = like.named()
+    if rows.keys() != wanted.keys():
+        raise CheckpointError(f"client state has fields {sorted(rows)}; the method keeps {sorted(wanted)}")
+    for name, tensor in rows.items():
+        shape, dtype = [count, *wanted[name].shape[1:]], wanted[name].dtype
+        if list(tensor.shape) != shape or tensor.dtype != dtype:
+            raise CheckpointError(
+                f"client state {name} is {tensor.dtype} of shape {list(tensor.shape)}; "
+                f"this method and model keep {dtype} of shape {shape}"
+            )
+
+
+def _length(rows: Tree) -> int:
+    named = rows.named()
+    return len(next(iter(named.values()))) if named else 0

@@ -1,0 +1,213 @@
+"""The privacy of one method under one seed: what every client's data have been asked, and who may still be asked.
+
+Epsilon covers all gradients of a client's training data in all rounds, also those of a personal model that never leaves
+the client, and those of one personalization: a client may publish the model it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import Algorithm
+from kinfed.engine.task import Task
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
+from kinfed.privacy.ledger import Event, Events, Ledger, covers, together
+from kinfed.privacy.noise import Source
+from kinfed.privacy.policy import Privacy
+
+Method = Algorithm[Any, Any, Any, Any]
+
+
+def open_accounts(
+    privacy: Privacy,
+    algorithm: Method,
+    task: Task,
+    source: Source,
+    count: Tensor,
+    calls: Tensor,
+    spent: Ledger | None = None,
+) -> Accounts:
+    """The private form of a task (`accounts.task`) and the books that go with it.
+
+    `count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, `spent`
+    what was asked before this method began (in a warm start)."""
+    spent = Ledger() if spent is None else spent
+    noise = privacy.noise
+    if noise is None:
+        from kinfed.privacy.epsilon import noise_for
+
+        assert privacy.epsilon is not None  # one of the two is given
+        each, after = _events(algorithm.gradients(count), algorithm, count), _personal(algorithm, count)
+        assert each is not None  # checked before the run
+        planned = [
+            together(together(before, each[m], int(calls[m])), after[m])
+            for m, before in enumerate(spent.events(len(count)))
+        ]
+        noise = noise_for(privacy.epsilon, planned, privacy.delta)
+    return Accounts(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
+
+
+class Accounts:
+    """The server loop enters here what it does with the private task."""
+
+    def __init__(
+        self, privacy: Privacy, algorithm: Method, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
+    ) -> None:
+        self.task = task
+        self.noise, self.clip, self.delta = task.noise, task.clip, privacy.delta
+        self.limit = privacy.limit
+        self.ledger = spent
+        self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
+        self._algorithm = algorithm
+        self._round = _events(algorithm.gradients(count), algorithm, count)
+        self._after = _personal(algorithm, count)
+        self._holds = count > 0
+        self._samples: set[int] = set()  # of the last round, by their keys
+        self._calls = calls.clone()
+        self._cleared = torch.zeros(len(count), dtype=torch.int64)  # rounds that surely fit into the limit
+
+    # ---- who may be asked ----
+
+    def admit(self, ids: Tensor) -> Tensor:
+        """Those of the clients whose budget allows one more round. Decided before the round, from what it can take at
+        most; clients left out are sent nothing."""
+        if self.limit is None:
+            return ids
+        unsure = ids[self._cleared[ids] == 0]
+        if len(unsure):
+            self._clear(unsure, self.limit)
+        allowed = self._cleared[ids] > 0
+        self.refused[ids[~allowed]] = True
+        self._cleared[ids[allowed]] -= 1
+        self._calls[ids[allowed]] -= 1
+        return ids[allowed]
+
+    def _clear(self, ids: Tensor, limit: float) -> None:
+        from kinfed.privacy.epsilon import most_rounds
+
+        assert self._round is not None  # checked before the run
+        spent = self.ledger.events(len(self.refused))
+        for client in ids.tolist():
+            far = max(int(self._calls[client]), 1)
+            used = together(spent[client], self._after[client])
+            self._cleared[client] = most_rounds(used, self._round[client], self.noise, self.delta, limit, far)
+
+    # ---- what is asked ----
+
+    @contextmanager
+    def training(self, ids: Tensor) -> Iterator[Record]:
+        """Around the training of these clients. Records of tasks in other processes are to be joined to this one."""
+        with self.task.recording() as record:
+            yield record
+        if bool(self._holds[ids].any()) and not record.calls:
+            raise RuntimeError("clients have trained, and no gradient was recorded: their epsilon would be wrong")
+        self.enter(record)
+
+    def enter(self, record: Record) -> None:
+        """Count what a task was asked in a round."""
+        asked, self._samples = record.ledger(), set(record.calls)
+        self._hold_against_plan(asked)
+        if record.judged and not self._algorithm.leaked():
+            raise ConfigError(
+                f"{type(self._algorithm).__name__} judges models on a client's examples while it trains, and does not "
+                "say in `leaks` what of this leaves the client; epsilon would not cover it"
+            )
+        self.ledger = self.ledger.join(asked)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Record]:
+        with self.task.recording(EVALUATION) as record:
+            yield record
+        name = type(self._algorithm).__name__
+        if record.calls and not any(self._after):
+            raise ConfigError(f"{name} takes gradients to personalize, but its `personal_gradients` says it does not")
+        if self._samples & record.calls.keys():
+            raise ConfigError(
+                f"{name} personalizes on the samples of its last round; give those batches a stream of their own"
+            )
+
+    def _hold_against_plan(self, asked: Ledger) -> None:
+        if self._round is None:
+            return
+        for client, events in enumerate(asked.events(len(self.refused))):
+            if not covers(self._round[client], events):
+                raise ConfigError(
+                    f"{type(self._algorithm).__name__} computed more gradients in a round than its `gradients` says: "
+                    f"{_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
+                )
+
+    # ---- what it amounts to ----
+
+    def events(self) -> list[Events]:
+        """Of every client, were it to make and publish its personal model now."""
+        spent = self.ledger.events(len(self.refused))
+        return [together(before, after) for before, after in zip(spent, self._after, strict=True)]
+
+    def epsilon(self) -> list[float]:
+        from kinfed.privacy.epsilon import epsilon
+
+        return [epsilon(events, self.noise, self.delta) for events in self.events()]
+
+    def largest_epsilon(self) -> float:
+        from kinfed.privacy.epsilon import largest
+
+        return largest(self.events(), self.noise, self.delta)
+
+    def figures(self) -> dict[str, Any]:
+        """For the journal."""
+        return {
+            "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
+            "refused": int(self.refused.sum()), "not_covered": list(self._algorithm.leaked()),
+        }  # fmt: skip
+
+    def summary(self, names: list[str]) -> dict[str, Any]:
+        """For the summary; an epsilon that is not finite stands as null."""
+        from kinfed.privacy.epsilon import largest, renyi_epsilon
+
+        each = self.epsilon()
+        return {
+            "accountant": "pld", "noise": self.noise, "clip": self.clip, "delta": self.delta, "limit": self.limit,
+            "epsilon_max": max(each), "epsilon_mean": sum(each) / len(each), "epsilon": each,
+            "epsilon_max_rdp": largest(self.events(), self.noise, self.delta, renyi_epsilon),
+            "refused": [names[k] for k in self.refused.nonzero().squeeze(1).tolist()],
+            "not_covered": list(self._algorithm.leaked()),
+        }  # fmt: skip
+
+    # ---- for a checkpoint ----
+
+    def named(self) -> dict[str, Tensor]:
+        return self.ledger.named() | {"cleared": self._cleared, "calls": self._calls, "refused": self.refused}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.ledger = Ledger.load(tensors)
+        for name, mine in (("cleared", self._cleared), ("calls", self._calls), ("refused", self.refused)):
+            if name not in tensors or tensors[name].shape != mine.shape:
+                raise CheckpointError(f"the checkpoint has no record of clients' privacy ({name}) that fits this run")
+            mine.copy_(tensors[name])
+
+
+def _events(gradients: dict[int, Tensor] | None, algorithm: Method, count: Tensor) -> list[Events] | None:
+    """[K] what a round asks of each client at most; None where there is no bound."""
+    if gradients is None:
+        return None
+    q = (algorithm.work.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
+    columns = {k: batches.tolist() for k, batches in gradients.items()}
+    return [
+        tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))
+        for m in range(len(count))
+    ]
+
+
+def _personal(algorithm: Method, count: Tensor) -> list[Events]:
+    """[K] what one personalization asks of each client."""
+    return _events(algorithm.personal_gradients(count), algorithm, count) or []
+
+
+def _in_words(events: Events) -> str:
+    return " and ".join(f"{e.gradients} on each of {e.batches} batches" for e in events) or "none"

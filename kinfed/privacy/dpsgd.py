@@ -1,0 +1,156 @@
+"""Private gradients: DP-SGD (Abadi et al., CCS 2016) as a task around any other task.
+
+    ĝ = (1/L) ( Σ_i g_i min(1, c/‖g_i‖) + N(0, σ²c² I) ),     L = q n, the expected size of the sample
+
+g_i is the gradient of example i, the sum runs over a Poisson sample, and L is a constant, unlike the size of the
+sample, which would tell who was in it. No example moves the sum by more than c.
+
+Methods need not know: they ask a task for gradients, and get these. Clipped sums are gradients with other weights,
+one per example, so no task ever holds a gradient per example and parameter. Whatever a method does with ĝ
+afterwards (momentum, proximal terms, averaging, clustering of models) costs no privacy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.batches import Batch, Draw, Part
+from kinfed.engine.task import Score, Task
+from kinfed.errors import ConfigError
+from kinfed.privacy.ledger import Ledger
+from kinfed.privacy.noise import Source
+
+TRAINING, EVALUATION = 0, 1
+
+
+@dataclass
+class Record:
+    """What a task was asked between two moments: gradients by sample, and whether models were judged on examples."""
+
+    phase: int = TRAINING
+    calls: dict[int, int] = field(default_factory=dict)  # gradients so far on each sample, by its key
+    drawn: dict[int, tuple[int, float]] = field(default_factory=dict)  # whose sample it is, and its q
+    judged: bool = False
+
+    def number(self, ids: Tensor, draw: Draw) -> Tensor:
+        """[n] how many gradients came before this one on each row's sample."""
+        before = []
+        for client, key, q in zip(ids.tolist(), draw.key.tolist(), draw.q.tolist(), strict=True):
+            before.append(self.calls.get(key, 0))
+            self.calls[key] = before[-1] + 1
+            self.drawn[key] = (client, q)
+        return torch.tensor(before, dtype=torch.int64)
+
+    def join(self, other: Record) -> None:
+        """Take in what another process recorded of the same moments. Samples are of one client each, and a client is in
+        one process; should both name one, it was asked twice."""
+        for key, gradients in other.calls.items():
+            self.calls[key] = self.calls.get(key, 0) + gradients
+        self.drawn |= other.drawn
+        self.judged |= other.judged
+
+    def ledger(self) -> Ledger:
+        ledger = Ledger()
+        for key, gradients in self.calls.items():
+            ledger.add(*self.drawn[key], gradients)
+        return ledger
+
+
+class PrivateTask(Task):
+    """`inner`, with gradients clipped to norm `clip` per example and noise of `noise` times that norm in their sum.
+
+    Every gradient is entered in a record; `recording` opens one. Threads may train different clients at once."""
+
+    def __init__(self, inner: Task, clip: float, noise: float, source: Source) -> None:
+        if not 0 < clip < float("inf"):
+            raise ConfigError(f"the clipping norm must be positive and finite; got {clip}")
+        if not 0 <= noise < float("inf"):
+            raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
+        self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
+        self.num_params, self.layers, self.device = inner.num_params, inner.layers, inner.device
+        self.path, self.classifies = inner.path, inner.classifies
+        self.one_row_at_a_time = inner.one_row_at_a_time
+        self._record: Record | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def recording(self, phase: int = TRAINING) -> Iterator[Record]:
+        self._record = Record(phase)
+        try:
+            yield self._record
+        finally:
+            self._record = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks travel to other processes; records and locks stay."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_record")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._record, self._lock = None, threading.Lock()
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        return self.inner.init(seed, number)
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        draw = batch.draw
+        if draw is None:
+            raise ConfigError(
+                "a private gradient needs a Poisson sample of the client's examples; these were chosen otherwise: use "
+                "steps and poisson = true in the method's local work"
+            )
+        name = self._enter(batch.ids, draw)
+        g = self._clipped(theta, batch, draw)
+        if self.noise:
+            scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
+            g.addcmul_(self.source(name, theta), scale[:, None])
+        return g
+
+    def _enter(self, ids: Tensor, draw: Draw) -> Tensor:
+        """The names of these gradients; from now on they count."""
+        if self._record is None:
+            raise RuntimeError("nobody keeps a record of private gradients; ask for them inside `recording()`")
+        with self._lock:
+            number = self._record.number(ids, draw)
+        return rng.fold(draw.key, self._record.phase, number)
+
+    def _clipped(self, theta: Tensor, batch: Batch, draw: Draw) -> Tensor:
+        """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
+
+        g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
+        norm = self.inner.example_norms(theta, batch) * (batch.weight * draw.expected[:, None].to(batch.weight))
+        finite = torch.isfinite(norm)
+        factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
+        batch = replace(batch, weight=batch.weight * factor, full=False)
+        if bool(finite.all()):
+            return self.inner.grad(theta, batch)
+        # 0 times a gradient that is not finite is not 0: other examples of the row take the places of such ones.
+        column = torch.arange(norm.shape[1], device=norm.device).expand_as(norm)
+        usable = torch.where(finite, column, finite.to(torch.int64).argmax(1, keepdim=True))
+        row = torch.arange(len(norm), device=norm.device)[:, None]
+        g = self.inner.grad(theta, replace(batch, x=batch.x[row, usable], y=batch.y[row, usable]))
+        return torch.where(finite.any(1, keepdim=True), g, 0.0)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        self._judge()
+        return self.inner.logits(theta, x)
+
+    def losses(self, theta: Tensor, batch: Batch) -> Tensor:
+        self._judge()
+        return self.inner.losses(theta, batch)
+
+    def score(self, theta: Tensor, part: Part) -> Score:
+        self._judge()
+        return self.inner.score(theta, part)
+
+    def _judge(self) -> None:
+        if self._record is not None:
+            self._record.judged = True

@@ -1,0 +1,114 @@
+"""What the user asks for, and which methods can give it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import Algorithm
+from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError
+
+Method = Algorithm[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """DP-SGD at every client. Either the noise is given, or the epsilon that it is to be found for."""
+
+    noise: float | None = None
+    """σ: standard deviation of the noise in a sum of clipped gradients, in units of the clipping norm."""
+    epsilon: float | None = None
+    """No client may end above this; the noise is found by the accountant."""
+    clip: float = 1.0
+    """c: the largest norm of an example's gradient; longer ones are scaled down to it."""
+    delta: float = 1e-5
+    """The chance with which epsilon may not hold."""
+    budget: float | None = None
+    """A client that cannot take part in another round without exceeding this is left out."""
+    strict: bool = False
+    """Refuse methods that let anything leave a client that epsilon does not cover."""
+
+    def __post_init__(self) -> None:
+        if (self.noise is None) == (self.epsilon is None):
+            raise ConfigError(
+                "differential privacy takes either a noise (dp_noise) or the epsilon to find it for (dp_epsilon); "
+                + ("got neither" if self.noise is None else f"got both, {self.noise} and {self.epsilon}")
+            )
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise ConfigError(f"dp_noise is a multiple of the clipping norm, 0 or more; got {self.noise}")
+        for name in ("epsilon", "clip", "budget"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"dp_{name} must be positive and finite; got {value}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"dp_delta is a chance in (0, 1), well below one over the examples; got {self.delta}")
+        if self.noise == 0 and self.budget is not None:
+            raise ConfigError(
+                "without noise epsilon is infinite and no budget allows a single round; give dp_noise > 0"
+            )
+
+    @property
+    def limit(self) -> float | None:
+        """What no client's epsilon may exceed, if anything."""
+        limits = [value for value in (self.epsilon, self.budget) if value is not None]
+        return min(limits) if limits else None
+
+    def check(self, label: str, method: Method, data: Federation) -> None:
+        """Refuse what would make epsilon untrue."""
+        self.check_method(label, method, data.train.count)
+        if method.needs_validation:
+            _check_validation(label, data)
+
+    def check_method(self, label: str, method: Method, count: Tensor) -> None:
+        """As far as the method and the numbers of training examples [K] tell."""
+        if not method.work.poisson:
+            raise ConfigError(
+                f"{label} does not draw Poisson samples, from which epsilon is computed; leave poisson = true"
+            )
+        leaked = method.leaked()
+        if not method.private:
+            raise ConfigError(
+                f"{label} cannot be private: {', '.join(method.leaks)} would leave a client, computed from training "
+                "examples outside any gradient, where noise on gradients does not hide it; leave the method out"
+            )
+        if self.strict and leaked:
+            ways = [f"{label}.{way}" for way in leaked.values() if way]
+            raise ConfigError(
+                f"dp_strict: epsilon does not cover {', '.join(leaked)}, which {label} lets leave a client; "
+                + (f"set {' and '.join(ways)}" if len(ways) == len(leaked) else "leave the method out, or dp_strict")
+            )
+        if self.limit is not None and method.gradients(count) is None:
+            raise ConfigError(
+                f"{label} has no largest number of gradients per round, so neither can noise be found for an epsilon "
+                "nor a budget be kept; bound its local steps (such as l_max), or give dp_noise alone"
+            )
+
+    def notes(self, label: str, method: Method, count: Tensor) -> Iterator[str]:
+        """What a reader of the results must know."""
+        if self.noise == 0:
+            yield f"{label}: gradients are clipped but without noise: there is no privacy, epsilon is infinite"
+        if leaked := method.leaked():
+            yield f"{label}: not covered by epsilon: {'; '.join(leaked)}"
+        most = int(count.max())
+        if self.delta * most >= 1:
+            yield (
+                f"{label}: delta {self.delta:g} is not below 1/{most}: to publish one of a client's examples at random "
+                "would count as private; choose a smaller dp_delta"
+            )
+
+
+def _check_validation(label: str, data: Federation) -> None:
+    lacking = int(((data.val.count == 0) & (data.train.count > 0)).sum())
+    shared = bool(torch.isin(data.val.rows, data.train.rows).any())
+    if lacking or shared:
+        who = f"{lacking} client(s) have none" if lacking else "some of them are training examples, too"
+        raise ConfigError(
+            f"{label} judges models on validation examples, and {who}: training examples would be used outside any "
+            "gradient; give every client validation examples of its own, or leave out clients with a single example"
+        )

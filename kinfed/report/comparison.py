@@ -1,0 +1,262 @@
+"""Decides what may be compared with what.
+
+Methods stand in one comparison only if their runs share the data: the same settings of data, and, where both wrote
+down who holds what, the same number of examples per client and class for every shared seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinfed.report.palette import Style, styles
+from kinfed.runs.reader import KINDS, Federation, Kind, Run, Trial
+
+DATA_KEYS = (
+    *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column"),
+    *("validation", "foreign_targets"),
+)
+# Settings that a federation's own description repeats with all defaults filled in.
+_DESCRIBED = {"partition", "clients", "validation"}
+
+# Settings that may differ between runs of one comparison without need to say so.
+_INDIFFERENT = {
+    *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
+    *("pool", "device", "path", "workers", "state", "data"),
+}
+
+_WRITTEN = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg_smooth": "FedAvg, smoothed",
+    "fedavg_data": "FedAvg + data",
+    "fedavgm": "FedAvgM",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "fedadagrad": "FedAdagrad",
+    "fedprox": "FedProx",
+    "ditto": "Ditto",
+    "pfedme": "pFedMe",
+    "perfedavg": "Per-FedAvg",
+    "perfedavg_hf": "Per-FedAvg HF",
+    "selffl": "Self-FL",
+    "selffl_init": "Self-FL, start only",
+    "selffl_steps": "Self-FL, steps only",
+    "selffl_agg": "Self-FL, weights only",
+    "selffl_control": "Self-FL's control",
+    "selffl_exact": "Self-FL, exact posterior",
+    "selffl_augmented": "Self-FL, augmented",
+    "selffl_cluster": "Self-FL, clusters",
+    "fedfomo": "FedFomo",
+    "fedfomo_ma": "FedFomo-MA",
+    "cgpfl": "CGPFL",
+    "cgpfl_heur": "CGPFL-Heur",
+    "ifca": "IFCA",
+    "cfl": "CFL",
+    "flhc": "FL+HC",
+    "apfl": "APFL",
+    "l2sgd": "L2SGD",
+    "lgfedavg": "LG-FedAvg",
+    "mocha": "MOCHA",
+    "mocha_deep": "MOCHA, deep variant",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "fedem": "FedEM",
+    "pfedhn": "pFedHN",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One algorithm of one run, over its seeds. This is what a method panel is given."""
+
+    algorithm: str  # its label in the configuration
+    label: str  # the name on the page, unique in the report
+    index: int  # its position in the report, the same in every figure
+    style: Style
+    run: Run
+    trials: tuple[Trial, ...]  # every seed, also the unfinished
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return options_of(self.run, self.algorithm)
+
+    @property
+    def family(self) -> str:
+        """The registered algorithm behind the label."""
+        return family(self.run, self.algorithm)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted(trial.seed for trial in self.counted))
+
+    @property
+    def final_round(self) -> int:
+        return max(trial.final.round for trial in self.trials)
+
+    @property
+    def counted(self) -> tuple[Trial, ...]:
+        """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
+        return tuple(trial for trial in self.trials if trial.final.round == self.final_round)
+
+    def final(self, kind: Kind, metric: str) -> dict[int, float]:
+        """The metric after the final round, by seed."""
+        return {
+            trial.seed: trial.final.metrics[kind][metric]
+            for trial in self.counted
+            if metric in trial.final.metrics.get(kind, {})
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs on the same data and their methods."""
+
+    runs: tuple[Run, ...]
+    methods: tuple[Method, ...]
+
+    @property
+    def metric(self) -> str:
+        """What methods are ranked by: accuracy, or loss where the task has no accuracy."""
+        accurate = any(method.final(kind, "accuracy") for method in self.methods for kind in KINDS)
+        return "accuracy" if accurate else "loss"
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of model that any method was evaluated with."""
+        return tuple(kind for kind in KINDS if any(method.final(kind, self.metric) for method in self.methods))
+
+    @property
+    def federations(self) -> dict[int, Federation]:
+        return {seed: federation for run in reversed(self.runs) for seed, federation in run.federations.items()}
+
+    @property
+    def same_final_round(self) -> bool:
+        return len({method.final_round for method in self.methods}) <= 1
+
+    @property
+    def same_seeds(self) -> bool:
+        return len({method.seeds for method in self.methods}) <= 1
+
+    def local_trial(self, method: Method, seed: int) -> Trial | None:
+        """Local training with the same seed, from the method's own run if it is there."""
+        trials = [
+            (candidate.run is not method.run, trial)
+            for candidate in self.methods
+            if candidate.family == "local"
+            for trial in candidate.trials
+            if trial.seed == seed
+        ]
+        return min(trials, key=lambda pair: pair[0])[1] if trials else None
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if all(same_data(run, other) for other in group):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    comparisons: list[Comparison] = []
+    for group in groups:
+        start = sum(len(comparison.methods) for comparison in comparisons)
+        comparisons.append(Comparison(tuple(group), _methods(group, start)))
+    return comparisons
+
+
+def alone(run: Run, start: int = 0) -> Comparison:
+    """One run by itself; its methods are numbered from `start`, for pages with several."""
+    return Comparison((run,), _methods((run,), start))
+
+
+def _methods(runs: Sequence[Run], start: int) -> tuple[Method, ...]:
+    """Labels are unique: where several runs have a method of one name, it carries that of its run."""
+    pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
+    names = [written(algorithm) for _, algorithm in pairs]
+    looks = styles(family(run, algorithm) for run, algorithm in pairs)
+    return tuple(
+        Method(
+            algorithm=algorithm,
+            label=f"{name} · {run.label}" if names.count(name) > 1 else name,
+            index=index,
+            style=look,
+            run=run,
+            trials=tuple(trial for trial in run.trials if trial.algorithm == algorithm),
+        )
+        for index, ((run, algorithm), name, look) in enumerate(zip(pairs, names, looks, strict=True), start)
+    )
+
+
+def options_of(run: Run, algorithm: str) -> dict[str, Any]:
+    configured = run.config.get("algorithms")
+    options = configured.get(algorithm) if isinstance(configured, dict) else None
+    return options if isinstance(options, dict) else {}
+
+
+def family(run: Run, algorithm: str) -> str:
+    """The registered algorithm behind a label: {"weak": {"method": "ditto", "lam": 0.1}} is a ditto."""
+    return str(options_of(run, algorithm).get("method", algorithm))
+
+
+def written(algorithm: str) -> str:
+    """The name as papers write it, for methods known by one."""
+    return _WRITTEN.get(algorithm, algorithm)
+
+
+def same_data(one: Run, other: Run) -> bool:
+    pairs = [(one.federations[seed], other.federations[seed]) for seed in one.federations.keys() & other.federations]
+    described = bool(pairs) and all(a.description and b.description for a, b in pairs)
+    keys = [key for key in DATA_KEYS if not (described and key in _DESCRIBED)]
+    if any(one.config.get(key) != other.config.get(key) for key in keys):
+        return False
+    return all((a.description, a.train, a.test) == (b.description, b.train, b.test) for a, b in pairs)
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """What a reader must know before comparing the methods' figures."""
+    notes = []
+    differing = _differing(comparison.runs)
+    if differing:
+        notes.append("The runs share their data but differ in " + "; ".join(differing) + ".")
+    for method in comparison.methods:
+        behind = [trial for trial in method.trials if trial not in method.counted]
+        if behind:
+            seeds = ", ".join(f"{trial.seed} (round {trial.final.round})" for trial in behind)
+            notes.append(
+                f"{method.label}: averages are over the seeds that reached round {method.final_round}; "
+                f"left out: seed {seeds}."
+            )
+    if not comparison.same_seeds:
+        resting = ", ".join(f"{method.label} {_numbers(method.seeds)}" for method in comparison.methods)
+        notes.append(f"The averages do not rest on the same seeds ({resting}); differences use shared seeds only.")
+    if not comparison.same_final_round:
+        reached = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
+        notes.append(f"The methods stand at different rounds ({reached}), so no best is marked.")
+    return notes
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return "+".join(map(str, values))
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    flat = [dict(_flatten(run.config)) for run in runs]
+    keys = dict.fromkeys(key for entries in flat for key in entries)
+    parts = []
+    for key in keys:
+        values = list(dict.fromkeys(json.dumps(entries.get(key)) for entries in flat))
+        if len(values) > 1 and key.split(".")[0] not in (*_INDIFFERENT, *DATA_KEYS):
+            parts.append(f"{key} ({' / '.join(values)})")
+    return parts
+
+
+def _flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

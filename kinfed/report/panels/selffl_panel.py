@@ -1,0 +1,242 @@
+"""What Self-FL's clients decided: how much they take from the others, and how long they train.
+
+Figures 10 and 11 of Chen et al., "Self-Aware Personalized Federated Learning", as far as a run records them: the
+paper's histogram is over the active clients of a round, this one over every client's latest decision.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kinfed.report.chart import Figure, Trace, axis, layout, numbers, safe
+from kinfed.report.comparison import Method
+from kinfed.report.palette import INK, faded
+from kinfed.report.panels.panel import Panel, panel, series
+
+MAX_BARS = 200
+BINS = 20
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A client's state after a round. −1 stands for what it cannot know yet."""
+
+    client: str
+    seed: int
+    variance: float  # σ_m²
+    weight: float  # ρ_m, of the others
+    raw: float  # l_m before rounding and cap
+    steps: int  # taken in its last round; 0 before the first
+
+    @property
+    def decided(self) -> bool:
+        return self.raw >= 0
+
+    @property
+    def gain(self) -> float:
+        """1/(1 − ρ): how many times smaller the method believes the client's variance to become."""
+        return math.inf if self.weight >= 1 else 1 / (1 - self.weight)
+
+
+def in_words(decision: Decision) -> str:
+    """One sentence for the person behind the client."""
+    who = decision.client
+    if decision.steps == 0:
+        return f"{who} has not taken part yet and uses the model for all."
+    if not decision.decided:
+        return f"{who} does not know its uncertainty yet and trains as in FedAvg, {_steps(decision.steps)} a round."
+    share = decision.weight
+    degrees = ((0.9, "almost entirely from all"), (0.5, "mostly from all"), (0.1, "mostly alone"))
+    manner = next((words for least, words in degrees if share >= least), "almost entirely alone")
+    asked = f"the rule asks for {decision.raw:.1f}"
+    return (
+        f"{who} learns {manner}: its models vary by {decision.variance:.3g} from round to round, so the others are "
+        f"given a weight of {100 * share:.0f} % and it trains {_steps(decision.steps)} ({asked})."
+    )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+@panel
+def decisions(method: Method) -> Panel | None:
+    recorded = dict(_recorded(method))
+    if not recorded:
+        return None
+    last = max(recorded)
+    known = [d for d in recorded[last] if d.decided]
+    if not known:
+        return None
+    ordered = sorted(known, key=lambda d: d.weight)
+    mostly_all = sum(d.weight >= 0.5 for d in known)
+    text = (
+        f"After round {last}, {mostly_all} of {len(known)} clients learn mostly from all and "
+        f"{len(known) - mostly_all} mostly alone. {in_words(ordered[0])}"
+    )
+    if len(ordered) > 1:
+        text += f" {in_words(ordered[-1])}"
+    undecided = len(recorded[last]) - len(known)
+    if undecided:
+        text += f" {undecided} more cannot tell yet: that takes two rounds of their own."
+    if len(method.counted) > 1:
+        text += " Clients of all seeds are counted."
+    text += (
+        " The gain is what the method believes, in times of the client’s variance, not what was measured; where "
+        "clients differ much it believes too much. “Who is helped, who is hurt” has the measured one."
+    )
+    figures = (
+        _histogram(method, known, last),
+        _trajectory(method, recorded),
+        _believed_gain(method, ordered),
+    )
+    return Panel("Who learns alone, who from all", text, figures)
+
+
+def _recorded(method: Method) -> Iterator[tuple[int, list[Decision]]]:
+    """(round, decisions of all clients of all seeds), rounds ascending."""
+    by_round: dict[int, list[Decision]] = {}
+    needed = ("sigma_m_sq", "weight_of_others", "raw_steps", "steps")
+    for seed, rounds in series(method, "clients").items():
+        federation = method.run.federations.get(seed)
+        for number, figures in rounds.items():
+            if not isinstance(figures, dict) or any(key not in figures for key in needed):
+                continue
+            for m, (variance, weight, raw, steps) in enumerate(zip(*(figures[key] for key in needed), strict=True)):
+                name = federation.names[m] if federation is not None else f"client {m}"
+                decision = Decision(name, seed, float(variance), float(weight), float(raw), int(steps))
+                by_round.setdefault(number, []).append(decision)
+    yield from sorted(by_round.items())
+
+
+def _histogram(method: Method, known: Sequence[Decision], last: int) -> Figure:
+    values = [d.raw for d in known]
+    cap = method.options.get("l_max", 40)
+    top = _nice_top(max(values))
+    width = top / BINS
+    counts = [0] * BINS
+    for value in values:
+        counts[min(int(value / width), BINS - 1)] += 1
+    middles = [(i + 0.5) * width for i in range(BINS)]
+    ranges = [f"{i * width:.3g} to {(i + 1) * width:.3g}" for i in range(BINS)]
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "x": numbers(middles),
+            "y": counts,
+            "width": float(f"{0.92 * width:.6g}"),
+            "text": ranges,
+            "textposition": "none",
+            "marker": {"color": method.style.color},
+            "hovertemplate": "%{text} steps: %{y} clients<extra></extra>",
+            "name": safe(method.label),
+        }
+    ]
+    if isinstance(cap, int) and not isinstance(cap, bool) and cap < top:
+        data.append(
+            {
+                "type": "scatter",
+                "x": [cap, cap],
+                "y": [0, max(counts)],
+                "mode": "lines",
+                "line": {"color": INK, "width": 1.5, "dash": "dash"},
+                "hovertemplate": f"no client trains more than {cap} steps<extra></extra>",
+                "name": "cap",
+            }
+        )
+    return Figure(
+        description=f"How many local steps the rule of {method.label} asks for, over clients, after round {last}.",
+        data=data,
+        layout=layout(
+            axis("Local steps by the rule, before the cap"),
+            axis(dtick=max(1, math.ceil(max(counts) / 5))),
+            f"Clients after round {last}",
+        ),
+        height=280,
+    )
+
+
+def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
+    """The client that has decided most often (of those, the first), above the median over clients."""
+    seen: dict[tuple[int, str], list[tuple[int, Decision]]] = {}
+    for number, found in recorded.items():
+        for d in found:
+            if d.decided:
+                seen.setdefault((d.seed, d.client), []).append((number, d))
+    path = max(seen.values(), key=len)
+    one = path[0][1]
+    rounds = [number for number, found in recorded.items() if any(d.decided for d in found)]
+    medians = [statistics.median(d.raw for d in recorded[number] if d.decided) for number in rounds]
+    seeds = f", seed {one.seed}" if len(method.counted) > 1 else ""
+    data: list[Trace] = [
+        {
+            "type": "scatter",
+            "x": rounds,
+            "y": numbers(medians),
+            "mode": "lines",
+            "line": {"color": faded(INK, 0.5), "width": 1.5, "dash": "dot"},
+            "hovertemplate": "round %{x}: median of all clients %{y:.1f}<extra></extra>",
+            "name": "median",
+        },
+        {
+            "type": "scatter",
+            "x": [number for number, _ in path],
+            "y": numbers(d.raw for _, d in path),
+            "mode": "lines+markers" if len(path) <= 25 else "lines",
+            "line": {"color": method.style.color, "width": 2, "shape": "hv"},
+            "marker": {"color": method.style.color, "size": 6},
+            "hovertemplate": f"{safe(one.client)}{seeds}, round %{{x}}: %{{y:.1f}}<extra></extra>",
+            "name": safe(one.client),
+        },
+    ]
+    return Figure(
+        description=f"Local steps by the rule over rounds, for {one.client} and the median of all clients.",
+        data=data,
+        layout=layout(
+            axis(f"Round; {safe(one.client)}{seeds}"),
+            axis(nticks=5, rangemode="tozero"),
+            "Steps of one client; dotted: median",
+        ),
+        height=280,
+    )
+
+
+def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
+    step = math.ceil(len(ordered) / MAX_BARS)
+    shown = list(ordered[::-1][::step])
+    finite = [d.gain for d in shown if math.isfinite(d.gain)]
+    ceiling = max(finite, default=1.0)
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "x": list(range(1, len(shown) + 1)),
+            "y": numbers(min(d.gain, ceiling) for d in shown),
+            "text": [safe(in_words(d)) for d in shown],
+            "textposition": "none",
+            "marker": {"color": method.style.color},
+            "hovertemplate": "gain %{y:.3g}<br>%{text}<extra></extra>",
+            "name": safe(method.label),
+        }
+    ]
+    wide = ceiling > 30
+    y = axis(nticks=5) | ({"type": "log"} if wide else {"rangemode": "tozero"})
+    of = "" if step == 1 else f", every {step}th"
+    return Figure(
+        description=f"The gain over learning alone that {method.label} believes each client to have, sorted.",
+        data=data,
+        layout=layout(
+            axis(f"Clients{of}, from most to least gain", showticklabels=False, ticks=""), y, "Believed gain over alone"
+        ),
+        height=280,
+    )
+
+
+def _nice_top(value: float) -> float:
+    """The least of 1, 2, 4, 5, 8 times a power of ten that is above the value."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 4, 5, 8, 10, 20) if m * power > value)

@@ -1,0 +1,223 @@
+"""The sentences of the report: what was run, and what came out. Plain text, escaped by the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kinfed.report.comparison import Comparison, Method, options_of, written
+from kinfed.report.statistics import Difference, average, clear_winner, difference, gains, leader, summarize_gains
+from kinfed.report.tables import shown
+from kinfed.runs.reader import Federation, Kind, Run
+
+_NAMING = ("name", "kind", "type", "how")  # the key by which a nested option names itself
+
+
+def brief(value: Any) -> str:
+    """A configuration value in a few words: {"kind": "classes", "per_client": 2} becomes classes (per_client 2)."""
+    if isinstance(value, Mapping):
+        name = next((str(value[key]) for key in _NAMING if isinstance(value.get(key), str)), "")
+        rest = [(k, v) for k, v in value.items() if not (k in _NAMING and v == name) and v not in (None, {}, [])]
+        options = ", ".join(f"{key} {brief(v)}" for key, v in rest)
+        return f"{name} ({options})" if name and options else name or options
+    if isinstance(value, list):
+        return ", ".join(brief(entry) for entry in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What was run, as a short list; whatever else the configuration holds is in the fold below it."""
+    config = run.config
+    found = {
+        "Data": brief(config.get("dataset")),
+        "Split among clients": brief(_partition(run)),
+        "Clients": brief(_clients(run)),
+        "Model": brief(config.get("model")),
+        "Rounds": brief(config.get("rounds")),
+        "Participation": _participation(config.get("participation")),
+        "Local work": _work(config),
+        "Seeds": brief(config.get("seeds")),
+    }
+    algorithms = config.get("algorithms")
+    if isinstance(algorithms, dict):
+        listed = [
+            written(name) + (f" ({text})" if (text := _options(name, options_of(run, name))) else "")
+            for name in algorithms
+        ]
+        found["Methods"] = ", ".join(listed)
+    return {label: text for label, text in found.items() if text and text != "None"}
+
+
+def _options(name: str, options: Mapping[str, Any]) -> str:
+    return brief({key: value for key, value in options.items() if not (key == "method" and value == name)})
+
+
+def _partition(run: Run) -> Any:
+    """As configured, or as the data set is shared out where nothing was said."""
+    for federation in run.federations.values():
+        if not run.config.get("partition") and federation.description.get("partition"):
+            return {"name": federation.description["partition"], **federation.description.get("options", {})}
+    return run.config.get("partition")
+
+
+def _clients(run: Run) -> int | None:
+    """As configured, or as found where the data set brings its own clients."""
+    configured = run.config.get("clients")
+    found = [len(federation.names) for federation in run.federations.values()]
+    return configured if isinstance(configured, int) else found[0] if found else None
+
+
+_WORK = ("lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay")
+_WITHOUT_EFFECT = {"momentum": 0, "weight_decay": 0, "lr_decay": 1}
+
+
+def _work(config: Mapping[str, Any]) -> str:
+    nested = config.get("work")
+    source = nested if isinstance(nested, Mapping) else {key: config.get(key) for key in _WORK}
+    return brief({key: value for key, value in source.items() if _WITHOUT_EFFECT.get(key) != value})
+
+
+def _participation(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "all clients in every round" if value == 1 else f"{100 * value:g} % of the clients in a round"
+    return brief(value)
+
+
+def headline(runs: Iterable[Run]) -> str:
+    """Title of the page: the data, and how many methods and clients met on it."""
+    runs = list(runs)
+    datasets = list(dict.fromkeys(brief(run.config.get("dataset") or run.label) for run in runs))
+    methods = len({(run.label, name) for run in runs for name in run.algorithms})
+    clients = {_clients(run) for run in runs}
+    text = f"{' and '.join(datasets)}: {counted(methods, 'method')}"
+    only = next(iter(clients))
+    return text + (f", {counted(only, 'client')}" if len(clients) == 1 and isinstance(only, int) else "")
+
+
+def counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", "\u202f")
+
+
+def seeds_of(comparison: Comparison) -> int:
+    """The number of seeds that the averages rest on, the smallest over methods."""
+    return min((len(method.counted) for method in comparison.methods), default=0)
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """What came out, in two or three sentences that claim no more than the seeds support."""
+    sentences = []
+    if ranking := _ranking(comparison):
+        sentences.append(ranking)
+    method = best_federated(comparison)
+    if method is not None and (values := gains(comparison, method)):
+        s = summarize_gains(values)
+        seeds = len({g.seed for g in values})
+        over = f", counting every client once per seed ({seeds} seeds)" if seeds > 1 else ""
+        sentences.append(
+            f"Compared with training alone, {method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as "
+            f"they were and hurts {s.hurt}{over}."
+        )
+    return sentences
+
+
+def best_federated(comparison: Comparison) -> Method | None:
+    """The method in which clients do learn from each other that ranks first."""
+    kind = headline_kind(comparison)
+    if kind is None:
+        return None
+    federated = {m.index: m.final(kind, comparison.metric) for m in comparison.methods if m.family != "local"}
+    first = leader(federated, comparison.metric == "loss")
+    return next((method for method in comparison.methods if method.index == first), None)
+
+
+def headline_kind(comparison: Comparison) -> Kind | None:
+    return comparison.kinds[0] if comparison.kinds else None
+
+
+def _ranking(comparison: Comparison) -> str:
+    kind = headline_kind(comparison)
+    if kind is None or len(comparison.methods) < 2:
+        return ""
+    metric, lower = comparison.metric, comparison.metric == "loss"
+    values = {method.index: method.final(kind, metric) for method in comparison.methods}
+    first = leader(values, lower)
+    if first is None:
+        return ""
+    labels = {method.index: method.label for method in comparison.methods}
+    models = "personal models" if kind == "personal" else "the global model"
+    level = _level(values[first], metric)
+    start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {metric} of {models}, {level}"
+    if not comparison.same_final_round:
+        return start + ", but the methods stand at different rounds, so this is no verdict."
+    if not comparison.same_seeds and clear_winner(values, lower) != first:
+        return start + ", but the methods do not rest on the same seeds, so this is no verdict."
+    if seeds_of(comparison) < 2:
+        return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
+    if clear_winner(values, lower) == first:
+        return start + f", and leads every other method by more than the spread over {seeds_of(comparison)} seeds."
+    close = [
+        labels[key]
+        for key, entry in values.items()
+        if key != first and entry and not ((d := difference(values[first], entry, lower)) and d.clear)
+    ]
+    return start + f", but its lead over {_listed(close)} is within the spread over the seeds: no clear best."
+
+
+def _level(values: Mapping[int, float], metric: str) -> str:
+    found = average(values)
+    if found is None:
+        return "–"
+    scale, digits, unit = (100, 1, " %") if metric == "accuracy" else (1, 3, "")
+    spread = "" if found.sd is None else f" ± {scale * found.sd:.{digits}f}"
+    return shown(scale * found.mean, digits) + spread + unit
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} others"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method, Difference | None]]] | None:
+    """The most accurate method and how far it is ahead of each of the others."""
+    values = {method.index: method.final(kind, "accuracy") for method in comparison.methods}
+    first = leader(values)
+    others = [m for m in comparison.methods if m.index != first and values[m.index]]
+    if first is None or not others:
+        return None
+    rows = [(method, difference(values[first], values[method.index])) for method in others]
+    return next(m for m in comparison.methods if m.index == first), rows
+
+
+def data_sentence(federation: Federation) -> str:
+    sizes = sorted(federation.sizes)
+    held = [sum(count > 0 for count in counts) for counts in federation.train]
+    n = len(sizes)
+    middle = (sizes[(n - 1) // 2] + sizes[n // 2]) / 2
+    classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
+    return (
+        f"{counted(n, 'client')} hold {counted(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
+        f"(median {middle:g}), of {classes} out of {len(federation.class_names)} classes."
+    )
+
+
+def data_notes(federations: Mapping[int, Federation]) -> list[str]:
+    """What was noted while sharing out the data, once where it holds for all seeds."""
+    by_note: dict[str, list[int]] = {}
+    for seed, federation in sorted(federations.items()):
+        for note in federation.notes:
+            by_note.setdefault(note, []).append(seed)
+    return [
+        note if len(seeds) == len(federations) else f"Seed {', '.join(map(str, seeds))}: {note}"
+        for note, seeds in by_note.items()
+    ]
+
+
+def other_data(comparisons: list[Comparison]) -> str:
+    names = [", ".join(run.label for run in comparison.runs) for comparison in comparisons]
+    return (
+        f"These runs do not share their data, so their figures must not be compared: {' | '.join(names)}. "
+        "Each stands in its own part below."
+    )

@@ -1,0 +1,56 @@
+"""From a configuration to a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.data.federation import Federation
+from kinfed.data.partitions.partition import make_federation
+from kinfed.data.sources.catalogue import SOURCES, load_source
+from kinfed.data.sources.table import is_table
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.runs.config import RunConfig
+
+DEFAULT_CLIENTS = 20
+# Uneven enough that one model does not fit all, even enough that clients can learn from each other.
+DEFAULT_PARTITION = "dirichlet"
+DEFAULT_OPTIONS = {"alpha": 0.3}
+COLUMNS = ("client_column", "label_column", "group_column", "split_column")
+
+
+def build_federation(config: RunConfig, seed: int) -> Federation:
+    """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out."""
+    name, options = config.dataset.name, dict(config.dataset.options)
+    columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
+    if (Path(name) / "federation.json").is_file():
+        _refuse(columns, f"{name} is a saved federation")
+        return Federation.load(Path(name))
+    if is_table(name):
+        options |= columns
+    else:
+        _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
+    source = load_source(name, config.data, seed, options)
+    partition = partition_name(config)
+    how = dict(config.partition.options) if config.partition else DEFAULT_OPTIONS if partition != "column" else {}
+    clients = config.clients
+    if partition != "column" and clients is None:
+        clients = DEFAULT_CLIENTS
+    return make_federation(source, partition, clients, how, seed)
+
+
+def partition_name(config: RunConfig) -> str:
+    """The partition of a configuration: the one named, the data's own clients, or uneven shares of every class."""
+    if config.partition is not None:
+        return config.partition.name
+    known = config.dataset.name in SOURCES and SOURCES[config.dataset.name].names_clients
+    own = known or config.client_column or "client_column" in config.dataset.options
+    return "column" if own else DEFAULT_PARTITION
+
+
+def _refuse(columns: dict[str, Any], reason: str) -> None:
+    if columns:
+        option = "--" + next(iter(columns)).replace("_", "-")
+        raise ConfigError(f"{option} does not apply: {reason}")

@@ -1,0 +1,136 @@
+"""Models of a finished run, without the code that trained them.
+
+A run folder holds all personal models of a method as one matrix [K, P] and, in model.json, the name and shape of
+every parameter in a row; together they give a state dict for plain PyTorch.
+
+A row of FedEM is a mixture (engine.mixture): its state dict has the K models as components.0 ..., and their weights as
+pi, and fits a kinfed.engine.mixture.MixtureModule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.engine.mixture import num_components
+from kinfed.engine.task import ModuleTask
+from kinfed.errors import ConfigError, ModelError, StorageError
+from kinfed.runs.folder import RunFolder
+
+_BUFFERS = "models/buffers.safetensors"
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    summary: str
+
+
+def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
+    """Write model.json (and the buffers, where the module has any) once per run."""
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.layers]
+    storage.write_json(folder / "model.json", {"model": name, "parameters": task.num_params, "layers": layers})
+    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
+    if buffers:
+        storage.make_folder(folder / "models")
+        storage.write_tensors(folder / _BUFFERS, buffers)
+
+
+def state_dict(folder: Path, row: Tensor) -> dict[str, Tensor]:
+    """What `module.load_state_dict` takes, for one row of a run's models."""
+    layout = storage.read_json(folder / "model.json")
+    P = layout["parameters"]
+    try:
+        components = num_components(len(row), P)
+    except ModelError as error:
+        raise StorageError(f"{folder / 'model.json'} does not describe these models: {error}") from error
+    buffers = storage.read_tensors(folder / _BUFFERS) if (folder / _BUFFERS).exists() else {}
+    if components is None:
+        return _parameters(layout["layers"], row) | buffers
+    out = {"pi": row[components * P :].clone()}
+    for k in range(components):
+        one = _parameters(layout["layers"], row[k * P : (k + 1) * P]) | buffers
+        out |= {f"components.{k}.{name}": tensor for name, tensor in one.items()}
+    return out
+
+
+def _parameters(layers: list[dict[str, Any]], row: Tensor) -> dict[str, Tensor]:
+    out: dict[str, Tensor] = {}
+    position = 0
+    for layer in layers:
+        size = math.prod(layer["shape"])
+        out[layer["name"]] = row[position : position + size].reshape(layer["shape"]).clone()
+        position += size
+    return out
+
+
+def export_model(
+    folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
+) -> Exported:
+    """Write the client's personal model as a state dict in safetensors:
+
+    model.load_state_dict(safetensors.torch.load_file(path))"""
+    run = RunFolder(folder)
+    config: dict[str, Any] = run.config()["config"]
+    algorithm = chosen("algorithm", algorithm, list(config["algorithms"]))
+    seed = int(chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
+    data = storage.read_json(folder / f"federation-{seed}.json")
+    names = data["names"]
+    if client not in names:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ConfigError(f"no client is called {client!r}; there are {shown}")
+    row = run.read_models(algorithm, seed).personal[names.index(client)]
+    path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
+    name = storage.read_json(folder / "model.json")["model"]
+    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name}
+    if "inputs" in data:  # absent in runs of earlier versions
+        metadata["inputs"] = _inputs_of_run(data, config)
+    storage.write_tensors(path, state_dict(folder, row), metadata)
+    return Exported(path, f"{name}, {len(row)} parameters")
+
+
+def inputs_metadata(
+    shape: Sequence[int],
+    tokens: bool,
+    mean: Tensor | None,
+    std: Tensor | None,
+    columns: Sequence[str] | None,
+    classes: Sequence[str],
+    options: Mapping[str, Any],
+) -> str:
+    """What a model must be fed and what its outputs mean: JSON that goes into the file of the model, so that the file
+    alone is enough to predict (kinfed.runs.predict). `options` are those of the model."""
+    scale = {name: None if value is None else value.tolist() for name, value in (("mean", mean), ("std", std))}
+    plain = {"shape": list(shape), "tokens": tokens, "columns": columns, "classes": list(classes)}
+    return json.dumps({**plain, **scale, "options": dict(options)})
+
+
+def _inputs_of_run(data: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    inputs, model = data["inputs"], config["model"]
+    classes = data["class_names"] or [str(number) for number in range(data["num_classes"])]
+    columns = data["description"].get("dataset_options", {}).get("columns") or None
+    options = {} if isinstance(model, str) else {key: value for key, value in model.items() if key != "name"}
+    mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
+    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, classes, options)
+
+
+def chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:
+    if given is None:
+        if len(there) > 1 and not first:
+            raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(there)}")
+        return there[0]
+    if given not in there:
+        raise ConfigError(f"the run has no {kind} {given!r}; it has {', '.join(there)}")
+    return given
+
+
+def _names(layers: list[dict[str, Any]]) -> set[str]:
+    return {layer["name"] for layer in layers}

@@ -1,0 +1,417 @@
+"""The files of a run folder: how they are written, kept consistent, and compared.
+
+    config.json              {"kinfed", "versions", "fingerprint", "config"}; written first
+    rounds.jsonl             one line per (algorithm, seed, round)
+    clients.csv              one line per (algorithm, seed, client)
+    summary.json             final results; written last
+    federation-<seed>.json   who holds what
+    models/<algorithm>-<seed>.safetensors
+    checkpoints/             kinfed.runs.checkpoint
+    .lock                    held while a process writes
+
+Two equal runs write equal bytes, except for wall-clock times (fields named seconds, or ..._seconds) and versions.
+The journal is appended to; every other file is replaced as a whole. To stay in step with checkpoints:
+
+    run.append_round(record); ...; run.sync(); checkpoints.save(...)           while running
+    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round)   when resuming
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.errors import StorageError
+from kinfed.runs.compare import differences
+from kinfed.runs.config import INCIDENTAL
+
+CLIENT_COLUMNS = (
+    "algorithm",
+    "seed",
+    "client",
+    "n_train",
+    "n_test",
+    "personal_accuracy",
+    "global_accuracy",
+    "personal_loss",
+    "global_loss",
+)
+_SHOWN_DIFFERENCES = 20  # per file
+
+
+class FolderInUse(StorageError):
+    """Another process writes this run."""
+
+
+@dataclass(frozen=True)
+class Models:
+    personal: Tensor  # [K, P]  what each client would deploy
+    shared: Tensor | None  # [P]  the global model, where the method has one
+
+
+class RunFolder:
+    """RunFolder(path) reads. Writing needs `open`, which takes the folder's lock until `close`:
+
+    with RunFolder.open(path, config, fingerprint) as run:
+        run.append_round({...})
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._rounds: int | None = None  # rounds.jsonl, open for appending
+
+    # Opening and closing
+
+    @classmethod
+    def open(cls, path: Path | str, config: Mapping[str, Any], fingerprint: str, *, resume: bool = False) -> Self:
+        """Make the folder this run's, or with `resume` take up the run that it holds.
+
+        Refused: a folder with files of anything else, with another run, or (without `resume`) with this run.
+        `resume` on an empty folder starts the run, so that a job that may be restarted needs one command only.
+        """
+        run = cls(path)
+        run._refuse_unrelated_files()
+        storage.make_folder(run.path)
+        run._lock = run._take_lock()
+        try:
+            storage.remove_drafts(run.path)
+            if run._config_path.exists():
+                run._refuse_other_run(config, fingerprint, resume)
+            else:
+                packages = {name: metadata.version(name) for name in ("torch", "numpy")}
+                envelope = {
+                    "kinfed": metadata.version("kinfed"),
+                    "versions": {"python": platform.python_version(), **packages},
+                    "fingerprint": fingerprint,
+                    "config": config,
+                }
+                # Unsorted: the order of algorithms in the configuration is their order in reports.
+                storage.write_json(run._config_path, envelope, sort_keys=False)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def close(self) -> None:
+        for file in (self._rounds, self._lock):
+            if file is not None:
+                os.close(file)
+        self._rounds = self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_unrelated_files(self) -> None:
+        if not self.path.exists() or self._config_path.exists():
+            return
+        with storage.reporting("use", self.path):
+            names = sorted(path.name for path in self.path.iterdir())
+        if other := [name for name in names if name != ".lock" and not name.startswith(".draft-")]:
+            listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
+            raise StorageError(
+                f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
+            )
+
+    def _refuse_other_run(self, config: Mapping[str, Any], fingerprint: str, resume: bool) -> None:
+        there = self.config()
+        if there["fingerprint"] == fingerprint:
+            if not resume:
+                raise StorageError(
+                    f"{self.path} already holds this run; add --resume to continue it, or choose another folder "
+                    "with --out"
+                )
+            return
+        now = json.loads(storage.to_json(config))
+        changes = list(differences(there["config"], now))
+        listed = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+        remedy = "resume it with the configuration it was started with, or choose another folder with --out"
+        raise StorageError(
+            f"{self.path} holds another run ({listed or 'made from other data or code'}); "
+            + (remedy if resume else "choose another folder with --out")
+        )
+
+    def _take_lock(self) -> int:
+        path = self.path / ".lock"
+        with storage.reporting("lock", path):
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(file, 0)
+                os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            except BlockingIOError:
+                holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
+                os.close(file)
+                raise FolderInUse(
+                    f"{self.path} is being written by {holder}; wait until it ends, or choose another folder with --out"
+                ) from None
+            except BaseException:
+                os.close(file)
+                raise
+        return file
+
+    def _require_lock(self) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.path} is not open for writing; use RunFolder.open")
+
+    # The journal
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """One line, handed to the system at once, so that it survives the end of this process; see `sync`."""
+        self._require_lock()
+        for field in ("algorithm", "seed", "round"):
+            if field not in record:
+                raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
+        line = (storage.to_json(record) + "\n").encode()
+        path = self._rounds_path
+        with storage.reporting("append to", path):
+            if self._rounds is None:
+                self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
+                self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            size = os.fstat(self._rounds).st_size
+            try:
+                storage.write_all(self._rounds, line)
+            except OSError:
+                os.ftruncate(self._rounds, size)
+                raise
+
+    def sync(self) -> None:
+        """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
+        self._require_lock()
+        if self._rounds is not None:
+            with storage.reporting("write", self._rounds_path):
+                os.fsync(self._rounds)
+                storage.sync_folder(self.path)
+
+    def rewind(self, algorithm: str, seed: int, round: int | None) -> None:
+        """Forget what the journal says about this algorithm and seed after `round`, the checkpoint's.
+
+        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well.
+        """
+        self._require_lock()
+
+        def kept(record: dict[str, Any]) -> bool:
+            ours = record["algorithm"] == algorithm and record["seed"] == seed
+            return not ours or (round is not None and record["round"] <= round)
+
+        if self._rounds is not None:
+            os.close(self._rounds)
+            self._rounds = None
+        remaining = self._rewrite_rounds(kept)
+        known = [record["round"] for record in remaining if _identity(record)[:2] == (algorithm, seed)]
+        if known and max(known) != round:
+            raise StorageError(
+                f"{self._rounds_path} ends at round {max(known)} of {algorithm} with seed {seed}, but there is a "
+                f"checkpoint of round {round}; restore the file, or choose another folder with --out"
+            )
+
+    def records(self) -> list[dict[str, Any]]:
+        """All complete lines; a last one that is being written, or was cut by a crash, is not among them."""
+        return [record for _, record in self._parse_rounds(self._read_rounds())]
+
+    @property
+    def _rounds_path(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    def _read_rounds(self) -> bytes:
+        with storage.reporting("read", self._rounds_path):
+            return self._rounds_path.read_bytes() if self._rounds_path.exists() else b""
+
+    def _parse_rounds(self, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
+        lines = text.removesuffix(b"\n").split(b"\n") if text else []
+        found = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+                _identity(record)
+            except (ValueError, LookupError, TypeError):
+                if number == len(lines):
+                    break
+                raise StorageError(
+                    f"{self._rounds_path} is damaged: line {number} of {len(lines)} is not a round; restore the file, "
+                    "or delete that line if you can do without it"
+                ) from None
+            found.append((line, record))
+        return found
+
+    def _rewrite_rounds(self, kept: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Keep some lines, byte for byte, and end with a line break; the file is left alone if that is its state."""
+        text = self._read_rounds()
+        lines = [(line, record) for line, record in self._parse_rounds(text) if kept(record)]
+        wanted = b"".join(line + b"\n" for line, _ in lines)
+        if wanted != text:
+            storage.write_atomically(self._rounds_path, wanted)
+        return [record for _, record in lines]
+
+    # Files written as a whole
+
+    @property
+    def _config_path(self) -> Path:
+        return self.path / "config.json"
+
+    def config(self) -> dict[str, Any]:
+        """{"kinfed", "versions", "fingerprint", "config"}: the last is the configuration given to `open`."""
+        if not self._config_path.exists():
+            raise StorageError(f"{self.path} is no run folder: it has no config.json; give the folder of a run")
+        envelope = storage.read_json(self._config_path)
+        if not isinstance(envelope, dict) or not {"fingerprint", "config"} <= envelope.keys():
+            raise StorageError(f"{self._config_path} has no fingerprint and config; was it written by kinfed?")
+        return envelope
+
+    def write_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """clients.csv: the fixed columns, then all others that occur, by name. What is None or NaN is left empty."""
+        self._require_lock()
+        table = list(rows)
+        extra = sorted({name for row in table for name in row} - set(CLIENT_COLUMNS))
+        columns = [*CLIENT_COLUMNS, *extra]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for row in table:
+            writer.writerow([_cell(row.get(name)) for name in columns])
+        storage.write_atomically(self.path / "clients.csv", text.getvalue().encode())
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / "summary.json", summary)
+
+    def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / f"federation-{seed}.json", federation)
+
+    def read_federation(self, seed: int) -> dict[str, Any]:
+        record: dict[str, Any] = storage.read_json(self.path / f"federation-{seed}.json")
+        return record
+
+    def write_models(self, algorithm: str, seed: int, personal: Tensor, shared: Tensor | None) -> None:
+        """personal [K, P], and the global model [P] where there is one."""
+        self._require_lock()
+        if personal.dim() != 2 or (shared is not None and shared.shape != personal.shape[1:]):
+            got = f"{list(personal.shape)} and {None if shared is None else list(shared.shape)}"
+            raise ValueError(f"models are [K, P] and one global [P] or None; got {got}")
+        tensors = {"personal": personal} | ({} if shared is None else {"global": shared})
+        path = self._models_path(algorithm, seed)
+        storage.make_folder(path.parent)
+        storage.remove_drafts(path.parent)
+        storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
+
+    def read_models(self, algorithm: str, seed: int) -> Models:
+        path = self._models_path(algorithm, seed)
+        if not path.exists():
+            stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
+            raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
+        tensors = storage.read_tensors(path)
+        if "personal" not in tensors:
+            raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
+        return Models(tensors["personal"], tensors.get("global"))
+
+    def _models_path(self, algorithm: str, seed: int) -> Path:
+        return self.path / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
+
+
+def _identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
+    return record["algorithm"], record["seed"], record["round"]
+
+
+def _cell(value: Any) -> str:
+    plain = json.loads(storage.to_json(value))
+    if isinstance(plain, list | dict):
+        raise ValueError(f"a cell of clients.csv is one value; got {plain}")
+    if isinstance(plain, bool):
+        plain = int(plain)
+    return "" if plain is None else str(plain)
+
+
+def is_time(field: str) -> bool:
+    """Whether a field holds wall-clock time: seconds, train_seconds, seconds_waiting."""
+    return "seconds" in field.split("_")
+
+
+def strip_times(record: Any) -> Any:
+    """The record without its wall-clock fields, at any depth."""
+    if isinstance(record, Mapping):
+        return {key: strip_times(value) for key, value in record.items() if not is_time(key)}
+    if isinstance(record, list | tuple):
+        return [strip_times(value) for value in record]
+    return record
+
+
+def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bool = True) -> list[str]:
+    """What differs between two run folders, one sentence each; empty if they hold the same results.
+
+    Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
+    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same
+    experiment on another pool).
+    """
+    a, b = Path(run_a), Path(run_b)
+    names = {
+        path.relative_to(folder).as_posix()
+        for folder in (a, b)
+        for pattern in ("config.json", "rounds.jsonl", "clients.csv", "summary.json", "federation-*.json", "models/*")
+        for path in folder.glob(pattern)
+        if not path.name.startswith(".") and (config or path.name != "config.json")
+    }
+    found: list[str] = []
+    for name in sorted(names):
+        if missing := [str(folder) for folder in (a, b) if not (folder / name).exists()]:
+            found.append(f"{name}: missing in {missing[0]}")
+            continue
+        ours, theirs = _contents(a, name), _contents(b, name)
+        changes = list(differences(ours, theirs, tolerance, (f"in {a}", f"in {b}")))
+        if not changes and name in ("rounds.jsonl", "clients.csv") and list(ours) != list(theirs):
+            changes = ["the same lines in another order"]
+        found += [f"{name}: {change}" for change in changes[:_SHOWN_DIFFERENCES]]
+        if len(changes) > _SHOWN_DIFFERENCES:
+            found.append(f"{name}: and {len(changes) - _SHOWN_DIFFERENCES} more differences")
+    return found
+
+
+def _contents(folder: Path, name: str) -> Any:
+    """A file as values to compare, without times and versions; lines under names that say what they are about."""
+    path = folder / name
+    if name == "config.json":
+        return {key: value for key, value in RunFolder(folder).config()["config"].items() if key not in INCIDENTAL}
+    if name == "rounds.jsonl":
+        records = RunFolder(folder).records()
+        return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
+    if name == "clients.csv":
+        with storage.reporting("read", path), path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
+        return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)
+    if path.suffix == ".safetensors":
+        return storage.read_tensors(path)
+    content = strip_times(storage.read_json(path))
+    return {key: value for key, value in content.items() if key not in ("kinfed", "versions")}
+
+
+def _by_name(lines: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in lines:
+        while name in found:
+            name += " (again)"
+        found[name] = value
+    return found
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

@@ -1,0 +1,58 @@
+"""A round iterator for those who want their own loop.
+
+loop = kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1)
+for report in loop.rounds(50):
+    if report.round % 10 == 0:
+        print(loop.evaluate().personal)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.data.batches import Work
+from kinfed.data.federation import Federation
+from kinfed.engine.models import build_model
+from kinfed.engine.task import Task, make_task
+from kinfed.errors import ConfigError
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop, Schedule
+
+
+def simulate(
+    federation: Federation,
+    model: Task | Callable[[], nn.Module] | str,
+    algorithm: Algorithm[Any, Any, Any, Any] | str,
+    *,
+    seed: int = 0,
+    work: Work | None = None,
+    participation: float = 1.0,
+    dropout: float = 0.0,
+    stragglers: float = 0.0,
+    workers: int | None = None,
+    **options: Any,
+) -> Loop:
+    """A server loop over a federation, ready for `round()`, `rounds(n)` and `evaluate()`.
+
+    `model` is a name, a function that makes a module, or a task; `options` are those of a method given by name."""
+    if isinstance(model, Task):
+        task = model
+    elif isinstance(model, str):
+        name, shape, classes = model, federation.features.shape, federation.num_classes
+        task = make_task(lambda: build_model(name, shape, classes))
+    else:
+        task = make_task(model)
+    chosen = make_algorithm(algorithm, work or Work(), options) if isinstance(algorithm, str) else algorithm
+    if chosen.needs_validation and not int(federation.val.count.sum()):
+        raise ConfigError(
+            f"{type(chosen).__name__} judges models on validation examples, and the federation has none; "
+            "give it some: federation.with_validation(0.2, seed)"
+        )
+    federation, clients = chosen.exchange(federation, federation.population(seed, participation))
+    pool = LocalPool(chosen, task, federation, seed, workers=workers)
+    return Loop(chosen, task, pool, clients, Schedule(participation, dropout, stragglers))

@@ -1,0 +1,360 @@
+"""Tuning: the best settings of each method by validation accuracy, every method with the same budget.
+
+    result = tune(make_config(None, {"algorithms": "fedavg,ditto"}), trials=20, out="tuned")
+    kinfed.run("tuned/best.toml")
+
+A trial trains a method for the run's rounds under each seed and scores the personal models on the clients' *validation*
+examples; the objective is the mean over clients, then over seeds. Test examples are never scored. The first trial is
+the method as configured, so tuning cannot choose worse than that by its own measure; the others come from Optuna's TPE
+sampler over the declared ranges, in three digits. The sampler of trial i is seeded by (seed, method, i) alone, so a
+study that was stopped and resumed, or extended by more trials, is the one that was not stopped.
+
+    out/config.json     what is tuned, as in a run folder
+    out/study.jsonl     Optuna's journal: one study per method
+    out/tuning.json     all trials, and the choice of each method
+    out/best.toml       the chosen settings, for `kinfed run`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.search_spaces import Range, space_of
+from kinfed.core import rng, storage
+from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError, DataError
+from kinfed.runs.config import INCIDENTAL, RunConfig, make_config
+from kinfed.runs.experiment import Experiment, Interrupted, Silent
+from kinfed.runs.folder import RunFolder
+from kinfed.runs.results import judge
+
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+    from optuna.storages import BaseStorage, JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError as error:
+    raise ConfigError("tuning needs the package optuna, which is not installed: pip install 'kinfed[tune]'") from error
+
+DEFAULT_VALIDATION = 0.2
+STARTUP_TRIALS = 8  # drawn at random before the sampler has something to go by
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one method. `value` is None where the trial was stopped early or refused."""
+
+    settings: dict[str, Any]  # empty: the method as configured
+    value: float | None
+    reason: str = ""  # why there is no value
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found for one method."""
+
+    label: str
+    method: str
+    space: dict[str, Range]
+    trials: tuple[Trial, ...]  # the first is the method as configured
+
+    @property
+    def default(self) -> float:
+        """Validation accuracy of the method as configured."""
+        value = self.trials[0].value
+        assert value is not None
+        return value
+
+    @property
+    def chosen(self) -> Trial:
+        """The best trial; of equals the first."""
+        return max(self.trials, key=lambda trial: -1.0 if trial.value is None else trial.value)
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Options whose chosen value lies at the end of its range."""
+        return [name for name, value in self.chosen.settings.items() if self.space[name].at_edge(value)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method, "default": self.default, "best": self.chosen.value, "settings": self.chosen.settings,
+            "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
+            "trials": [asdict(trial) for trial in self.trials],
+        }  # fmt: skip
+
+
+@dataclass
+class TuneResult:
+    config: RunConfig  # with the chosen settings
+    methods: list[Tuned]
+    file: Path  # best.toml
+
+
+Watcher = Callable[[str, int, int, Trial, float], None]  # hears of every trial: label, number, of how many, it, best
+
+
+def tune(
+    config: RunConfig,
+    trials: int,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    ranges: Mapping[str, Mapping[str, Range]] | None = None,
+    prune: bool = False,
+    federation: Federation | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    watch: Watcher = lambda label, number, trials, trial, best: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TuneResult:
+    """Tune every method of the configuration with `trials` trials each, the first of them as configured.
+
+    `ranges` replaces ranges of algorithms.search_spaces, by label and option. Options that the configuration sets for a
+    method stay as they are. `prune` stops trials early that fall below the median of earlier ones."""
+    if trials < 1:
+        raise ConfigError(f"trials must be at least 1; got {trials}")
+    config = config.model_copy(update={"validation": _validation(config)})
+    if config.privacy is not None:
+        raise ConfigError(
+            "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp "
+            "settings on data that may be used so, then run with them"
+        )
+    spaces = {
+        label: space_of(options["method"], options, (ranges or {}).get(label))
+        for label, options in config.algorithms.items()
+    }
+    for label in ranges or {}:
+        if label not in spaces:
+            raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
+    experiment = Experiment(config, federation, model, Silent(), should_stop)
+    for seed in config.seeds:
+        if not int(experiment.federation(seed).val.count.sum()):
+            raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
+    experiment.check()
+    varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
+    search = {"search": varied, "prune": prune}
+    identity = hashlib.sha256(json.dumps([experiment.fingerprint(), search]).encode()).hexdigest()[:16]
+    with RunFolder.open(out, config.dump() | search, identity, resume=resume) as folder:
+        job = _Tuning(experiment, folder.path, trials, prune, watch)
+        done = [job.tune(label, space) for label, space in spaces.items()]
+    chosen = {t.label: {**config.algorithms[t.label], **t.chosen.settings} for t in done}
+    best = config.model_copy(update={"algorithms": chosen})
+    file = folder.path / "best.toml"
+    storage.write_atomically(file, _as_toml(best, done, trials).encode())
+    return TuneResult(best, done, file)
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a folder of `tune` was started with."""
+
+    config: RunConfig
+    trials: int
+    ranges: dict[str, dict[str, Range]]
+    prune: bool
+
+
+def read_tuning(folder: Path) -> Started:
+    found = RunFolder(folder).config()["config"]
+    if "search" not in found:
+        raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
+    config = make_config(None, {name: value for name, value in found.items() if name in RunConfig.model_fields})
+    ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in found["search"].items()}
+    return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, found["prune"])
+
+
+def _validation(config: RunConfig) -> float:
+    share = DEFAULT_VALIDATION if config.validation == "auto" else config.validation
+    if not share:
+        raise ConfigError(
+            "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
+        )
+    return share
+
+
+@dataclass
+class _Tuning:
+    experiment: Experiment
+    folder: Path
+    trials: int
+    prune: bool
+    watch: Watcher
+    done: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._record()
+        self._storage = _open_journal(self.folder / "study.jsonl")
+
+    def _record(self) -> None:
+        storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.done})
+
+    def tune(self, label: str, space: dict[str, Range]) -> Tuned:
+        options = self.experiment.config.algorithms[label]
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if self.prune else optuna.pruners.NopPruner()
+        study = optuna.create_study(
+            study_name=label, storage=self._storage, pruner=pruner, direction="maximize", load_if_exists=True
+        )
+        for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            study.tell(left.number, state=TrialState.FAIL)  # was at work when the process ended: done again
+        while True:
+            found = Tuned(label, options["method"], space, _finished(study))
+            self.done[label] = found.to_json() if found.trials else None
+            self._record()
+            count = len(found.trials)
+            if count and (count >= self.trials or not space):
+                return found
+            if not count:
+                self._default(study, label, space)
+            else:
+                self._trial(study, label, space, count)
+            trials = _finished(study)
+            best = Tuned(label, options["method"], space, trials).chosen.value
+            self.watch(label, len(trials), self.trials if space else 1, trials[-1], best if best is not None else 0.0)
+
+    def _default(self, study: optuna.Study, label: str, space: dict[str, Range]) -> None:
+        """The method as configured. Part of the study where its values lie in their ranges."""
+        algorithm = self.experiment.algorithms[label]
+        value = self._objective(algorithm, lambda step, value: None)
+        values = {name: algorithm.work.lr if name == "lr" else getattr(algorithm, name) for name in space}
+        if space and all(values[name] in range_ for name, range_ in space.items()):
+            study.add_trial(
+                optuna.create_trial(
+                    params=values, distributions=_distributions(space), value=value, user_attrs={"default": True}
+                )
+            )
+        else:
+            study.set_user_attr("default", value)
+
+    def _trial(self, study: optuna.Study, label: str, space: dict[str, Range], number: int) -> None:
+        key = rng.fold(rng.root(self.experiment.config.seeds[0], f"tune-{label}"), number)
+        study.sampler = optuna.samplers.TPESampler(seed=rng.numpy_seed(key), n_startup_trials=STARTUP_TRIALS)
+        trial = study.ask(_distributions(space))
+
+        def report(step: int, value: float) -> None:
+            trial.report(value, step)
+            if self.prune and trial.should_prune():
+                raise optuna.TrialPruned("below the median of earlier trials")
+
+        try:
+            algorithm = self._algorithm(label, _rounded(trial.params))
+            value = self._objective(algorithm, report)
+        except (ConfigError, optuna.TrialPruned) as reason:
+            trial.set_user_attr("reason", str(reason))
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, value)
+
+    def _algorithm(self, label: str, settings: Mapping[str, Any]) -> Algorithm[Any, Any, Any, Any]:
+        """The method with these settings; ConfigError where they do not go together."""
+        config = self.experiment.config
+        options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
+        algorithm = make_algorithm(config.algorithms[label]["method"], config.work, {**options, **settings})
+        for seed in config.seeds:
+            clients = self.experiment.federation(seed).population(seed, config.participation)
+            algorithm.check(self.experiment.task(), clients)
+        return algorithm
+
+    def _objective(self, algorithm: Algorithm[Any, Any, Any, Any], report: Callable[[int, float], None]) -> float:
+        """Mean client accuracy on validation examples after the last round, averaged over seeds."""
+        config = self.experiment.config
+        values = []
+        for place, seed in enumerate(config.seeds):
+            loop = self.experiment.begin(algorithm, seed)
+            data = self.experiment.federation(seed)
+            try:
+                for number in range(1, config.rounds + 1):
+                    loop.round()
+                    if self.experiment.should_stop():
+                        raise Interrupted("stopped as asked; finished trials are saved")
+                    if config.eval_every and number % config.eval_every == 0 and number < config.rounds:
+                        metrics, _ = judge(loop.evaluate("val"), data, loop.task)
+                        report(place * config.rounds + number, metrics["accuracy_mean"])
+                metrics, _ = judge(loop.evaluate("val"), data, loop.task)
+                values.append(metrics["accuracy_mean"])
+            finally:
+                loop.pool.close()
+        return sum(values) / len(values)
+
+
+def _open_journal(path: Path) -> BaseStorage:
+    # The folder's own lock is held, so a lock of Optuna's is one that a killed process left, and a last line without an
+    # end is one that it did not finish. Optuna resolves the path from elsewhere, hence the absolute one.
+    path = path.resolve()
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    if path.exists():
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):
+            storage.write_atomically(path, text[: text.rfind(b"\n") + 1])
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
+    return {
+        name: IntDistribution(int(r.low), int(r.high), log=r.log)
+        if r.whole
+        else FloatDistribution(r.low, r.high, log=r.log)
+        for name, r in space.items()
+    }
+
+
+def _finished(study: optuna.Study) -> tuple[Trial, ...]:
+    """All trials that have ended, the default first."""
+    found = study.get_trials(deepcopy=False, states=FINISHED)
+    outside = study.user_attrs.get("default")
+    first = [] if outside is None else [Trial({}, outside)]
+    return (*first, *(_trial_of(trial) for trial in found))
+
+
+def _trial_of(trial: FrozenTrial) -> Trial:
+    if trial.user_attrs.get("default"):
+        return Trial({}, trial.value)
+    if trial.state == TrialState.COMPLETE:
+        return Trial(_rounded(trial.params), trial.value)
+    return Trial(_rounded(trial.params), None, trial.user_attrs.get("reason", ""))
+
+
+def _rounded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Three digits say all that a tuned number can say."""
+    return {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in settings.items()}
+
+
+def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
+    """What differs from the defaults of a run. Seeds are left to the run: those of the tuning need not be those of the
+    results."""
+    plain = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    skipped = {*INCIDENTAL, "algorithms", "seeds"} - {"data"}
+    settings = {name: value for name, value in plain.items() if name not in skipped}
+    seeds = ", ".join(map(str, config.seeds))
+    lines = [
+        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds per method,",
+        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...",
+        *(f"{name} = {_toml(value)}" for name, value in settings.items()),
+    ]
+    for tuned in methods:
+        value = tuned.chosen.value
+        lines += [
+            "",
+            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured",
+            f"[algorithms.{_toml(tuned.label)}]",
+            *(f"{name} = {_toml(value)}" for name, value in config.algorithms[tuned.label].items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(name)} = {_toml(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

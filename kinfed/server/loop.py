@@ -1,0 +1,240 @@
+"""The server loop: one method, one seed, any pool. Everything that crosses it is a counted message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import Algorithm
+from kinfed.core import rng
+from kinfed.core.tree import Tree
+from kinfed.data.federation import Population
+from kinfed.engine.task import Task
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.pools.base import Evaluation, Pool, Reply
+from kinfed.privacy.budget import Accounts
+from kinfed.server.robust import Rule
+from kinfed.server.screening import COUNT, screen
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
+
+    participation: float = 1.0
+    dropout: float = 0.0  # chance that an active client never replies
+    stragglers: float = 0.0  # chance that an active client finishes only part of its work
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
+
+    def size(self, num_clients: int) -> int:
+        """How many clients are called in a round."""
+        return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
+
+    def active(self, seed: int, round: int, num_clients: int) -> Tensor:
+        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
+        size = self.size(num_clients)
+        if size == num_clients:
+            return torch.arange(num_clients)
+        return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
+
+    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """bool [n]: drop-outs of this round."""
+        return rng.uniform(rng.fold(rng.root(seed, "dropout"), round, ids), 1).squeeze(1) < self.dropout
+
+    def effort(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """[n] share of the local work done: 1, or uniform on (0, 1) for stragglers."""
+        u = rng.uniform(rng.fold(rng.root(seed, "stragglers"), round, ids), 2)
+        return torch.where(u[:, 0] < self.stragglers, u[:, 1], 1.0)
+
+
+@dataclass
+class RoundReport:
+    round: int
+    seconds: float
+    active: int
+    dropped: int  # active clients whose update did not count: lost, too slow, or rejected
+    bytes_down: int
+    bytes_up: int
+    rejected: list[int] = field(default_factory=list)  # clients whose updates could not be used
+    reasons: dict[int, str] = field(default_factory=dict)  # of rejections, other than that an update is not finite
+    note: str = ""  # what a reader must know about this round
+
+
+class Loop:
+    """Call `round()` again and again; `evaluate()` whenever you like."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any, Any],
+        task: Task,
+        pool: Pool,
+        clients: Population,
+        schedule: Schedule | None = None,
+        *,
+        first_round: int = 1,
+        privacy: Accounts | None = None,
+        robust: Rule | None = None,
+        largest_norm: float = 0.0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.task = task
+        self.pool = pool
+        self.schedule = schedule or Schedule(clients.participation)
+        # Who takes part is the schedule's to say: what a method is told must be what happens.
+        self.clients = replace(clients, participation=self.schedule.participation)
+        self.completed = first_round - 1
+        self._first = first_round
+        self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
+        self.robust = robust  # takes the place of the mean over clients
+        self.largest_norm = largest_norm  # of an update that is used; 0: no bound
+        algorithm.check(task, self.clients)
+        if robust is not None:
+            check_robust(robust, algorithm, self.schedule.size(clients.num_clients))
+        self.server: Tree = algorithm.init_server(task, self.clients)
+
+    def round(self) -> RoundReport:
+        """One round. If no update arrives that can be used, the server stays as it was before the round."""
+        began = time.perf_counter()
+        number, seed = self.completed + 1, self.clients.seed
+        chosen = self.schedule.active(seed, number, self.clients.num_clients)
+        active = self.algorithm.call(self.server, chosen)
+        if self.privacy is not None:
+            active = self.privacy.admit(active)
+        if not len(active):
+            self.completed = number
+            return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
+        ids, effort = active, None
+        if self.schedule.dropout:
+            ids = ids[~self.schedule.lost(seed, number, ids)]
+        if self.schedule.stragglers:
+            effort = self.schedule.effort(seed, number, ids)
+            if not self.algorithm.keeps_stragglers:
+                ids, effort = ids[effort >= 1], None
+        server = self.algorithm.prepare(self.server, active)
+        sent: list[int] = []  # bytes of every message; appending is safe from the pool's threads
+
+        def download(who: Tensor) -> Tree:
+            message: Tree = self.algorithm.download(server, who)
+            sent.append(message.nbytes)
+            return message
+
+        for one in active[~torch.isin(active, ids)]:
+            download(one[None])  # a client that will not reply was sent its message all the same
+        with nullcontext() if self.privacy is None else self.privacy.training(ids) as record:
+            reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
+            if record is not None and reply.record is not None:
+                record.join(reply.record)
+        reply, note = self._usable(reply)
+        if len(reply.ids):
+            self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
+        self.completed = number
+        before_down, before_up = self.clients.exchanged if number == self._first else (0, 0)
+        return RoundReport(
+            round=number,
+            seconds=time.perf_counter() - began,
+            active=len(active),
+            dropped=len(active) - len(reply.ids),
+            bytes_down=before_down + sum(sent),
+            bytes_up=before_up + reply.nbytes,
+            rejected=reply.rejected,
+            reasons=reply.reasons,
+            note=note,
+        )
+
+    def _usable(self, reply: Reply) -> tuple[Reply, str]:
+        """What the server makes use of, and a note where that is nothing although clients replied."""
+        if self.robust is None and not self.largest_norm:
+            return reply, ""  # the pool has left out what is not finite
+        reply = screen(reply, self.largest_norm)
+        if self.robust is None or not len(reply.ids):
+            return reply, ""
+        if len(reply.ids) < self.robust.least:
+            found, needed = len(reply.ids), self.robust.least
+            note = f"{found} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
+            return replace(reply, ids=reply.ids[:0], up=None), note
+        return replace(reply, up=robust_rows(self.robust, self.algorithm.averaged(), reply.up)), ""
+
+    def rounds(self, count: int) -> Iterator[RoundReport]:
+        """`count` more rounds, one at a time."""
+        for _ in range(count):
+            yield self.round()
+
+    def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
+        """All clients' personal models and the server's models, on one split. Training state is untouched."""
+        ids = torch.arange(self.clients.num_clients)
+        server = self.algorithm.prepare(self.server, ids)
+
+        def shared(who: Tensor) -> Tensor | None:
+            return self.algorithm.global_models(self.server, who)
+
+        has_shared = shared(ids[:1]) is not None
+        with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
+            evaluation = self.pool.evaluate(
+                ids,
+                lambda who: self.algorithm.download(server, who),
+                self.completed,
+                split=split,
+                shared=shared if has_shared else None,
+                keep_models=keep_models,
+            )
+            if record is not None and evaluation.record is not None:
+                record.join(evaluation.record)
+        return evaluation
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint must hold."""
+        server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
+        clients = {f"clients.{name}": tensor for name, tensor in self.pool.states().items()}
+        asked = {} if self.privacy is None else self.privacy.named()
+        return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
+
+    def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
+        server = _below(tensors, "server.")
+        if server.keys() != self.server.named().keys():
+            raise CheckpointError(
+                f"server state has fields {sorted(server)}; the method keeps {sorted(self.server.named())}"
+            )
+        self.server = self.server.like(server).to(self.task.device)
+        self.pool.load(_below(tensors, "clients."))
+        if self.privacy is not None:
+            self.privacy.load(_below(tensors, "privacy."))
+        self.completed = completed
+
+
+def check_robust(rule: Rule, algorithm: Algorithm[Any, Any, Any, Any], called: int) -> None:
+    """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
+    algorithm.averaged()
+    if called < rule.least:
+        raise ConfigError(
+            f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
+            "called; raise participation or lower what the rule is to withstand"
+        )
+
+
+def robust_rows(rule: Rule, averaged: str, up: Tree) -> Tree:
+    """Updates of which every row is the rule's result: any mean of them is that result too. Numbers of examples, which
+    are clients' claims, become equal."""
+    if not averaged:
+        return up
+    rows: Tensor = getattr(up, averaged)
+    one = rule(rows.flatten(1)).reshape(rows.shape[1:])
+    changed = {averaged: one.expand(rows.shape)}
+    if isinstance(count := getattr(up, COUNT, None), Tensor):
+        changed[COUNT] = torch.ones_like(count)
+    return replace(up, **changed)
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

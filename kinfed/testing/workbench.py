@@ -1,0 +1,225 @@
+"""A method on a tiny federation: the workbench of the contract's checks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import Algorithm
+from kinfed.core import rng
+from kinfed.data.batches import Work
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation
+from kinfed.data.ragged import Ragged
+from kinfed.engine.task import ModuleTask, make_task
+from kinfed.errors import ConfigError
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop, Schedule
+
+Method = Algorithm[Any, Any, Any, Any]
+State = dict[str, Tensor]
+
+SEED = 7
+ROUNDS = 4
+SOME = Schedule(participation=0.67)  # 4 of the tiny federation's 6 clients
+WORK = Work(batch=5, steps=5)
+
+
+class ContractError(AssertionError):
+    """A method breaks a promise that every method makes."""
+
+
+def tiny_federation(sizes: tuple[int, ...] = (1, 4, 16, 7, 13, 10), test: int = 8) -> Federation:
+    """Three well separated classes in four dimensions; `sizes` training examples of the clients, who see the
+    classes in unequal shares; two public groups."""
+    clients, classes, width = len(sizes), 3, 4
+    owner = torch.repeat_interleave(torch.arange(clients), torch.tensor(sizes) + test)
+    count = len(owner)
+    key = rng.root(SEED, "tiny-federation")
+    # Two of three examples are of the client's own class, the others of any.
+    any_class = (rng.uniform(rng.fold(key, 1), count) * classes).to(torch.int64)
+    own = rng.uniform(rng.fold(key, 2), count) < 0.67
+    labels = torch.where(own, owner % classes, any_class)
+    noise = rng.normal(rng.fold(key, 3), count * width).reshape(count, width)
+    raw = (5.0 * torch.eye(classes, width, dtype=torch.float64)[labels] + 0.5 * noise).to(torch.float32)
+    rows = torch.arange(count)
+    first = torch.tensor(sizes)[owner] > rows - torch.searchsorted(owner, owner)  # the first rows of a client train
+    return Federation(
+        Features(raw), labels, classes,
+        train=Ragged.grouped(rows[first], owner[first], clients),
+        val=Ragged.empty(clients),
+        test=Ragged.grouped(rows[~first], owner[~first], clients),
+        names=[f"client-{k}" for k in range(clients)],
+        groups=torch.arange(clients) % 2,
+    )  # fmt: skip
+
+
+def tiny_model() -> nn.Module:
+    """115 parameters in three dense layers: enough for methods that split a model by layers."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+    )  # fmt: skip
+
+
+class Bench:
+    """A method on a tiny federation, and the runs of it that several checks share."""
+
+    def __init__(
+        self,
+        method: str | Method,
+        *,
+        options: Mapping[str, Any] | None = None,
+        federation: Federation | None = None,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        if isinstance(method, str):
+            self.algorithm: Method = make_algorithm(method, WORK, options)
+        elif options:
+            raise ConfigError("options go with a method's name; a method given as an object has them already")
+        else:
+            self.algorithm = method
+        self.model = model or tiny_model
+        self.federation = self.fitting(federation or tiny_federation())
+
+    def fitting(self, federation: Federation) -> Federation:
+        """The federation as the method needs it."""
+        lacks = self.algorithm.needs_validation and not int(federation.val.count.sum())
+        return federation.with_validation(0.25, SEED) if lacks else federation
+
+    def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
+        """The federation's examples dealt to other clients, with `sizes` training and `test` test examples."""
+        data, clients = self.federation, len(sizes)
+
+        def deal(rows: Tensor, counts: Tensor) -> Ragged:
+            owner = torch.repeat_interleave(torch.arange(clients), counts)
+            return Ragged.grouped(rows[torch.arange(len(owner)) % len(rows)], owner, clients)
+
+        dealt = replace(
+            data,
+            train=deal(data.train.rows, torch.tensor(sizes)),
+            val=Ragged.empty(clients),
+            test=deal(data.test.rows, torch.full((clients,), test)),
+            names=[f"client-{k}" for k in range(clients)],
+            groups=None if data.groups is None else torch.arange(clients) % 2,
+        )
+        return self.fitting(dealt)
+
+    @functools.cached_property
+    def fewest(self) -> int:
+        """The smallest population that the method accepts with these hyper-parameters."""
+        task = make_task(self.model)
+        for count in range(max(self.algorithm.min_clients, 1), len(self.federation)):
+            try:
+                self.algorithm.check(task, self.resized((1,) * count, 0).population(SEED))
+            except ConfigError:
+                continue
+            return count
+        return len(self.federation)
+
+    @contextmanager
+    def loop(
+        self,
+        schedule: Schedule = SOME,
+        *,
+        algorithm: Method | None = None,
+        federation: Federation | None = None,
+        task: ModuleTask | None = None,
+        workers: int = 1,
+        chunk: int | None = 2,
+    ) -> Iterator[Loop]:
+        """A run before its first round. Method and task are new objects: what they hide is not carried over."""
+        algorithm = replace(self.algorithm) if algorithm is None else algorithm
+        federation = self.federation if federation is None else federation
+        task = make_task(self.model) if task is None else task
+        federation, clients = algorithm.exchange(federation, federation.population(SEED))
+        pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
+        try:
+            yield Loop(algorithm, task, pool, clients, schedule)
+        finally:
+            pool.close()
+
+    def run(self, schedule: Schedule = SOME, rounds: int = ROUNDS, **changes: Any) -> State:
+        with self.loop(schedule, **changes) as loop:
+            for _ in range(rounds):
+                loop.round()
+            return outcome(loop)
+
+    @functools.cached_property
+    def usual(self) -> State:
+        """What ROUNDS rounds lead to when nothing is special."""
+        return self.run()
+
+
+def outcome(loop: Loop) -> State:
+    """Copies of all that a run has led to: states of server and clients (by id), personal models and scores."""
+    found = state_of(loop)
+    order = torch.argsort(found["clients.ids"])
+    for name in found:
+        if name.startswith("clients."):
+            found[name] = found[name][order]
+    evaluation = loop.evaluate(keep_models=True)
+    assert evaluation.models is not None
+    found["personal models"] = evaluation.models
+    for kind, score in (("personal", evaluation.personal), ("global", evaluation.shared)):
+        if score is not None:
+            found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
+    for kind, score in evaluation.alternatives.items():
+        found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
+    return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
+
+
+def state_of(loop: Loop) -> State:
+    return {name: tensor.clone() for name, tensor in loop.state().items()}
+
+
+def expect(holds: bool, promise: str) -> None:
+    if not holds:
+        raise ContractError(promise)
+
+
+def expect_equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], promise: str, within: float = 0.0) -> None:
+    """Same names, types, shapes and values; `within` 0 means bit for bit."""
+    expect(
+        ours.keys() == theirs.keys(), f"{promise}: there is {sorted(ours)} on one side, {sorted(theirs)} on the other"
+    )
+    for name, a in ours.items():
+        b = theirs[name]
+        kinds = f"{a.dtype} {list(a.shape)}", f"{b.dtype} {list(b.shape)}"
+        expect(kinds[0] == kinds[1], f"{promise}: {name} is {kinds[0]} on one side, {kinds[1]} on the other")
+        if not a.is_floating_point():  # counts, choices and keys are right or wrong
+            expect(torch.equal(a, b), f"{promise}: {name} differs")
+        elif not torch.allclose(a, b, rtol=within, atol=within, equal_nan=True):
+            gap = float((a - b).abs().nan_to_num(torch.inf).max())
+            raise ContractError(f"{promise}: {name} differs by up to {gap:.2g}")
+
+
+def hooked(algorithm: Method, **hooks: Callable[..., Any]) -> Method:
+    """A copy of the method that calls hook(original, *args) in place of each of the methods named."""
+    copy = replace(algorithm)
+    for name, hook in hooks.items():
+        object.__setattr__(copy, name, functools.partial(hook, getattr(copy, name)))
+    return copy
+
+
+CHECKS: dict[str, Callable[[Bench], None]] = {}
+
+
+def check(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
+    """Register a check; its failures begin with the method's and the check's name."""
+
+    @functools.wraps(function)
+    def named(bench: Bench) -> None:
+        try:
+            function(bench)
+        except ContractError as error:
+            raise ContractError(f"{type(bench.algorithm).__name__}, {function.__name__}: {error}") from None
+
+    CHECKS[function.__name__] = named
+    return named

@@ -1,0 +1,407 @@
+"""Local, FedAvg, FedProx, FedAvgM and Ditto against steps worked by hand and against each other at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import mean_of
+from kinfed.algorithms.ditto import Ditto
+from kinfed.algorithms.fedavg import FedAvg, Up
+from kinfed.algorithms.fedavgm import FedAvgM
+from kinfed.algorithms.fedprox import FedProx
+from kinfed.algorithms.local import Local
+from kinfed.data.batches import Work
+from kinfed.errors import ConfigError
+from kinfed.server.loop import Loop, Schedule
+from kinfed.testing import Bench, tiny_federation
+from kinfed.testing.workbench import SEED, outcome
+
+SIZES = (2, 6, 4)
+LR = 0.1
+ALL = Work(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
+P = 15  # of the linear model
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+@contextmanager
+def by_hand(method: Any, **schedule: float) -> Iterator[Loop]:
+    """Logistic regression at three clients with 2, 6 and 4 examples."""
+    bench = Bench(method, federation=tiny_federation(SIZES), model=linear)
+    with bench.loop(Schedule(**schedule)) as loop:
+        yield loop
+
+
+def gradient(loop: Loop, client: int, theta: Tensor) -> Tensor:
+    """∇f_m(θ) of the mean cross-entropy by plain autograd."""
+    rows = loop.pool.federation.train[client]
+    x, y = loop.pool.federation.features.raw[rows], loop.pool.federation.labels[rows]
+    theta = theta.clone().requires_grad_()
+    z = x @ theta[:12].reshape(3, 4).T + theta[12:]
+    (g,) = torch.autograd.grad(nn.functional.cross_entropy(z, y), theta)
+    return g
+
+
+def server(loop: Loop, name: str = "w") -> Tensor:
+    return loop.server.named()[name].clone()
+
+
+def state(loop: Loop, client: int, name: str) -> Tensor:
+    return loop.pool.clients.take(torch.tensor([client])).named()[name][0].clone()
+
+
+def by_examples(rows: list[Tensor]) -> Tensor:
+    """Σ p_m rows[m] with p_m = N_m / Σ N."""
+    return torch.stack([size / sum(SIZES) * row for size, row in zip(SIZES, rows, strict=True)]).sum(0)
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def run(method: Any, rounds: int = 5, **schedule: float) -> dict[str, Tensor]:
+    with Bench(method).loop(Schedule(**{"participation": 0.67, **schedule})) as loop:
+        for _ in range(rounds):
+            loop.round()
+        return outcome(loop)
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor], names: set[str]) -> None:
+    for name in names:
+        assert torch.equal(a[name], b[name]), name
+
+
+WORKS = {
+    "steps": Work(batch=5, steps=4),
+    "epochs": Work(batch=3, steps=None, epochs=2),
+    "momentum and decay": Work(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
+}
+works = pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+
+
+# The average.
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 10**6))
+def test_the_average_is_the_weighted_mean(rows: int, width: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values, weight = draw.normal(size=(rows, width)).astype(np.float32), draw.integers(1, 5000, rows)
+    wanted = np.average(values.astype(np.float64), axis=0, weights=weight).astype(np.float32)
+    found = mean_of(torch.from_numpy(values), torch.from_numpy(weight).to(torch.float32))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("clients", "width"), [(3, 100_000), (128, 2049), (300, 1100), (1, 1), (2, 0)])
+def test_the_average_of_any_size_has_all_clients_and_columns(clients: int, width: int) -> None:
+    """Sizes beyond one block of rows and of columns."""
+    rows = torch.arange(clients * width, dtype=torch.float32).reshape(clients, width).sqrt()
+    weight = 1.0 + torch.arange(clients) % 5
+    wanted = rows.double().T @ (weight.double() / weight.double().sum())
+    torch.testing.assert_close(mean_of(rows, weight), wanted.float(), rtol=1e-7, atol=0)
+
+
+def test_the_average_of_equal_rows_is_that_row() -> None:
+    row = torch.tensor([[1e8, 1e-8, 0.1, -3.0]])
+    for count in (3, 7, 49):  # 1/3, 1/7 and 1/49 are not exact
+        assert torch.equal(mean_of(row.expand(count, -1), torch.ones(count)), row[0])
+
+
+def test_many_small_updates_are_not_lost_beside_a_large_one() -> None:
+    rows = torch.cat([torch.tensor([[1e8]]), torch.ones(1000, 1), torch.tensor([[-1e8]])])
+    assert float(mean_of(rows, torch.ones(1002))) == pytest.approx(1000 / 1002)
+
+
+# FedAvg.
+
+
+@pytest.mark.parametrize(("weights", "p"), [("examples", (2 / 12, 6 / 12, 4 / 12)), ("equal", (1 / 3, 1 / 3, 1 / 3))])
+def test_fedavg_moves_by_the_weighted_mean_of_gradients(weights: str, p: tuple[float, ...]) -> None:
+    """One step on all examples: u_m = w − η ∇f_m(w), so w ← w − η Σ p_m ∇f_m(w)."""
+    with by_hand(FedAvg(work=ALL, weights=weights)) as loop:
+        for _ in range(3):
+            w = server(loop)
+            g = [gradient(loop, m, w) for m in range(3)]
+            loop.round()
+            close(server(loop), w - LR * sum(p[m] * g[m] for m in range(3)))
+            for m in range(3):
+                close(state(loop, m, "theta"), w - LR * g[m])
+
+
+def test_fedavg_weighs_only_those_who_reply() -> None:
+    with by_hand(FedAvg(work=ALL), participation=0.67) as loop:
+        w = server(loop)
+        active = loop.schedule.active(SEED, 1, 3).tolist()
+        assert len(active) == 2
+        g = {m: gradient(loop, m, w) for m in active}
+        loop.round()
+        total = sum(SIZES[m] for m in active)
+        close(server(loop), w - LR * sum(SIZES[m] / total * g[m] for m in active))
+
+
+def test_smoothing_keeps_a_part_of_the_old_model() -> None:
+    """w ← (1 − c) w + c ŵ, ŵ what plain FedAvg would make of the round."""
+    with by_hand(FedAvg(work=ALL)) as plain, by_hand(FedAvg(work=ALL, smoothing=0.3)) as smooth:
+        w = server(plain)
+        plain.round()
+        smooth.round()
+        close(server(smooth), 0.7 * w + 0.3 * server(plain))
+    with by_hand(FedAvg(work=ALL, smoothing="participation"), participation=0.4) as loop:
+        assert float(server(loop, "c")) == 0.4
+        w = server(loop)
+        (active,) = loop.schedule.active(SEED, 1, 3).tolist()
+        g = gradient(loop, active, w)
+        loop.round()
+        close(server(loop), w - 0.4 * LR * g)
+        assert float(server(loop, "c")) == 0.4
+
+
+def test_fedavg_smooth_is_fedavg_with_the_participation() -> None:
+    assert make_algorithm("fedavg_smooth", ALL) == FedAvg(work=ALL, smoothing="participation")
+    same = run(FedAvg(work=WORKS["steps"], smoothing="participation"), participation=1.0)
+    same_bits(same, run(FedAvg(work=WORKS["steps"]), participation=1.0), {"server.w", "personal models"})
+
+
+def test_fedavg_personal_model_is_the_last_local_or_else_the_global_one() -> None:
+    with by_hand(FedAvg(work=ALL), participation=0.67) as loop:
+        active = loop.schedule.active(SEED, 1, 3).tolist()
+        w = server(loop)
+        loop.round()
+        models = loop.evaluate(keep_models=True).models
+        assert models is not None
+        for m in range(3):
+            close(models[m], w - LR * gradient(loop, m, w) if m in active else server(loop))
+        shared = loop.algorithm.global_model(loop.server)
+        assert shared is not None
+        assert torch.equal(shared, server(loop))
+
+
+# Local.
+
+
+def test_local_takes_steps_of_its_own_only_when_called() -> None:
+    with by_hand(Local(work=ALL), participation=0.67) as loop:
+        theta = {m: state(loop, m, "theta") for m in range(3)}
+        assert torch.equal(theta[0], loop.task.init(SEED))
+        for number in range(1, 4):
+            for m in loop.schedule.active(SEED, number, 3).tolist():
+                theta[m] = theta[m] - LR * gradient(loop, m, theta[m])
+            loop.round()
+            for m in range(3):
+                close(state(loop, m, "theta"), theta[m])
+        assert loop.evaluate().shared is None
+
+
+# FedProx.
+
+
+@works
+def test_fedprox_without_the_proximal_term_is_fedavg(work: Work) -> None:
+    fedavg = run(FedAvg(work=work))
+    same_bits(run(FedProx(work=work, mu=0.0)), fedavg, set(fedavg))
+
+
+def test_fedprox_pulls_toward_the_received_model() -> None:
+    """Two steps: θ' = w − η ∇f(w), as θ = w feels no pull; then θ'' = θ' − η (∇f(θ') + μ (θ' − w))."""
+    mu = 4.0
+    with by_hand(FedProx(work=ALL.with_steps(2), mu=mu)) as loop:
+        for _ in range(2):
+            w = server(loop)
+            ends = []
+            for m in range(3):
+                one = w - LR * gradient(loop, m, w)
+                ends.append(one - LR * (gradient(loop, m, one) + mu * (one - w)))
+            loop.round()
+            close(server(loop), by_examples(ends))
+            close(state(loop, 1, "theta"), ends[1])
+
+
+def test_fedprox_held_firmly_hardly_moves() -> None:
+    """With η μ = 1 every step starts again from w: θ stays within one gradient step of it."""
+    with by_hand(FedProx(work=ALL.with_steps(5), mu=1 / LR)) as loop:
+        w = server(loop)
+        loop.round()
+        assert float((state(loop, 0, "theta") - w).norm()) < 3 * LR * float(gradient(loop, 0, w).norm())
+        one = w
+        for _ in range(5):
+            one = w - LR * gradient(loop, 0, one)
+        close(state(loop, 0, "theta"), one)
+
+
+# FedAvgM.
+
+
+@works
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("weights", ["examples", "equal"])
+def test_fedavgm_without_momentum_is_fedavg(work: Work, nesterov: bool, weights: str) -> None:
+    fedavg = run(FedAvg(work=work, weights=weights))
+    without = run(FedAvgM(work=work, weights=weights, gamma=0.0, nesterov=nesterov))
+    same_bits(without, fedavg, set(fedavg) - {"server.c"})
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fedavgm_by_hand(nesterov: bool) -> None:
+    """Δ = η Σ p ∇f(w); v ← γ v + Δ; w ← w − η_s v, with Nesterov w ← w − η_s (γ v + Δ)."""
+    gamma, rate = 0.8, 0.5
+    with by_hand(FedAvgM(work=ALL, gamma=gamma, server_lr=rate, nesterov=nesterov)) as loop:
+        v = torch.zeros(P)
+        for _ in range(4):
+            w = server(loop)
+            delta = LR * by_examples([gradient(loop, m, w) for m in range(3)])
+            v = gamma * v + delta
+            loop.round()
+            close(server(loop, "v"), v)
+            close(server(loop), w - rate * (gamma * v + delta if nesterov else v))
+
+
+# Ditto.
+
+
+@works
+def test_ditto_without_pull_is_local_beside_fedavg(work: Work) -> None:
+    ditto, local, fedavg = run(Ditto(work=work, lam=0.0)), run(Local(work=work)), run(FedAvg(work=work))
+    same_bits(ditto, local, {"personal models", "personal loss", "personal correct"})
+    assert torch.equal(ditto["clients.rows.v"], local["clients.rows.theta"])
+    same_bits(ditto, fedavg, {"server.w", "global loss"})
+
+
+@works
+@pytest.mark.parametrize("weights", ["examples", "equal"])
+def test_dittos_global_model_is_fedavgs_whatever_the_pull(work: Work, weights: str) -> None:
+    same_bits(run(Ditto(work=work, lam=1.5, weights=weights)), run(FedAvg(work=work, weights=weights)), {"server.w"})
+
+
+def test_ditto_by_hand() -> None:
+    """v ← v − η (∇f(v) + λ (v − w)) with w as received, twice a round; the global branch never sees v."""
+    lam = 2.5
+    with by_hand(Ditto(work=ALL.with_steps(2), lam=lam)) as loop:
+        v = [loop.task.init(SEED)] * 3
+        for _ in range(3):
+            w = server(loop)
+            ends = []
+            for m in range(3):
+                u = w
+                for _ in range(2):
+                    u = u - LR * gradient(loop, m, u)
+                    v[m] = v[m] - LR * (gradient(loop, m, v[m]) + lam * (v[m] - w))
+                ends.append(u)
+            loop.round()
+            close(server(loop), by_examples(ends))
+            models = loop.evaluate(keep_models=True).models
+            assert models is not None
+            for m in range(3):
+                close(state(loop, m, "v"), v[m])
+                close(models[m], v[m])
+
+
+def test_ditto_pulled_firmly_stays_at_the_global_model() -> None:
+    work = Work(lr=1e-3, batch=5, steps=20)
+    found = {}
+    for lam in (0.0, 1.0, 30.0, 1000.0):
+        with Bench("ditto").loop(Schedule(), algorithm=Ditto(work=work, lam=lam)) as loop:
+            for _ in range(4):
+                w = server(loop)
+                loop.round()
+            found[lam] = float((loop.pool.clients.take(torch.arange(6)).named()["v"] - w).norm(dim=1).max())
+    assert found[1000.0] < found[30.0] < found[1.0] < found[0.0]
+    assert found[1000.0] < 0.05 * found[0.0]
+
+
+def test_dittos_personal_branch_has_its_own_rate_and_steps() -> None:
+    work = Work(lr=LR, batch=100, steps=1, lr_decay=0.5)
+    with by_hand(Ditto(work=work, lam=1.0, personal_lr=0.02, personal_steps=3)) as loop:
+        v = loop.task.init(SEED)
+        for decay in (1.0, 0.5, 0.25):  # both rates fall alike
+            w = server(loop)
+            for _ in range(3):
+                v = v - 0.02 * decay * (gradient(loop, 1, v) + (v - w))
+            g = [gradient(loop, m, w) for m in range(3)]
+            loop.round()
+            close(state(loop, 1, "v"), v)
+            close(server(loop), w - LR * decay * by_examples(g))
+
+
+def test_ditto_sees_the_batches_of_every_other_method() -> None:
+    """With its own steps too: the first of them are FedAvg's, drawn from the same stream."""
+    work = Work(batch=3, steps=2)
+    longer = run(Ditto(work=work, lam=0.0, personal_steps=6))
+    same_bits(longer, run(Local(work=work.with_steps(6))), {"personal models"})
+    same_bits(longer, run(FedAvg(work=work)), {"server.w"})
+
+
+# What travels (bytes per active client and round).
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"),
+    [
+        (Local(work=ALL), 0, 0),
+        (FedAvg(work=ALL), 4 * P, 4 * P + 4),
+        (FedAvg(work=ALL, weights="equal"), 4 * P, 4 * P),
+        (FedAvg(work=ALL, smoothing="participation"), 4 * P, 4 * P + 4),
+        (FedProx(work=ALL), 4 * P, 4 * P + 4),
+        (FedAvgM(work=ALL), 4 * P, 4 * P + 4),
+        (FedAvgM(work=ALL, weights="equal"), 4 * P, 4 * P),
+        (Ditto(work=ALL), 4 * P, 4 * P + 4),
+        (Ditto(work=ALL, weights="equal"), 4 * P, 4 * P),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, int) else str(value),
+)
+def test_a_model_travels_each_way(method: Any, down: int, up: int) -> None:
+    with by_hand(method, participation=0.67) as loop:
+        report = loop.round()
+        assert (report.active, report.bytes_down, report.bytes_up) == (2, 2 * down, 2 * up)
+
+
+def test_a_cohort_of_one_replaces_the_model() -> None:
+    fedavg = FedAvg(work=ALL)
+    with by_hand(fedavg) as loop:
+        w, delta = server(loop), torch.arange(float(P))
+        up = Up(delta[None], torch.tensor([7.0]))
+        close(fedavg.aggregate(loop.server, torch.tensor([2]), up).w, w + delta)  # type: ignore[arg-type]
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (FedAvg, {"weights": "size"}, "weights is examples or equal; got 'size'"),
+        (FedAvg, {"smoothing": 0.0}, r"smoothing is a number in \(0, 1\] or \"participation\"; got 0.0"),
+        (FedAvg, {"smoothing": 1.5}, "got 1.5"),
+        (FedAvg, {"smoothing": "half"}, "got 'half'"),
+        (FedAvg, {"smoothing": float("nan")}, "got nan"),
+        (FedProx, {"mu": -0.1}, "mu must not be negative"),
+        (FedProx, {"mu": float("nan")}, "got 0.1 \\* nan"),
+        (FedProx, {"mu": 20.0}, "unstable for lr \\* mu >= 2; got 0.1 \\* 20.0; lower one of them"),
+        (FedProx, {"weights": "size"}, "weights is examples or equal"),
+        (FedAvgM, {"gamma": 1.0}, r"gamma must lie in \[0, 1\); got 1.0"),
+        (FedAvgM, {"gamma": -0.1}, "got -0.1"),
+        (FedAvgM, {"server_lr": 0.0}, "server_lr must be positive; got 0.0"),
+        (FedAvgM, {"weights": "size"}, "weights is examples or equal"),
+        (Ditto, {"lam": -1.0}, "lam must not be negative"),
+        (Ditto, {"lam": float("nan")}, "got 0.1 \\* nan"),
+        (Ditto, {"lam": 20.0}, "unstable for lr \\* lam >= 2; got 0.1 \\* 20.0; lower one of them"),
+        (Ditto, {"lam": 5.0, "personal_lr": 0.5}, "got 0.5 \\* 5.0"),
+        (Ditto, {"personal_lr": -0.1}, "lr must be positive; got -0.1"),
+        (Ditto, {"personal_steps": 0}, "steps must be .*; got 0"),
+        (Ditto, {"weights": "size"}, "weights is examples or equal"),
+    ],
+)
+def test_bad_options_are_refused_when_the_method_is_made(method: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        method(work=ALL, **options)

@@ -1,0 +1,82 @@
+"""docs/methods.md against the registry: every method has its place, and what the tables say is what the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.data.batches import Work
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
+
+
+def sections() -> dict[str, str]:
+    """{heading: text} of the third level."""
+    parts = re.split(r"^(##+ .*)$", PAGE, flags=re.MULTILINE)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {heading: text for heading, text in found.items() if heading.startswith("### ")}
+
+
+def section_of(name: str) -> str:
+    (text,) = [text for heading, text in sections().items() if f"`{name}`" in heading]
+    return text
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Options of the class and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].method) if f.name != "work"}
+
+
+def written(default: Any) -> str:
+    if default is None or default == "":
+        return "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, int | float) else str(default)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_has_a_section_and_a_line_on_what_travels(name: str) -> None:
+    text = section_of(name)
+    assert "**Keeps and sends.**" in text
+    table = PAGE.partition("## What travels")[2].partition("\n## ")[0]
+    family = "`selffl` and its ablations" if name.startswith("selffl_") else f"`{name}`"
+    assert f"`{name}`" in table or family in table
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_option_is_described(name: str) -> None:
+    """In the section, or on a page that it links to."""
+    text = section_of(name)
+    for linked in re.findall(r"\]\(([\w-]+\.md)\)", text):
+        text += (DOCS / linked).read_text(encoding="utf-8")
+    missing = [option for option in options_of(name) if f"`{option}`" not in text]
+    assert not missing, f"docs/methods.md says nothing about {', '.join(missing)} of {name}"
+
+
+@pytest.mark.parametrize("heading", sections())
+def test_defaults_are_those_of_the_code(heading: str) -> None:
+    """A section's table gives the defaults of the first method named in its heading."""
+    first = re.findall(r"`(\w+)`", heading)[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", sections()[heading], flags=re.MULTILINE)
+    for option, default in rows:
+        assert default == written(options_of(first)[option]), f"{first}.{option}"
+
+
+def test_options_of_all_methods_are_named() -> None:
+    head = PAGE.partition("## What travels")[0]
+    for option in ("finetune", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):
+        assert f"`{option}`" in head
+    assert {"lr", "batch", "steps", "epochs", "momentum"} <= {f.name for f in dataclasses.fields(Work)}
+
+
+def test_names_in_headings_are_registered() -> None:
+    for heading in sections():
+        for name in re.findall(r"`(\w+)`", heading):
+            assert name in ALGORITHMS

@@ -1,0 +1,296 @@
+"""Algorithm 2 (augmented) and the cluster-level variant of Self-FL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.selffl.augmented import SelfFLAugmented
+from kinfed.algorithms.selffl.cluster import SelfFLCluster
+from kinfed.algorithms.selffl.selffl import Up
+from kinfed.data.batches import Work
+from kinfed.data.federation import Federation, Population
+from kinfed.errors import ConfigError
+from kinfed.runs.simulation import simulate
+from kinfed.server.loop import Loop
+from kinfed.testing import tiny_federation, tiny_model
+from kinfed.theory.gaussian import Case, GaussianTask, draw
+
+F64 = torch.float64
+WORK = Work(lr=0.1, batch=5, steps=4)
+
+
+def doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+def after(loop: Loop, rounds: int) -> tuple[Any, Tensor]:
+    """(server, personal models) after some rounds."""
+    for _ in range(rounds):
+        loop.round()
+    models = loop.evaluate(keep_models=True).models
+    loop.pool.close()
+    assert models is not None
+    return loop.server, models
+
+
+# ---------------------------------------------------------------- Algorithm 2
+
+
+def test_training_goes_on_to_the_clients_own_optimum_and_the_server_averages_those():
+    world = draw(Case(s0=0.01, low=4, high=9, clients=5), 1)
+    lr = 8e-3
+    loop = simulate(
+        world.federation, world.task(dtype=F64), "selffl_augmented", work=Work(lr=lr, batch=100, steps=3),
+        known=True, contraction="gd", l_max=None, tol=1e-13, max_extra=100,
+    )  # fmt: skip
+    server, personal = after(loop, 3)
+    model = world.model()
+    optima = loop.pool.clients.take(torch.arange(5)).optimum
+    torch.testing.assert_close(optima, world.z, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(server.theta[0], model.theta_G, rtol=1e-6, atol=1e-6)  # (26) of the z is (2)
+    # (24) of z and θ^G is INIT (12), so the personal models are θ^FL up to the rounding of l: no gap as in Algorithm 1
+    expected = model.descend(model.init, lr, model.steps(lr).round().clamp(min=1))
+    torch.testing.assert_close(personal.squeeze(1), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_full_batches_leave_no_variance_and_a_single_step():
+    world = draw(Case(s0=0.01, low=4, high=9, clients=4), 1)
+    loop = simulate(
+        world.federation, world.task(), "selffl_augmented", work=Work(lr=8e-3, batch=100, steps=3),
+        contraction="gd", tol=0.0, max_extra=40,
+    )  # fmt: skip
+    after(loop, 4)
+    figures = loop.evaluate().figures
+    assert bool((figures["sigma_m_sq"] < 1e-9).all())
+    assert figures["steps"].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("lr", "tol", "limit", "epochs"),
+    [
+        (1 / 32, 0.0, 4, 4),  # never settles: the cap
+        (1 / 32, 0.1, 9, 1),  # an epoch leaves (31/32)² of the loss, a change of 6%
+        (1 / 5, 0.1, 3, 3),  # a change of 36%
+    ],
+)
+def test_training_stops_where_the_loss_settles(lr: float, tol: float, limit: int, epochs: int):
+    """A single example x = 0 with s = 1 from θ = 1: an epoch is one step and leaves 1 − η of θ. A second client is at
+    its optimum, where nothing changes."""
+    data = Federation.from_arrays(np.zeros((2, 1)), np.zeros(2, int), np.arange(2), test_fraction=0, num_classes=1)
+    task = GaussianTask(doubles(1, 1), 1.0, dtype=F64)
+    method = SelfFLAugmented(Work(lr=lr, batch=1, steps=1), tol=tol, max_extra=limit)
+    out = method.converge(task, torch.tensor([[1.0], [0.0]], dtype=F64), data.cohort(torch.arange(2), 0, 1))
+    assert out[0].item() == pytest.approx((1 - lr) ** epochs)
+    assert out[1].item() == 0.0
+
+
+def test_clients_stop_one_by_one():
+    # Curvatures 1/s = 1 and 10: with η = 0.09 an epoch leaves 91% and 10% of the way; the loss of the second around
+    # its floor (examples ±1) settles long before that of the first.
+    x = np.array([[5.0], [-5.0], [1.0], [-1.0]])
+    data = Federation.from_arrays(x, np.zeros(4, int), np.array([0, 0, 1, 1]), test_fraction=0, num_classes=1)
+    task = GaussianTask(doubles(1, 0.1), 1.0, dtype=F64)
+    method = SelfFLAugmented(Work(lr=0.09, batch=2, steps=1), tol=1e-3, max_extra=50)
+    out = method.converge(task, torch.tensor([[3.0], [3.0]], dtype=F64), data.cohort(torch.arange(2), 0, 1))
+
+    def epochs(theta: float, left: float, spread: float) -> int:
+        loss, done = theta**2 + spread, 0
+        while True:
+            theta, done, before = theta * left, done + 1, loss
+            loss = theta**2 + spread
+            if abs(loss - before) <= 1e-3 * before:
+                return done
+
+    first, second = epochs(3.0, 0.91, 25.0), epochs(3.0, 0.1, 1.0)
+    assert first > second + 5
+    assert out.squeeze(1).tolist() == pytest.approx([3 * 0.91**first, 3 * 0.1**second], rel=1e-5)
+
+
+def test_two_models_travel_up():
+    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", work=WORK, participation=0.5)
+    report = loop.round()
+    loop.pool.close()
+    assert report.bytes_down == 3 * 4 * (115 + 2)
+    assert report.bytes_up == 3 * 4 * (2 * 115 + 1)
+
+
+def test_variances_are_those_of_the_optima():
+    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", work=WORK, contraction="mean")
+    optima = []
+    for _ in range(3):
+        loop.round()
+        optima.append(loop.pool.clients.take(torch.arange(6)).optimum.to(F64))
+    loop.pool.close()
+    spread = torch.stack(optima).var(0, correction=0).sum(1)
+    torch.testing.assert_close(loop.evaluate().figures["sigma_m_sq"], spread, rtol=1e-4, atol=1e-8)
+    loop.pool.close()
+    last = optima[-1] - optima[-1].mean(0)
+    assert float(loop.server.s0) == pytest.approx(float(last.square().sum()), rel=1e-4)  # (25)
+
+
+@pytest.mark.parametrize(("options", "says"), [({"tol": -1.0}, "tol must not"), ({"max_extra": 0}, "max_extra is a")])
+def test_bad_stopping_rules_are_refused(options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        make_algorithm("selffl_augmented", WORK, options)
+
+
+# ---------------------------------------------------------------- clusters
+
+
+def grouped(groups: Tensor | None) -> Federation:
+    data = tiny_federation()
+    data.groups = groups
+    return data
+
+
+def test_a_cluster_for_each_client_is_selffl_where_all_take_part():
+    data, common = grouped(torch.arange(6)), {"work": WORK, "contraction": "mean"}
+    a, ours = after(simulate(data, tiny_model, "selffl_cluster", **common), 6)
+    b, theirs = after(simulate(data, tiny_model, "selffl", **common), 6)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(a.theta, b.theta, rtol=0, atol=1e-5)
+    assert float(a.s0) == pytest.approx(float(b.s0), rel=1e-4)
+
+
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_a_single_cluster_is_the_weighted_average_alone(participation: float):
+    data = grouped(torch.zeros(6, dtype=torch.int64))
+    common = {"work": WORK, "participation": participation}
+    a, ours = after(simulate(data, tiny_model, "selffl_cluster", **common), 6)
+    b, theirs = after(simulate(data, tiny_model, "selffl_agg", smoothing=1.0, **common), 6)
+    torch.testing.assert_close(a.theta, b.theta, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert float(a.s0) == 0.0  # one representative has no spread
+
+
+def cluster_server(method: SelfFLCluster, groups: Tensor | None, clients: int, dims: int = 1) -> Any:
+    num_groups = 0 if groups is None else int(groups.max()) + 1
+    population = Population(clients, seed=0, groups=groups, num_groups=num_groups)
+    return method.init_server(GaussianTask(torch.ones(clients), 1.0, dims, dtype=F64), population)
+
+
+def test_absent_clusters_are_remembered():
+    method = SelfFLCluster(WORK)
+    server = cluster_server(method, torch.tensor([0, 0, 1, 2]), 4)
+    up = Up(doubles(1.0, 3.0, 6.0)[:, None], torch.tensor([-1.0, -1.0, -1.0]), None)
+    server = method.aggregate(server, torch.tensor([0, 1, 2]), up)
+    # representatives 2 and 6; the third cluster has never been seen; equal weights
+    assert server.rep.squeeze(1).tolist() == [2.0, 6.0, 0.0]
+    assert server.seen.tolist() == [True, True, False]
+    assert float(server.theta) == 4.0
+    assert float(server.s0) == 8.0
+    # only the first cluster is active: at 4 + 1 = 5; the second is still at 6
+    server = method.aggregate(server, torch.tensor([1]), Up(doubles(1.0)[:, None], torch.tensor([-1.0]), None))
+    assert server.rep.squeeze(1).tolist() == [5.0, 6.0, 0.0]
+    assert float(server.theta) == 5.5
+    assert float(server.s0) == 0.5
+
+
+def test_cluster_sums_by_hand():
+    method = SelfFLCluster(WORK)
+    server = cluster_server(method, torch.tensor([0, 0, 1, 2]), 4)
+    up = Up(doubles(1.0, 3.0, 6.0)[:, None], torch.tensor([2.0, 4.0, -1.0]), None)
+    server = method.aggregate(server, torch.tensor([0, 1, 2]), up)
+    # within the first: spread 2, weights 1/(2 + 2), 1/(2 + 4): (1/4 + 3/6)/(1/4 + 1/6) = 9/5
+    assert float(server.rep[0]) == pytest.approx(9 / 5)
+    # s_c = 3 and unknown, so equal weights; s0 = 2 · (6 − 9/5)²/4
+    assert method.cluster_variance(server).tolist() == [3.0, -1.0, -1.0]
+    assert float(server.theta) == pytest.approx((9 / 5 + 6) / 2)
+    s0 = 4.2**2 / 2
+    assert float(server.s0) == pytest.approx(s0)
+    server.s[2] = 1.0
+    others = method.prepare(server, torch.arange(4)).others
+    w = [1 / (s0 + 3), 1 / (s0 + 1)]
+    assert others.tolist() == pytest.approx([w[1], w[1], w[0], w[0] + w[1]])
+
+
+def test_clusters_are_found_by_the_level_of_uncertainty():
+    method = SelfFLCluster(WORK, clusters=3, recluster_every=2)
+    server = cluster_server(method, torch.tensor([0] * 8), 8)
+    assert server.rep.shape == (3, 1)
+    assert server.group.tolist() == [0] * 8
+    s = torch.tensor([1e2, 1e-4, 1.1e2, -1.0, 1.0, 1.2, 0.9, 2e-4])
+    up = Up(torch.arange(8.0, dtype=F64)[:, None], s, None)
+    server = method.aggregate(server, torch.arange(8), up)
+    assert server.group.tolist() == [0] * 8  # every second round
+    server = method.aggregate(server, torch.arange(8), up)
+    # from least to most uncertain; the one of unknown variance goes with the most
+    assert server.group.tolist() == [2, 0, 2, 1, 1, 1, 1, 0]
+    assert server.seen.tolist() == [True, False, False]
+    # the new clusters have variances but no representative yet: the others are the first cluster alone
+    w = 1 / (float(server.s0) + 1.5e-4)
+    others = method.prepare(server, torch.arange(8)).others
+    assert others.tolist() == pytest.approx([w, 0, w, w, w, w, w, 0], rel=1e-6)
+
+
+def test_fewer_levels_than_clusters_make_fewer_clusters():
+    method = SelfFLCluster(WORK, clusters=3, recluster_every=1)
+    server = cluster_server(method, None, 4)
+    server.seen[:] = True
+    up = Up(torch.arange(4.0, dtype=F64)[:, None], torch.tensor([1.0, 1.0, 5.0, 0.0]), None)
+    up.s[3] = 1.0
+    server = method.aggregate(server, torch.arange(4), up)
+    assert server.group.tolist() == [0, 0, 1, 0]
+    assert server.seen.tolist() == [True, True, False]
+
+
+def test_models_that_never_move_can_be_clustered():
+    method = SelfFLCluster(WORK, clusters=2, recluster_every=1)
+    server = cluster_server(method, None, 3)
+    up = Up(torch.arange(3.0, dtype=F64)[:, None], torch.tensor([0.0, 0.0, 5.0]), None)
+    assert method.aggregate(server, torch.arange(3), up).group.tolist() == [0, 0, 1]
+
+
+def test_without_variances_there_is_one_cluster():
+    method = SelfFLCluster(WORK, clusters=2, recluster_every=1)
+    server = cluster_server(method, None, 3)
+    up = Up(torch.arange(3.0, dtype=F64)[:, None], torch.full((3,), -1.0), None)
+    server = method.aggregate(server, torch.arange(3), up)
+    assert server.group.tolist() == [0, 0, 0]
+    assert float(server.theta) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "clusters", "every"),
+    [
+        (torch.tensor([0, 1, 2, 0, 1, 2]), {}, 3, 0),
+        (torch.tensor([0, 1, 2, 0, 1, 2]), {"clusters": 2}, 2, 10),
+        (None, {}, 5, 10),
+        (None, {"clusters": 9, "recluster_every": 3}, 6, 3),
+    ],
+)
+def test_where_groups_come_from(groups: Tensor | None, options: dict[str, int], clusters: int, every: int):
+    server = cluster_server(SelfFLCluster(WORK, **options), groups, 6)
+    assert len(server.rep) == clusters
+    assert int(server.every) == every
+
+
+def test_bytes_of_the_cluster_variant_are_those_of_selffl():
+    loop = simulate(tiny_federation(), tiny_model, "selffl_cluster", work=WORK, participation=0.5)
+    report = loop.round()
+    figures = loop.algorithm.server_figures(loop.server)
+    loop.pool.close()
+    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 117, 3 * 4 * 116)
+    assert figures["clusters"] == 2
+    assert figures["group"].tolist() == [0, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"domain": "active"}, "domain is all"),
+        ({"use_agg": False}, "use selffl with use_agg=false"),
+        ({"known": True}, "known variances are those of clients"),
+        ({"clusters": 0}, "clusters must be at least 1"),
+        ({"recluster_every": 0}, "recluster_every must be at least 1"),
+    ],
+)
+def test_bad_cluster_options_are_refused(options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        make_algorithm("selffl_cluster", WORK, options)

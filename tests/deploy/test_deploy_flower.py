@@ -1,0 +1,168 @@
+"""Real processes: a superlink, supernodes, and what happens when they are killed, fail or lie.
+
+Each test starts a network of its own and runs through several faults in turn, for starting processes is what takes the
+time. Run them alone with:  python -m pytest -m flower
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfed.data.federation import Federation
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.vault import Vault
+from kinfed.runs.predict import read_model
+from kinfed.runs.simulation import simulate
+
+pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
+
+from flower_network import network
+from loopback import write_nodes
+
+from kinfed.deploy.certs import make_certificates
+
+pytestmark = pytest.mark.flower
+
+NAMES = ["a", "b"]
+PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "90"))  # seconds; more on a machine that is busy otherwise
+SETTINGS: dict[str, Any] = {
+    "method": "ditto", "model": "mlr", "rounds": 4, "clients": "a,b", "quorum": 1, "classes": "3", "scaling": "none",
+    "steps": 4, "batch": 5, "eval-every": 0, "deadline": PATIENCE, "wait": 300.0,
+}  # fmt: skip
+
+
+def examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    numbers = np.random.default_rng(3)
+    owner = np.repeat(np.arange(2), (30, 17))
+    y = numbers.integers(0, 3, len(owner))
+    return (numbers.normal(size=(len(owner), 5)) + 2 * np.eye(3, 5)[y]).astype(np.float32), y, owner
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def models(nodes: dict[int, Any]) -> Tensor:
+    modules = [read_model(Vault(config["vault"]).model_path()).module for config in nodes.values()]
+    return torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
+
+
+def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
+    """Personal models of the same clients in one process, where b is missing in some rounds."""
+    x, y, owner = examples()
+    deployment = Deployment.parse(settings)
+    federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=3)
+    loop = simulate(federation, "mlr", deployment.algorithm)
+    train = loop.pool.train
+
+    def some(ids: Tensor, download: Any, round: int, effort: Any = None) -> Any:
+        return train(ids[:1] if round in missing else ids, download, round, effort)
+
+    loop.pool.train = some  # type: ignore[method-assign]
+    for _ in loop.rounds(deployment.rounds):
+        pass
+    found = loop.evaluate(keep_models=True).models
+    assert found is not None
+    rows = [loop.task.module_of(row).state_dict() for row in found]  # type: ignore[attr-defined]
+    return torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in rows])
+
+
+def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -> None:
+    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2 and the
+    superlink in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
+    simulation in which the killed node missed its round."""
+    out, certs = tmp_path / "run", tmp_path / "certs"
+    nodes = write_nodes(tmp_path, *examples(), NAMES)
+    make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger"])
+    with network(tmp_path / "net", certs=certs) as net:
+        net.start_server()
+        net.register(*NAMES)
+        for config in nodes.values():
+            net.start_node(config["client"], config)
+        net.start_node("stranger", {"client": "b", "data": nodes[101]["data"]})
+        app = net.app(SETTINGS | {"out": str(out)})
+        net.run(app)
+        net.wait_text(out, "round 1 of 4")
+        net.wait_for(lambda: net.log("node-b").count("Receiving: train message") == 2, 120, "b to get round 2")
+        net.kill("node-b")
+        net.wait_text(out, "round 2 of 4: 1 of 2 updates")
+        net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
+        net.kill("superlink")
+        net.start_server()
+        net.start_node_until_accepted("b", nodes[101])
+        net.run(app, quorum=2)  # both must have found their way back
+        said = net.wait_done(out)
+        refusal = net.log("node-stranger")
+    assert "Failed to activate SuperNode" in refusal
+    assert "SuperNode ID" not in refusal  # it never got one
+    assert "resumed after round 2" in said
+    lost = [record["dropped"] for record in records(out)]
+    assert lost == [0, 1, 0, 0]
+    torch.testing.assert_close(models(nodes), simulated(SETTINGS, {2}), rtol=0, atol=1e-6)
+
+
+_FAULTY = """
+import resource, signal
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from kinfed.deploy.flower import client_app as honest, from_records, server_app
+
+__all__ = ["client_app", "server_app"]  # by which Flower finds them
+client_app = ClientApp()
+
+@client_app.query("hello")
+def hello(message, context):
+    return honest(message, context)
+
+@client_app.evaluate()
+def evaluate(message, context):
+    return honest(message, context)
+
+@client_app.train()
+def train(message, context):
+    round = from_records(message.content).about["round"]
+    if context.node_config["client"] != "b":
+        return honest(message, context)
+    if round == 1:
+        raise ValueError("the scanner is switched off")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if round == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # the disk has room for this much
+    try:
+        reply = honest(message, context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    if round == 2:
+        up = reply.content["up"]
+        reply.content["up"] = ArrayRecord({k: Array(a.numpy() * np.float32("nan")) for k, a in up.items()})
+    return reply
+"""
+
+
+def test_errors_lies_and_full_disks_cost_their_client_a_round_each(tmp_path: Path) -> None:
+    """b's app raises in round 1, its update is NaN in round 2, its disk is full in round 3; round 4 is as if nothing
+    had happened, and a never notices."""
+    out = tmp_path / "run"
+    nodes = write_nodes(tmp_path, *examples(), NAMES)
+    with network(tmp_path / "net") as net:
+        net.start_server()
+        for config in nodes.values():
+            net.start_node(config["client"], config)
+        net.run(net.app(SETTINGS | {"out": str(out), "deadline": 300.0}, shim=_FAULTY))
+        said = net.wait_done(out)
+    assert "round 1: without b: ValueError: the scanner is switched off" in said
+    assert "round 2: without b: its update holds NaN or infinity" in said
+    assert "round 3: without b: StorageError: cannot write" in said
+    assert "what was written before is intact" in said
+    assert [record["dropped"] for record in records(out)] == [1, 1, 1, 0]
+    torch.testing.assert_close(models(nodes), simulated(SETTINGS, {1, 2, 3}), rtol=0, atol=1e-6)

@@ -1,0 +1,350 @@
+"""Modules of users work unchanged, or are refused with the reason; named models fit their inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import MakeBatch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from kinfed.data.batches import Batch
+from kinfed.engine.models import MODELS, build_model
+from kinfed.engine.task import make_task
+from kinfed.errors import ConfigError, ModelError
+
+
+class Residual(nn.Module):
+    """Functional operations, a residual connection, and a layer that is used twice on two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(6, 5)
+        self.again = nn.Linear(5, 5)
+        self.leave = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enter(x))
+        first = h + self.again(h)
+        second = nn.functional.gelu(self.again(first))
+        return self.leave(torch.cat([first, second], -1))
+
+
+class Tied(nn.Module):
+    """One weight matrix under two names, a scalar parameter, and buffers that are saved and not saved."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(6, 6)
+        self.decode = nn.Linear(6, 6)
+        self.decode.weight = self.encode.weight
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 6))
+        self.register_buffer("shift", torch.linspace(-1, 1, 6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.encode(x)) * self.scale
+        return (self.decode(h) + self.shift)[:, :3] * self.temperature
+
+
+class Tutorial(nn.Module):
+    """Convolutions followed by view(), as in most tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.fc = nn.Linear(4 * 3 * 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.max_pool2d(torch.relu(self.conv(x)), 2)
+        return self.fc(h.view(h.size(0), -1))
+
+
+class Unused(nn.Module):
+    """A layer that the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 3)
+        self.idle = nn.Linear(4, 4)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x[:, None]).flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc(self.lstm(self.embed(tokens))[0][:, -1])
+
+
+class BagOfWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc(self.embed(tokens).mean(1))
+
+
+class Doubled(nn.Sequential):
+    """Looks like a chain of dense layers, and is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Clipped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-0.2, 0.2)
+
+
+def with_shared_layer() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.Tanh(), nn.Linear(6, 3))
+
+
+def with_tied_layers() -> nn.Module:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), second)
+
+
+def with_weight_norm() -> nn.Module:
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 4)), nn.ReLU(), nn.Linear(4, 3))
+
+
+def with_hook() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    module[0].register_forward_hook(lambda _, __, output: output * 3)
+    return module
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.InstanceNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)
+    )
+
+
+VECTOR, IMAGE, TOKENS = (6,), (2, 8, 8), (5,)
+USERS = {
+    "residual": (Residual, VECTOR, "vmap"),
+    "tied": (Tied, VECTOR, "vmap"),
+    "tutorial": (Tutorial, IMAGE, "rows"),
+    "unused": (Unused, VECTOR, "rows"),
+    "recurrent": (Recurrent, TOKENS, "rows"),
+    "bag of words": (BagOfWords, TOKENS, "vmap"),
+    "subclass of Sequential": (lambda: Doubled(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), VECTOR, "vmap"),
+    "subclass of Linear": (lambda: nn.Sequential(Clipped(6, 4), nn.ReLU(), nn.Linear(4, 3)), VECTOR, "vmap"),
+    "shared layer": (with_shared_layer, VECTOR, "vmap"),
+    "tied layers": (with_tied_layers, VECTOR, "vmap"),
+    "weight norm": (with_weight_norm, VECTOR, "vmap"),
+    "hook": (with_hook, VECTOR, "vmap"),
+    "normalized": (normalized, IMAGE, "rows"),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)), VECTOR, "vmap"),
+    "no dropout": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.Linear(4, 3)), VECTOR, "vmap"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no fast vmap rule for weight norm
+@pytest.mark.parametrize("forced", ["auto", "rows", "vmap"])
+@pytest.mark.parametrize("name", USERS)
+def test_modules_of_users_train_unchanged(make_batch: MakeBatch, name: str, forced: str) -> None:
+    build, shape, path = USERS[name]
+    if forced == "vmap" and name == "recurrent":
+        pytest.skip("torch has no vmap rule for its fused LSTM")
+    task = make_task(build, path=forced)
+    assert task.path == (path if forced == "auto" else forced)
+    classes = 6 if name == "tied layers" else 3
+    theta = torch.stack([task.init(0), task.init(1)])
+    batch = make_batch(2, 4, shape, classes, ragged=True)
+    if shape == TOKENS:
+        batch.x = batch.x.abs().mul(4).to(torch.int64)
+    before = theta.clone()
+    got = task.grad(theta, batch)
+    z = task.logits(theta, batch.x)
+    for i in range(2):
+        module = task.module_of(theta[i])
+        torch.testing.assert_close(z[i], module(batch.x[i]).detach(), rtol=1e-5, atol=1e-5)
+        losses = nn.functional.cross_entropy(module(batch.x[i]), batch.y[i], reduction="none")
+        (losses * batch.weight[i]).sum().backward()
+        wanted = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in module.named_parameters()}
+        torch.testing.assert_close(got[i], task.flatten(wanted), rtol=1e-5, atol=1e-5)
+    task.descend_(theta, batch, 0.1, (0.5, torch.zeros_like(theta)))
+    torch.testing.assert_close(theta, before - 0.1 * (got + 0.5 * before), rtol=1e-5, atol=1e-5)
+
+
+def test_module_of_fills_in_every_name_of_a_tied_parameter() -> None:
+    task = make_task(Tied)
+    assert [layer.name for layer in task.layers] == ["temperature", "encode.weight", "encode.bias", "decode.bias"]
+    row = torch.arange(task.num_params, dtype=torch.float32)
+    saved = task.state_dict(row)
+    assert torch.equal(saved["encode.weight"], saved["decode.weight"])
+    assert "shift" not in saved  # not saved by the module either
+    fresh = Tied()
+    fresh.load_state_dict(saved)
+    module = task.module_of(row)
+    for built in (fresh, module):
+        assert built.decode.weight is built.encode.weight
+        assert built.temperature.item() == 0.0
+        assert torch.equal(built.encode.weight.detach().flatten(), row[1:37])
+    assert torch.equal(module.scale, Tied().scale)
+
+
+def test_a_trained_module_of_leaves_the_task_alone(make_batch: MakeBatch) -> None:
+    task = make_task(Residual)
+    row = task.init(0)
+    batch = make_batch(1, 4, VECTOR, 3)
+    before = task.grad(row[None], batch)
+    with torch.no_grad():
+        for parameter in task.module_of(row).parameters():
+            parameter.fill_(float("nan"))
+    assert torch.equal(task.grad(row[None], batch), before)
+
+
+# --- refusals
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 3)
+
+
+REFUSED = {
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "layer '1' is BatchNorm2d.*GroupNorm"),
+    "batch norm without statistics": (
+        lambda: nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2, track_running_stats=False)),
+        "BatchNorm1d",
+    ),
+    "instance norm with statistics": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)),
+        "InstanceNorm2d: its running statistics",
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1)), "layer '1' is Dropout.*would not repeat"),
+    "channel dropout": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout2d()), "Dropout2d"),
+    "dropout between layers of an LSTM": (lambda: nn.LSTM(3, 4, 2, dropout=0.2), "LSTM with dropout"),
+    "dropout in attention": (lambda: nn.MultiheadAttention(4, 2, dropout=0.2), "MultiheadAttention with dropout"),
+    "frozen": (Frozen, r"'base\.weight' is frozen \(requires_grad=False\); register it as a buffer"),
+    "half precision": (lambda: nn.Linear(6, 3).half(), "torch.float16; kinfed trains float32 models"),
+    "double precision": (lambda: nn.Linear(6, 3).double(), "torch.float64; kinfed trains float32 models"),
+    "lazy": (lambda: nn.LazyLinear(3), "lazy layer"),
+    "no parameters": (lambda: nn.Sequential(nn.Flatten()), "no parameters to train"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("path", ["auto", "rows", "vmap"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_that_cannot_train_are_refused_with_the_reason(name: str, path: str) -> None:
+    build, reason = REFUSED[name]
+    with pytest.raises(ModelError, match=reason):
+        make_task(build, path=path)
+
+
+class Branching(nn.Module):
+    """Looks at its data before it decides, which only works for one client at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if x.sum() > 0 else -self.fc(x)
+
+
+class FunctionalDropout(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(nn.functional.dropout(x, training=self.training))
+
+
+def test_a_model_that_needs_one_client_at_a_time_is_told_so(make_batch: MakeBatch) -> None:
+    task = make_task(Branching)
+    theta, batch = task.init(0).repeat(2, 1), make_batch(2, 4, VECTOR, 3)
+    for call in (lambda: task.grad(theta, batch), lambda: task.logits(theta, batch.x)):
+        with pytest.raises(ModelError, match=r'vmap: .*choose path="rows"'):
+            call()
+    alone = make_task(Branching, path="rows")
+    z = alone.logits(theta, batch.x)
+    signs = [1 if float(x.sum()) > 0 else -1 for x in batch.x]
+    plain = make_task(lambda: nn.Linear(6, 3)).logits(theta, batch.x)
+    torch.testing.assert_close(z, plain * torch.tensor(signs)[:, None, None])
+
+
+@pytest.mark.parametrize("path", ["rows", "vmap"])
+def test_random_numbers_in_the_forward_pass_are_refused(make_batch: MakeBatch, path: str) -> None:
+    task = make_task(FunctionalDropout, path=path)
+    batch = make_batch(2, 4, VECTOR, 3)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"dropout|random operation"):
+            task.grad(task.init(0).expand(2, -1), batch)
+
+
+@pytest.mark.parametrize("path", ["rows", "vmap"])
+def test_examples_that_do_not_fit_are_named(make_batch: MakeBatch, path: str) -> None:
+    task = make_task(Tutorial, path=path)
+    batch = make_batch(2, 4, (2, 9, 12), 3)
+    with pytest.raises(ModelError, match=r"fails on examples of shape \[2, 9, 12\]: "):
+        task.grad(task.init(0).expand(2, -1), batch)
+
+
+# --- named models
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"lstm"}))
+@pytest.mark.parametrize("side", [(18, 18), (18, 23), (28, 28)])
+def test_named_models_fit_their_inputs(make_batch: MakeBatch, name: str, side: tuple[int, int]) -> None:
+    task = make_task(lambda: build_model(name, (2, *side), 7))
+    assert task.logits(task.init(0)[None], make_batch(1, 2, (2, *side), 7).x).shape == (1, 2, 7)
+
+
+SMALLEST = {"cnn_tutorial": 16, "cnn_fomo": 18, "cnn": 16, "cnn_small": 8}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_image_of_a_model_and_one_below(make_batch: MakeBatch, name: str) -> None:
+    side = SMALLEST[name]
+    task = make_task(lambda: build_model(name, (1, side, side), 3))
+    batch: Batch = make_batch(1, 1, (1, side, side), 3)
+    assert bool(torch.isfinite(task.grad(task.init(0)[None], batch)).all())
+    for shape in ((1, side - 1, side), (1, side, side - 1), (side, side), (784,)):
+        with pytest.raises(ModelError, match=rf"{name} needs images .* at least {side}x{side}; got .* use mlr or mlp"):
+            build_model(name, shape, 3)
+
+
+def test_papers_parameter_counts() -> None:
+    """784-10 and 784-128-10; the convolutional networks on 3x32x32 with ten classes, counted by hand."""
+
+    def size(name: str, shape: tuple[int, ...]) -> int:
+        return sum(p.numel() for p in build_model(name, shape, 10).parameters())
+
+    assert size("mlr", (784,)) == size("mlr", (1, 28, 28)) == 7850
+    assert size("mlp", (784,)) == 784 * 128 + 128 + 1290
+    assert size("cnn_tutorial", (3, 32, 32)) == 456 + 2416 + 400 * 120 + 120 + 120 * 84 + 84 + 850
+    assert size("cnn_fomo", (3, 32, 32)) == 896 + 18496 + 36928 + 1024 * 64 + 64 + 650
+    assert size("cnn", (3, 32, 32)) == 2432 + 51264 + 1600 * 512 + 512 + 5130
+    assert size("cnn_small", (1, 8, 8)) == 160 + 4640 + 128 * 64 + 64 + 650
+
+
+def test_pooling_before_the_relu_is_the_same_function() -> None:
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    model = build_model("cnn_tutorial", (3, 16, 16), 3)
+    assert [type(layer) for layer in model[:3]] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+    conv, pool, relu = model[:3]
+    assert torch.equal(relu(pool(conv(x))), pool(relu(conv(x))))
+
+
+def test_unknown_models_name_the_near_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown model 'cnn_smal'; did you mean cnn_small"):
+        build_model("cnn_smal", (1, 8, 8), 3)

@@ -1,0 +1,273 @@
+"""The local loop against textbooks: closed forms on quadratics, torch.optim on modules, each client by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+import torch
+from conftest import MakePart
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from kinfed.data.batches import Batch, Batches, Part, Work
+from kinfed.data.federation import Federation
+from kinfed.engine.sgd import each_step, sgd
+from kinfed.engine.task import Layer, ModuleTask, Task, make_task
+
+
+class Quadratic(Task):
+    """f(theta) = 1/2 sum_b weight_b |theta - x_b|^2: the gradient is theta minus the batch mean."""
+
+    def __init__(self, size: int) -> None:
+        self.num_params = size
+        self.layers = (Layer("theta", (size,), 0, size),)
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        return torch.zeros(self.num_params)
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        return theta - (batch.weight[..., None] * batch.x).sum(1)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Bowl(Quadratic):
+    """f(theta) = 1/2 |theta|^2, whose gradient is the very tensor it was asked at."""
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        return theta
+
+
+def random_rows(n: int, size: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
+
+
+def part_with_means(make_part: MakePart, sizes: Sequence[int]) -> tuple[Part, Tensor]:
+    """Vectors of two equal numbers, scaled to around one; and every client's mean."""
+    part = make_part(sizes, shape=(2,))
+    part.features.raw /= 10
+    means = [
+        part.features.raw[part.rows[int(a) : int(a + c)]].mean(0) for a, c in zip(part.start, part.count, strict=True)
+    ]
+    return part, torch.stack(means)
+
+
+# --- closed forms
+
+
+def test_full_batches_follow_the_geometric_series(make_part: MakePart) -> None:
+    """theta_k - c = (1 - lr)^k (theta_0 - c) for the mean c of a client's examples."""
+    part, means = part_with_means(make_part, [3, 1, 7])
+    theta = random_rows(3, 2)
+    trained = sgd(Quadratic(2), theta, part.batches(Work(lr=0.2, batch=99, steps=6)))
+    torch.testing.assert_close(trained, means + 0.8**6 * (theta - means))
+
+
+@pytest.mark.parametrize("lam", [0.5, torch.tensor([0.0, 0.5, 3.0])])
+def test_a_pull_moves_the_fixed_point(make_part: MakePart, lam: float | Tensor) -> None:
+    """The minimum of f + lam/2 |theta - center|^2 is (c + lam center) / (1 + lam), reached at rate 1 - lr (1 + lam)."""
+    part, means = part_with_means(make_part, [3, 1, 7])
+    theta, center = random_rows(3, 2), random_rows(3, 2, 1)
+    trained = sgd(Quadratic(2), theta, part.batches(Work(lr=0.2, batch=99, steps=6)), pull=(lam, center))
+    strength = torch.as_tensor(lam).expand(3)[:, None]
+    fixed = (means + strength * center) / (1 + strength)
+    torch.testing.assert_close(trained, fixed + (1 - 0.2 * (1 + strength)) ** 6 * (theta - fixed))
+
+
+def test_a_step_by_hand(make_part: MakePart) -> None:
+    """One client with the examples 0 and 0.1; momentum 0.5, weight decay 0.1, lr 1, from theta = 1:
+    g1 = (1 - 0.05) + 0.1 = 1.05, v1 = 1.05, theta1 = -0.05
+    g2 = (-0.05 - 0.05) - 0.005 = -0.105, v2 = 0.525 - 0.105 = 0.42, theta2 = -0.47"""
+    part, _ = part_with_means(make_part, [2])
+    work = Work(lr=1.0, batch=2, steps=2, momentum=0.5, weight_decay=0.1)
+    mask = torch.tensor([True, False])
+    trained = sgd(Quadratic(2), torch.ones(1, 2), part.batches(work), mask=mask)
+    assert trained[0].tolist() == pytest.approx([-0.47, 1.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("lam", [None, 1.0])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}, {"momentum": 0.5}])
+def test_a_gradient_that_is_the_parameters_themselves(
+    make_part: MakePart, options: dict[str, float], lam: float | None
+) -> None:
+    part = make_part([4], shape=(2,))
+    theta, center = torch.full((1, 2), 2.0), torch.ones(1, 2)
+    pull = None if lam is None else (lam, center)
+    trained = sgd(Bowl(2), theta, part.batches(Work(lr=0.1, steps=1, **options)), pull=pull, mask=torch.ones(2))
+    wanted = 2 - 0.1 * (2 + (lam or 0.0) * (2 - 1) + options.get("weight_decay", 0.0) * 2)
+    torch.testing.assert_close(trained, torch.full((1, 2), wanted))
+
+
+def test_the_rate_is_that_of_the_round_unless_given(make_part: MakePart) -> None:
+    part = make_part([4], shape=(2,), round=3)
+    work = Work(lr=0.4, lr_decay=0.5, steps=1, batch=4)
+    step = Quadratic(2).grad(torch.zeros(1, 2), next(iter(part.batches(work)))[1])
+    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(work)), -0.1 * step)
+    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(work), lr=0.3), -0.3 * step)
+
+
+# --- torch.optim
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+OPTIONS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.1},
+    "both": {"momentum": 0.5, "weight_decay": 0.1},
+}
+
+
+def textbook(
+    task: ModuleTask,
+    row: Tensor,
+    batches: Batches,
+    train: Sequence[str] = ("0.weight", "0.bias", "2.weight", "2.bias"),
+    pull: tuple[float, Tensor] | None = None,
+) -> Tensor:
+    """One client, one module, one optimizer."""
+    module = task.module_of(row)
+    work = batches.work
+    named = dict(module.named_parameters())
+    optimizer = torch.optim.SGD(
+        [named[name] for name in train], lr=batches.lr, momentum=work.momentum, weight_decay=work.weight_decay
+    )
+    for _, batch in batches:
+        optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(module(batch.x[0]), batch.y[0], reduction="none")
+        objective = (losses * batch.weight[0]).sum()
+        if pull is not None:
+            now = torch.cat([p.reshape(-1) for p in module.parameters()])
+            objective = objective + pull[0] / 2 * (now - pull[1]).square().sum()
+        objective.backward()
+        optimizer.step()
+    return task.flatten(named)
+
+
+@pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
+@pytest.mark.parametrize("length", ["steps", "epochs"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_training_is_that_of_torch_optim_client_by_client(
+    federation: Federation, path: str, length: str, masked: bool, options: str
+) -> None:
+    """Epochs give these clients unequal numbers of steps, neither rising nor falling."""
+    task = make_task(net, path=path)
+    work = Work(
+        lr=0.1, batch=4, **({"steps": 6} if length == "steps" else {"steps": None, "epochs": 2}), **OPTIONS[options]
+    )
+    data = federation.cohort(torch.arange(len(federation)), 0, 1).train
+    theta = torch.stack([task.init(0, number) for number in range(len(federation))])
+    trained = sgd(task, theta, data.batches(work), mask=task.layer_mask(("2",)) if masked else None)
+    names = ("2.weight", "2.bias") if masked else ("0.weight", "0.bias", "2.weight", "2.bias")
+    for k in range(len(federation)):
+        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(work), names)
+        torch.testing.assert_close(trained[k], alone, rtol=1e-4, atol=1e-5)
+    if masked:
+        assert torch.equal(trained[:, : 5 * 4 + 4], theta[:, : 5 * 4 + 4])
+
+
+@pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str, options: str) -> None:
+    task = make_task(net, path=path)
+    work = Work(lr=0.1, batch=4, steps=None, epochs=1, **OPTIONS[options])
+    data = federation.cohort(torch.arange(len(federation)), 0, 1).train
+    theta = task.init(0).expand(len(federation), -1)
+    center = torch.stack([task.init(1, number) for number in range(len(federation))])
+    lam = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
+    trained = sgd(task, theta, data.batches(work), pull=(lam, center))
+    for k in range(len(federation)):
+        alone = data.take(slice(k, k + 1)).batches(work)
+        wanted = textbook(task, theta[k], alone, pull=(float(lam[k]), center[k]))
+        torch.testing.assert_close(trained[k], wanted, rtol=1e-4, atol=1e-5)
+
+
+# --- unequal steps
+
+
+@pytest.mark.parametrize("poisson", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@given(steps=st.lists(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 99))
+@settings(max_examples=25)
+def test_each_client_takes_its_own_steps(
+    make_part: MakePart, poisson: bool, momentum: float, steps: list[int], seed: int
+) -> None:
+    n = len(steps)
+    part, _ = part_with_means(make_part, [(7 * k + seed) % 9 + 1 for k in range(n)])
+    theta, center, lam = random_rows(n, 2, seed), random_rows(n, 2, seed + 1), random_rows(n, 1, seed + 2)[:, 0].abs()
+    work = Work(lr=0.1, batch=3, momentum=momentum, poisson=poisson)
+    before = theta.clone()
+    trained = sgd(Quadratic(2), theta, part.batches(work, torch.tensor(steps)), pull=(lam, center))
+    assert torch.equal(theta, before)
+    for k in range(n):
+        row, velocity = theta[k].clone(), torch.zeros(2)
+        for _, batch in part.take(slice(k, k + 1)).batches(work, torch.tensor([steps[k]])):
+            g = row - (batch.weight[0, :, None] * batch.x[0]).sum(0) + lam[k] * (row - center[k])
+            velocity = momentum * velocity + g
+            row = row - 0.1 * velocity
+        torch.testing.assert_close(trained[k], row, rtol=1e-5, atol=1e-5)
+
+
+def test_clients_without_steps_stay_where_they_are(make_part: MakePart) -> None:
+    part = make_part([3, 0, 4], shape=(2,))
+    theta = random_rows(3, 2)
+    trained = sgd(Quadratic(2), theta, part.batches(Work(steps=2)))
+    assert torch.equal(trained[1], theta[1])
+    assert not torch.equal(trained[[0, 2]], theta[[0, 2]])
+    assert torch.equal(sgd(Quadratic(2), theta, part.batches(Work(), torch.zeros(3))), theta)
+
+
+@pytest.mark.parametrize("steps", [[2, 2], [1, 3], [0, 0]])
+def test_a_shared_start_is_left_as_it_was(make_part: MakePart, steps: list[int]) -> None:
+    part = make_part([3, 4], shape=(2,))
+    start = torch.ones(2)
+    trained = sgd(Quadratic(2), start.expand(2, -1), part.batches(Work(), torch.tensor(steps)))
+    assert start.tolist() == [1.0, 1.0]
+    trained += 1  # what comes back is the caller's own
+    assert start.tolist() == [1.0, 1.0]
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.randoms(use_true_random=False))
+@settings(max_examples=25)
+def test_the_order_of_clients_does_not_matter(make_part: MakePart, sizes: list[int], order: Random) -> None:
+    part, _ = part_with_means(make_part, sizes)
+    work = Work(lr=0.1, batch=4, steps=None, epochs=2)
+    theta = random_rows(len(sizes), 2)
+    whole = sgd(Quadratic(2), theta, part.batches(work))
+    mixed = list(range(len(sizes)))
+    order.shuffle(mixed)
+    again = sgd(Quadratic(2), theta[mixed], part.take(torch.tensor(mixed)).batches(work))
+    torch.testing.assert_close(again, whole[mixed])
+
+
+# --- loops of methods' own
+
+
+@pytest.mark.parametrize("steps", [[4, 3, 3], [1, 4, 0], [2, 2, 2]])
+def test_each_step_writes_back_whoever_finishes_first(make_part: MakePart, steps: list[int]) -> None:
+    part = make_part([3, 5, 4], shape=(2,))
+    taken, weight = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1)
+    for batch, (rows, sums) in each_step(part.batches(Work(batch=2), torch.tensor(steps)), taken, weight):
+        assert len(rows) == len(sums) == len(batch)
+        rows += 1
+        sums += batch.weight.sum(1, keepdim=True)
+    assert taken.tolist() == steps
+    assert weight[:, 0].tolist() == pytest.approx([float(s) for s in steps])
+
+
+def test_each_step_agrees_with_sgd(federation: Federation) -> None:
+    task = make_task(net)
+    batches = federation.cohort(torch.arange(6), 0, 1).train.batches(Work(batch=4, steps=None, epochs=1))
+    theta = torch.stack([task.init(0, number) for number in range(6)])
+    mine = theta.clone()
+    for batch, (rows,) in each_step(batches, mine):
+        rows -= batches.lr * task.grad(rows, batch)
+    torch.testing.assert_close(mine, sgd(task, theta, batches))

@@ -1,0 +1,296 @@
+"""The local pool: chunks, threads and order are invisible; errors and bad updates are not."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithms.ditto import Ditto
+from kinfed.algorithms.fedavg import Down, FedAvg
+from kinfed.algorithms.local import Local
+from kinfed.data.batches import Work
+from kinfed.data.federation import Federation
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import make_task
+from kinfed.pools import local_pool
+from kinfed.pools.local_pool import LocalPool
+from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.workbench import hooked
+
+WORK = Work(batch=5, steps=4)
+SEED = 3
+
+
+def pool_of(method: Any, data: Federation | None = None, *, path: str = "auto", **options: Any) -> LocalPool:
+    return LocalPool(method, make_task(tiny_model, path=path), data or tiny_federation(), SEED, **options)
+
+
+def start_of(pool: LocalPool) -> Any:
+    w = pool.task.init(SEED)
+    return lambda ids: Down(w.expand(len(ids), -1))
+
+
+def watched(method: Any, **hooks: Any) -> tuple[Any, list[list[int]]]:
+    """The method, and the ids of every chunk it is given to train."""
+    chunks: list[list[int]] = []
+
+    def client_update(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        chunks.append(data.ids.tolist())
+        return inner(task, client, down, data)
+
+    return hooked(method, client_update=client_update, **hooks), chunks
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 100])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_replies_are_each_clients_own_in_ascending_order(chunk: int, workers: int) -> None:
+    pool = pool_of(FedAvg(work=WORK), chunk=chunk, workers=workers)
+    reply = pool.train(torch.tensor([0, 2, 3, 5]), start_of(pool), round=2)
+    assert reply.ids.tolist() == [0, 2, 3, 5]
+    assert reply.up.count.tolist() == [1, 16, 7, 10]
+    w = pool.task.init(SEED)
+    for row, k in enumerate(reply.ids):
+        cohort = pool.federation.cohort(k[None], SEED, 2)
+        alone = sgd(pool.task, w[None], cohort.train.batches(WORK))
+        torch.testing.assert_close(reply.up.delta[row], alone[0] - w, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(pool.clients.take(k[None]).named()["theta"], alone, rtol=1e-5, atol=1e-6)
+    assert pool.clients.seen.tolist() == sorted([0, 2, 3, 5], key=lambda k: -[1, 4, 16, 7, 13, 10][k])
+    pool.close()
+
+
+def test_clients_of_like_size_share_a_chunk() -> None:
+    method, chunks = watched(FedAvg(work=WORK))
+    pool = pool_of(method, chunk=2, workers=1)
+    pool.train(torch.arange(6), start_of(pool), round=1)
+    assert chunks == [[2, 4], [5, 3], [1, 0]]  # 16 and 13, 10 and 7, 4 and 1 examples
+    pool.close()
+
+
+def test_chunks_fit_the_cache_spread_over_threads_and_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, example = tiny_federation((3,) * 20), 6 * 115  # operations of a step for one example
+
+    def sizes(path: str = "auto", workers: int = 2) -> list[int]:
+        method, chunks = watched(FedAvg(work=WORK))
+        pool = pool_of(method, data, path=path, workers=workers)
+        pool.train(torch.arange(20), start_of(pool), round=1)
+        pool.close()
+        return sorted((len(ids) for ids in chunks), reverse=True)
+
+    assert sizes() == [20]  # so small a model is not worth cutting the cohort
+    monkeypatch.setattr(local_pool, "STEP_FLOPS", 9 * example * WORK.batch)
+    assert sizes() == [10, 10]  # nine clients' steps are too little work for a chunk, ten are enough
+    monkeypatch.setattr(local_pool, "STEP_FLOPS", 0)
+    assert sizes(workers=1) == sizes(workers=2) == sizes(workers=7) == [10, 10]
+    monkeypatch.setattr(local_pool, "MIN_CHUNKS", 4)
+    assert sizes() == [5, 5, 5, 5]
+    monkeypatch.setattr(local_pool, "CHUNK_BYTES", 3 * 4 * 115)
+    assert sizes() == [3, 3, 3, 3, 3, 3, 2]  # room for three models of 115 parameters
+    monkeypatch.setattr(local_pool, "CHUNK_BYTES", 4)
+    assert sizes() == [1] * 20  # a model that is larger than the cache still trains
+    monkeypatch.undo()
+    assert sizes("rows") == [1] * 20  # row by row there is nothing to gain from a chunk
+
+
+def test_chunks_run_in_the_workers_on_one_torch_thread_each() -> None:
+    seen: set[tuple[str, int]] = set()
+
+    def personalize(inner: Any, *args: Any) -> Tensor:
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        return inner(*args)  # type: ignore[no-any-return]
+
+    method, _ = watched(FedAvg(work=WORK), personalize=personalize)
+    pool = pool_of(method, chunk=1, workers=2)
+    pool.evaluate(torch.arange(6), start_of(pool), 0)
+    assert {threads for _, threads in seen} == {1}
+    assert {name for name, _ in seen} <= {"kinfed_0", "kinfed_1"}
+    pool.close()
+
+
+def test_states_are_kept_in_the_same_order_whichever_chunk_is_done_first() -> None:
+    """A checkpoint lists clients in the order they came; it must not depend on the threads."""
+    last_done = threading.Event()
+
+    def client_update(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        if 2 in data.ids.tolist():  # the first chunk waits for the last
+            assert last_done.wait(60)
+        out = inner(task, client, down, data)
+        if 0 in data.ids.tolist():
+            last_done.set()
+        return out
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=2, workers=3)
+    reply = pool.train(torch.arange(6), start_of(pool), 1)
+    alone = pool_of(FedAvg(work=WORK), chunk=2, workers=1)
+    assert torch.equal(reply.up.delta, alone.train(torch.arange(6), start_of(alone), 1).up.delta)
+    assert pool.clients.seen.tolist() == alone.clients.seen.tolist() == [2, 4, 5, 3, 1, 0]
+    pool.close()
+    alone.close()
+
+
+def test_effort_belongs_to_its_client() -> None:
+    found: dict[int, float] = {}
+
+    def client_update(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        found.update(zip(data.ids.tolist(), data.train.effort.tolist(), strict=True))
+        return inner(task, client, down, data)
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=2)
+    effort = torch.tensor([0.1, 1.0, 0.5, 0.75])
+    pool.train(torch.tensor([0, 2, 3, 5]), start_of(pool), 1, effort)
+    assert found == {0: pytest.approx(0.1), 2: 1.0, 3: 0.5, 5: 0.75}
+    pool.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 6])
+def test_bad_rows_are_cut_out_of_their_chunk(chunk: int) -> None:
+    """One row of the message, another of the state: both are refused, their neighbours are not."""
+
+    def client_update(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        new, up = inner(task, client, down, data)
+        up.delta[data.ids == 2] = torch.nan
+        new.theta[data.ids == 5, 7] = torch.inf
+        return new, up
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=chunk)
+    clean = pool_of(FedAvg(work=WORK), chunk=chunk)
+    reply = pool.train(torch.arange(6), start_of(pool), 1)
+    whole = clean.train(torch.arange(6), start_of(clean), 1)
+    good = [0, 1, 3, 4]
+    assert (reply.ids.tolist(), reply.rejected) == (good, [2, 5])
+    assert torch.equal(reply.up.delta, whole.up.delta[good])
+    assert reply.up.count.tolist() == [1, 4, 7, 13]
+    assert reply.nbytes == whole.nbytes == 6 * (4 * 115 + 4)
+    assert sorted(pool.clients.seen.tolist()) == good
+    pool.close()
+    clean.close()
+
+
+def test_nobody_left_is_an_empty_reply() -> None:
+    def client_update(inner: Any, *args: Any) -> Any:
+        new, up = inner(*args)
+        return new, up.map(lambda tensor: tensor * torch.nan)
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update))
+    reply = pool.train(torch.tensor([1, 4]), start_of(pool), 1)
+    assert (reply.ids.tolist(), reply.up, reply.rejected) == ([], None, [1, 4])
+    assert pool.clients.seen.tolist() == []
+    pool.close()
+
+
+def test_evaluation_scores_each_clients_model_on_its_own_examples() -> None:
+    pool = pool_of(Ditto(work=WORK), chunk=2, workers=2)
+    pool.train(torch.tensor([1, 2, 4]), start_of(pool), 1)
+    other = pool.task.init(99)
+    asked = torch.tensor([4, 0, 2])
+    for split in ("train", "test"):
+        found = pool.evaluate(
+            asked, start_of(pool), 1, split=split, shared=lambda who: other.expand(len(who), -1), keep_models=True
+        )
+        assert found.models is not None
+        assert found.personal is not None
+        assert found.shared is not None
+        assert found.ids.tolist() == [4, 0, 2]
+        for row, k in enumerate(asked):
+            own = pool.clients.take(k[None]).named()["v"]
+            torch.testing.assert_close(found.models[row : row + 1], own, rtol=0, atol=0)
+            examples = pool.federation.split(split)[int(k)]
+            x, y = pool.federation.features.gather(examples), pool.federation.labels[examples]
+            for score, theta in ((found.personal, own), (found.shared, other[None])):
+                z = pool.task.logits(theta, x[None])[0]
+                loss = nn.functional.cross_entropy(z, y, reduction="sum")
+                assert float(score.loss[row]) == pytest.approx(float(loss), rel=1e-5)
+                assert int(score.correct[row]) == int((z.argmax(1) == y).sum())
+                assert int(score.count[row]) == len(y)
+    assert sorted(pool.clients.seen.tolist()) == [1, 2, 4]  # client 0 was only looked at
+    pool.close()
+
+
+def test_client_figures_come_in_the_order_asked_for() -> None:
+    method = hooked(Local(work=WORK), client_figures=lambda inner, client: {"norm": client.theta.norm(dim=1)})
+    pool = pool_of(method, chunk=2)
+    pool.train(torch.tensor([0, 3, 5]), start_of(pool), 1)
+    asked = torch.tensor([5, 0, 3])
+    norms = pool.evaluate(asked, start_of(pool), 1).figures["norm"]
+    for row, k in enumerate(asked):
+        assert float(norms[row]) == pytest.approx(float(pool.clients.take(k[None]).named()["theta"].norm()))
+    assert len(set(norms.tolist())) == 3
+    pool.close()
+
+
+def test_evaluation_reads_the_rounds_own_batches() -> None:
+    rounds: set[int] = set()
+
+    def personalize(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        rounds.add(data.round)
+        return inner(task, client, down, data)
+
+    pool = pool_of(hooked(FedAvg(work=WORK), personalize=personalize))
+    pool.evaluate(torch.arange(6), start_of(pool), 17)
+    assert rounds == {17}
+    pool.close()
+
+
+def test_errors_say_where_they_happened() -> None:
+    def fails(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        if 3 in data.ids.tolist():
+            raise RuntimeError("a bug in the method")
+        return inner(task, client, down, data)
+
+    pool = pool_of(hooked(FedAvg(work=WORK), client_update=fails, personalize=fails), chunk=2)
+    with pytest.raises(RuntimeError, match="a bug in the method") as caught:
+        pool.train(torch.arange(6), start_of(pool), 4)
+    assert caught.value.__notes__ == ["in client_update of client(s) [5, 3] in round 4"]
+    with pytest.raises(RuntimeError, match="a bug in the method") as caught:
+        pool.evaluate(torch.arange(6), start_of(pool), 4)
+    assert caught.value.__notes__ == ["in personalize of client(s) [2, 3] in round 4"]
+    pool.close()
+
+
+def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
+    before = set(threading.enumerate())
+    pool = pool_of(FedAvg(work=WORK))
+    first = pool.train(torch.arange(6), start_of(pool), 1)
+    assert set(threading.enumerate()) > before
+    pool.close()
+    pool.close()
+    assert set(threading.enumerate()) == before
+    again = pool.train(torch.arange(6), start_of(pool), 1)
+    assert torch.equal(first.up.delta, again.up.delta)
+    pool.close()
+
+
+def test_states_on_disk_give_the_same_bits(tmp_path: Path) -> None:
+    in_memory, on_disk = pool_of(Ditto(work=WORK)), pool_of(Ditto(work=WORK), state_folder=tmp_path)
+    for round, ids in enumerate((torch.tensor([1, 4]), torch.arange(6), torch.tensor([0, 1, 5])), 1):
+        for pool in (in_memory, on_disk):
+            pool.train(ids, start_of(pool), round)
+    assert list(tmp_path.iterdir()) == []
+    for name, tensor in in_memory.clients.named().items():
+        assert torch.equal(tensor, on_disk.clients.named()[name])
+    in_memory.close()
+    on_disk.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_memory_of_past_rounds_is_used_again() -> None:
+    """Tensors of some megabytes come and go; in a process that keeps them, without a page asked for again."""
+    program = (
+        "import resource, torch\n"
+        "from kinfed.pools.memory import keep_freed_memory\n"
+        "assert keep_freed_memory()\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(20): torch.ones(5, 1 << 20)\n"
+        "before = faults()\n"
+        "for _ in range(10): torch.ones(5, 1 << 20)\n"
+        "print(faults() - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 5_000  # one tensor alone has as many pages

@@ -1,0 +1,326 @@
+"""The ray pool on a real cluster of two nodes: equal to the local pool, also when workers, a node or the driver die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kinfed
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.ditto import Ditto
+from kinfed.data.batches import Work
+from kinfed.engine.task import make_task
+from kinfed.errors import ConfigError, PoolError
+from kinfed.pools.local_pool import LocalPool
+from kinfed.runs.config import make_config
+from kinfed.runs.experiment import Interrupted
+from kinfed.runs.folder import same_results
+from kinfed.server.loop import Loop, Schedule
+from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing.workbench import expect_equal, outcome
+
+ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')
+
+from ray import cloudpickle  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from kinfed.pools.ray_pool import RayCluster  # noqa: E402
+
+# Ray leaves files and processes to the garbage collector, which warns about them.
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+
+SEED = 3
+WORK = Work(batch=5, steps=4)
+STORE = 80_000_000
+QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 0}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """Two nodes on this machine, with a core for one worker each."""
+    folder = tempfile.mkdtemp(prefix="kf", dir="/tmp")  # a short path: it becomes part of the names of sockets
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE, "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": QUICK})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: Cluster) -> Iterator[RayCluster]:
+    made = RayCluster(nodes.address, workers=2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def for_runs(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with pool = ray use these workers instead of starting their own."""
+
+    class Lent(RayCluster):
+        def __init__(self, address: str | None, workers: int | None) -> None:
+            self.pool = cluster.pool  # type: ignore[method-assign]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("kinfed.pools.ray_pool.RayCluster", Lent)
+
+
+def loop_on(where: RayCluster | None, method: Any, data: Any = None, schedule: Schedule | None = None) -> Loop:
+    task, data = make_task(tiny_model), tiny_federation() if data is None else data
+    data, clients = method.exchange(data, data.population(SEED))
+    pool: Any = (
+        LocalPool(method, task, data, SEED, workers=1) if where is None else where.pool(method, task, data, SEED)
+    )
+    return Loop(method, task, pool, clients, schedule or Schedule(0.67, dropout=0.2, stragglers=0.3))
+
+
+def finished(loop: Loop, rounds: int = 4, after: Callable[[int], None] = lambda number: None) -> dict[str, Any]:
+    for number in range(1, rounds + 1):
+        loop.round()
+        after(number)
+    found = outcome(loop)
+    loop.pool.close()
+    return found
+
+
+def process_of(loop: Loop, place: int) -> int:
+    pool: Any = loop.pool
+    number: int = ray.get(pool._places[place].worker.ready.remote())
+    return number
+
+
+# ---- equal to the local pool ----
+
+METHODS = {"fedavg": {}, "ditto": {}, "selffl": {}, "fedfomo": {"models": 2}, "cgpfl": {"contexts": 2}}
+
+
+@pytest.mark.parametrize("clients", [3, 12])
+@pytest.mark.parametrize("name", METHODS)
+def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: int, cluster: RayCluster) -> None:
+    method = make_algorithm(name, WORK, METHODS[name])
+    data = tiny_federation(tuple(range(4, 4 + clients))).with_validation(0.2, SEED)
+    ours, theirs = (finished(loop_on(where, method, data, Schedule())) for where in (cluster, None))
+    expect_equal(ours, theirs, f"{name} on Ray is {name}", 1e-5)
+
+
+def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
+    nodes: Cluster, cluster: RayCluster
+) -> None:
+    """States of more than 100 kB lie on the worker's node. The tests after this one have other workers."""
+    data = tiny_federation((5, 6, 7, 8, 9, 10))
+    task = make_task(
+        lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 30_000), torch.nn.Linear(30_000, 3))
+    )
+    method = Ditto(Work(batch=5, steps=1))
+    pool = cluster.pool(method, task, data, SEED)
+    where = {ray.get(place.worker.__ray_call__.remote(_node)) for place in pool._places}
+    assert len(where) == 2
+    loop = Loop(method, task, pool, data.population(SEED), Schedule())
+    loop.round()
+    nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+    try:
+        with pytest.raises(PoolError, match="was lost with its machine, and states of its clients too"):
+            loop.round()
+        assert loop.completed == 1
+    finally:
+        nodes.add_node(num_cpus=1, object_store_memory=STORE)
+        nodes.wait_for_nodes()
+
+
+def _node(worker: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def test_drop_outs_stragglers_bytes_and_rejections_are_those_of_the_local_pool(cluster: RayCluster) -> None:
+    def reports(where: RayCluster | None) -> list[tuple[Any, ...]]:
+        loop = loop_on(where, Poisoned(WORK))
+        found = [loop.round() for _ in range(4)]
+        loop.pool.close()
+        return [(r.active, r.dropped, r.bytes_down, r.bytes_up, r.rejected) for r in found]
+
+    ours = reports(cluster)
+    assert ours == reports(None)
+    assert any(rejected for *_, rejected in ours)
+
+
+@dataclass(frozen=True)
+class Poisoned(Ditto):
+    """Client 2 sends nothing but NaN."""
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+        client, up = super().client_update(task, client, down, data)
+        up.delta[data.ids == 2] = torch.nan
+        return client, up
+
+
+def test_what_a_method_raises_in_a_worker_is_raised_here(cluster: RayCluster) -> None:
+    loop = loop_on(cluster, Fails(WORK))
+    with pytest.raises(ConfigError, match="not today") as caught:
+        loop.round()
+    assert any("in client_update of client(s)" in note for note in caught.value.__notes__)
+
+
+@dataclass(frozen=True)
+class Fails(Ditto):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+        raise ConfigError("not today")
+
+
+@pytest.mark.usefixtures("for_runs")
+def test_epsilon_and_noise_are_those_of_the_local_pool() -> None:
+    settings = {"clients": 4, "rounds": 2, "seeds": (0,), "model": "mlr", "dp_noise": 1.0, "algorithms": "ditto"}
+    ours, theirs = kinfed.run(pool="ray", **settings).of("ditto"), kinfed.run(**settings).of("ditto")
+    assert ours.privacy == theirs.privacy
+    torch.testing.assert_close(ours.shared_model, theirs.shared_model, rtol=0, atol=1e-6)
+
+
+# ---- losses ----
+
+
+def test_a_worker_killed_between_rounds_leaves_no_trace(cluster: RayCluster) -> None:
+    loop = loop_on(cluster, Ditto(WORK))
+
+    def kill(number: int) -> None:
+        if number == 2:
+            os.kill(process_of(loop, 1), signal.SIGKILL)
+
+    expect_equal(finished(loop, after=kill), finished(loop_on(None, Ditto(WORK))), "nothing is lost", 1e-5)
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_round_leaves_no_trace(cluster: RayCluster, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.touch()
+    ours = finished(loop_on(cluster, Dies(WORK, trap=str(trap)), schedule=Schedule()))
+    assert not trap.exists()
+    expect_equal(ours, finished(loop_on(None, Ditto(WORK), schedule=Schedule())), "nothing is lost", 1e-5)
+
+
+@dataclass(frozen=True)
+class Dies(Ditto):
+    """Client 4 ends its process in round 3 if there is a trap, which it removes if that is a file."""
+
+    trap: str = ""
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+        if data.round == 3 and 4 in data.ids and os.path.exists(self.trap):
+            if os.path.isfile(self.trap):
+                os.unlink(self.trap)
+            os._exit(1)
+        return super().client_update(task, client, down, data)
+
+
+def test_a_worker_that_dies_again_and_again_stops_the_run_with_the_reason(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinfed.pools.ray_pool.RESTARTS", 1)
+    loop = loop_on(cluster, Dies(WORK, trap=str(tmp_path)), schedule=Schedule())  # a folder is never removed
+    with pytest.raises(PoolError, match="ended 2 times in a row"):
+        finished(loop)
+    assert loop.completed == 2
+
+
+# ---- checkpoints ----
+
+RUN = {"clients": 6, "algorithms": "ditto,fedfomo", "rounds": 5, "seeds": (0,), "model": "mlr", "checkpoint_every": 1}
+
+
+def stopped_after(last: int, out: Path, **settings: Any) -> None:
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 2 * last
+
+    with pytest.raises(Interrupted):
+        kinfed.run(out=out, should_stop=stop, **settings)
+
+
+def same(one: Path, other: Path) -> list[str]:
+    return same_results(one, other, tolerance=1e-5, config=False)
+
+
+@pytest.mark.parametrize(("first", "then"), [("local", "ray"), ("ray", "local")])
+@pytest.mark.usefixtures("for_runs")
+def test_a_run_begun_on_one_pool_goes_on_on_the_other(first: str, then: str, tmp_path: Path) -> None:
+    kinfed.run(out=tmp_path / "whole", **RUN)
+    stopped_after(2, tmp_path / "two", pool=first, **RUN)
+    kinfed.run(out=tmp_path / "two", resume=True, pool=then, **RUN)
+    assert same(tmp_path / "whole", tmp_path / "two") == []
+
+
+@pytest.mark.usefixtures("for_runs")
+def test_a_driver_killed_at_once_loses_nothing_but_the_round(nodes: Cluster, tmp_path: Path) -> None:
+    kinfed.run(out=tmp_path / "whole", **RUN | {"rounds": 40})
+    nodes.add_node(num_cpus=2, object_store_memory=STORE)  # for the workers of another driver
+    out = tmp_path / "killed"
+    command = [
+        sys.executable, "-m", "kinfed", "run", "--pool", "ray", "--ray-address", nodes.address, "--workers", "2",
+        "--clients", "6", "--algorithms", "ditto,fedfomo", "--rounds", "40", "--seeds", "0", "--model", "mlr",
+        "--checkpoint-every", "1", "--out", str(out), "--no-report",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + 300
+        while len(list(out.glob("checkpoints/ditto-0/0000000[3-9].json"))) == 0 and time.monotonic() < deadline:
+            assert driver.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGKILL)
+    assert not (out / "summary.json").exists()
+    kinfed.run(out=out, resume=True, pool="ray", **RUN | {"rounds": 40})
+    assert same(tmp_path / "whole", out) == []
+
+
+# ---- the cluster ----
+
+
+def test_a_cluster_for_one_run_starts_and_ends_with_it(tmp_path: Path) -> None:
+    code = (
+        "import kinfed, ray\n"
+        "r = kinfed.run(clients=3, algorithms='ditto', rounds=2, seeds=(0,), model='mlr', pool='ray', workers=1)\n"
+        "assert not ray.is_initialized()\n"
+        "print(r.of('ditto').personal['loss'])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    wanted = kinfed.run(clients=3, algorithms="ditto", rounds=2, seeds=(0,), model="mlr").of("ditto").personal["loss"]
+    assert float(found.stdout) == pytest.approx(wanted, abs=1e-5)
+    assert found.stderr == ""
+
+
+def test_an_address_without_a_cluster_and_settings_that_do_not_fit_are_refused(cluster: RayCluster) -> None:
+    with pytest.raises(ConfigError, match="connected to a Ray cluster already"):
+        RayCluster("127.0.0.1:1", 1)
+    with pytest.raises(ConfigError, match="ray_address is for pool = ray"):
+        make_config(None, {"ray_address": "auto"})
+    with pytest.raises(ConfigError, match="state = disk is for the local pool"):
+        make_config(None, {"pool": "ray", "state": "disk"})
+
+
+def test_pool_and_address_do_not_belong_to_the_identity_of_a_run() -> None:
+    assert make_config(None, {"pool": "ray", "ray_address": "auto"}).fingerprint() == make_config().fingerprint()

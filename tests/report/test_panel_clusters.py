@@ -1,0 +1,239 @@
+"""Panels on clusters and on APFL's α: from records made by hand, and from a run of every method that has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from method_bench import linear
+from plotly import graph_objects
+
+import kinfed
+from kinfed.report import build, palette
+from kinfed.report.chart import Figure
+from kinfed.report.comparison import Method, compare
+from kinfed.report.palette import HUES, styles
+from kinfed.report.panels import panel
+from kinfed.report.panels.apfl_panel import mixing
+from kinfed.report.panels.clusters_panel import MAX_ROWS, clusters, color, membership, recorded
+from kinfed.runs.reader import Federation, Final, Round, Run, Trial, load_runs
+from kinfed.testing import tiny_federation
+
+NAMES = ("anna", "<b>bert", "carl", "dora")
+
+
+def method(
+    figures: dict[int, dict[str, Any]],
+    *,
+    family: str = "ifca",
+    names: tuple[str, ...] = NAMES,
+    groups: tuple[int, ...] | None = None,
+    seeds: tuple[int, ...] = (4,),
+) -> Method:
+    """A method that recorded these figures, by round."""
+    rounds = tuple(Round(n, 1.0, 4, 0, 1.0, 1.0, {}, own) for n, own in figures.items())
+    last = max(figures)
+    trials = tuple(Trial(family, seed, rounds, (), Final(last, last, {}, 1.0, 1.0, 1.0), True) for seed in seeds)
+    counts = tuple((m + 1, 20) for m in range(len(names)))
+    data = Federation(names, ("a", "b"), counts, counts, counts, groups, ("east", "west") if groups else None)
+    run = Run(
+        Path("r"), "r", {"algorithms": {family: {"method": family}}}, "0", {}, "", trials, dict.fromkeys(seeds, data)
+    )
+    return Method(family, family, 0, styles([family])[0], run, trials)
+
+
+def drawable(figures: tuple[Figure, ...]) -> None:
+    """Plotly accepts them, JSON can hold them, and all colours are the palette's."""
+    for figure in figures:
+        graph_objects.Figure(data=figure.data, layout=figure.layout)
+        json.dumps([figure.data, figure.layout], allow_nan=False)
+        for text in _strings([figure.data, figure.layout]):
+            assert "<b>" not in text
+            assert not text.startswith("#") or text[:7] in palette.DARK
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _strings(entry)
+
+
+WALK = {
+    5: {"cluster": [-1, 0, 0, 0]},
+    10: {"cluster": [1, 0, 0, 0]},
+    15: {"cluster": [1, 0, 1, 0]},
+    20: {"cluster": [1, 0, 1, 0]},
+}
+
+
+def test_the_strip_shows_every_client_in_every_evaluated_round() -> None:
+    found = clusters(method(WALK))
+    assert found is not None
+    strip, members = found.figures
+    drawable(found.figures)
+    (cells,) = strip.data
+    assert cells["z"] == [[1, 1, 1, 1], [1, 1, 1, 1], [0, 2, 2, 2], [1, 1, 2, 2]]  # rows: bert, dora, anna, carl
+    assert cells["customdata"][2][0] == "anna, round 5: no cluster yet"
+    assert cells["customdata"][0][3] == "&lt;b&gt;bert, round 20: cluster 0"
+    assert strip.layout["yaxis"]["ticktext"] == ["&lt;b&gt;bert", "dora", "anna", "carl"]
+    assert strip.layout["xaxis"]["ticktext"] == ["5", "10", "15", "20"]
+    by_name = {trace["name"]: trace["y"] for trace in members.data}
+    assert by_name == {"cluster 0": [3, 3, 2, 2], "cluster 1": [0, 1, 2, 2], "no cluster yet": [1, 0, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (WALK, "form 2 clusters, the largest with 2 and the smallest with 2 of 4 clients. Nobody has changed cluster "
+               "since round 15."),
+        ({n: WALK[n] for n in (5, 10, 15)}, "1 changed cluster between the last two evaluated rounds."),
+        ({n: WALK[n] for n in (15, 20)}, "Nobody changed cluster between the evaluated rounds."),
+        ({5: WALK[5]}, "form 1 cluster. 1 client had no cluster yet."),
+    ],
+)  # fmt: skip
+def test_what_the_sentence_says(figures: dict[int, dict[str, Any]], words: str) -> None:
+    found = clusters(method(figures))
+    assert found is not None
+    assert words in found.sentence
+    assert "seed" not in found.sentence
+    drawable(found.figures)
+
+
+def test_clusters_are_held_against_known_groups() -> None:
+    same = clusters(method(WALK, groups=(0, 1, 0, 1)))
+    other = clusters(method(WALK, groups=(0, 0, 1, 1), seeds=(4, 5)))
+    assert same is not None
+    assert other is not None
+    assert "made of by 1.00" in same.sentence
+    assert "made of by -0.50" in other.sentence
+    assert other.sentence.endswith("Shown is seed 4.")
+    assert same.figures[0].layout["yaxis"]["ticktext"] == ["east", "west"]
+    assert "anna (east)" in same.figures[0].data[0]["customdata"][0][0]
+
+
+def test_a_tree_of_splits_has_no_crossing_lines() -> None:
+    """0 splits off 1 in round 3 and 2 in round 7; 1 splits off 3 in round 9: from the top 0, 2, 1, 3."""
+    figures = {10: {"cluster": [0, 1, 2, 3], "parent": [-1, 0, 0, 1], "born": [0, 3, 7, 9]}}
+    found = clusters(method(figures, family="cfl"))
+    assert found is not None
+    tree = found.figures[-1]
+    drawable(found.figures)
+    lines = {trace["name"]: (trace["x"], trace["y"]) for trace in tree.data}
+    assert lines == {
+        "cluster 0": ([0, 10], [0, 0]),
+        "cluster 1": ([3, 3, 10], [0, 2, 2]),
+        "cluster 2": ([7, 7, 10], [0, 1, 1]),
+        "cluster 3": ([9, 9, 10], [2, 3, 3]),
+    }
+    assert "cluster 3: 1 client; split from cluster 1 in round 9" in tree.data[3]["hovertemplate"]
+    alone = clusters(method({10: {"cluster": [0] * 4, "parent": [-1], "born": [0]}}, family="cfl"))
+    assert alone is not None
+    assert len(alone.figures) == 2  # nothing was split
+
+
+def test_many_clients_are_counted_and_not_drawn_one_by_one() -> None:
+    names = tuple(str(m) for m in range(MAX_ROWS + 1))
+    found = clusters(method({1: {"cluster": [m % 9 for m in range(MAX_ROWS + 1)]}}, names=names))
+    assert found is not None
+    assert len(found.figures) == 1
+    drawable(found.figures)
+    assert {trace["type"] for trace in found.figures[0].data} == {"bar"}  # one round: an area has no width
+
+
+def test_other_words_for_clusters() -> None:
+    found = membership(method({1: {"context": [0, 1, 1, 0]}}), "context", "context")
+    assert found is not None
+    assert found.title == "Contexts of clients"
+    assert "form 2 contexts" in found.sentence
+    assert clusters(method({1: {"context": [0, 1, 1, 0]}})) is None
+
+
+@pytest.mark.parametrize("value", [3, [], ["a"], [0.5, 1.0], [True, False], [-2, 0], {"x": 1}])
+def test_records_that_are_no_assignment_are_passed_over(value: Any) -> None:
+    assert recorded(method({1: {"cluster": value}}), "cluster", "cluster") is None
+    kept = recorded(method({1: {"cluster": value}, 2: {"cluster": [0, 1, 0, 1]}}), "cluster", "cluster")
+    assert kept is not None
+    assert kept.rounds == (2,)
+
+
+def test_data_of_other_clients_give_no_names() -> None:
+    found = recorded(method({1: {"cluster": [0, 1]}}), "cluster", "cluster")
+    assert found is not None
+    assert found.name(1) == "client 1"
+
+
+def test_colours_are_told_apart() -> None:
+    assert len({color(c) for c in range(14)}) == 14
+    assert color(3) == HUES[3]
+
+
+# APFL
+
+
+def alphas(*rows: list[float]) -> dict[int, dict[str, Any]]:
+    return {5 * (i + 1): {"clients": {"alpha": row}} for i, row in enumerate(rows)}
+
+
+def test_apfl_shows_every_clients_share_and_the_median() -> None:
+    found = mixing(method(alphas([0.5] * 4, [0.4, 0.9, 0.6, 0.1]), family="apfl"))
+    assert found is not None
+    drawable(found.figures)
+    assert "After round 10 it is 50 % for the median client, from 10 % at dora to 90 % at <b>bert." in found.sentence
+    lines = {trace["name"]: trace["y"] for trace in found.figures[0].data}
+    assert lines["anna"] == [0.5, 0.4]
+    assert lines["median"] == [0.5, 0.5]
+    dots = found.figures[1].data[0]
+    assert dots["x"] == [21, 22, 23, 24]
+    assert dots["y"] == [0.4, 0.9, 0.6, 0.1]
+
+
+def test_apfl_with_many_clients_shows_the_middle() -> None:
+    names = tuple(str(m) for m in range(100))
+    row = [m / 99 for m in range(100)]
+    found = mixing(method(alphas(row, row), family="apfl", names=names, seeds=(1, 2)))
+    assert found is not None
+    drawable(found.figures)
+    band, middle = found.figures[0].data
+    assert band["y"] == pytest.approx([0.9, 0.9, 0.1, 0.1])
+    assert middle["y"] == pytest.approx([0.5, 0.5])
+    assert found.sentence.endswith("Shown is seed 1.")
+
+
+def test_apfl_needs_its_own_records() -> None:
+    assert mixing(method(alphas([0.5] * 4), family="selffl")) is None
+    assert mixing(method({1: {"clients": {"beta": [1]}}, 2: {}}, family="apfl")) is None
+
+
+# Real runs
+
+
+def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "ifca": {"method": "ifca", "clusters": 2},
+        "cfl": {"method": "cfl", "eps1": 1e3, "eps2": 1e-6, "t_min": 1, "min_size": 2},
+        "flhc": {"method": "flhc", "n1": 2},
+        "apfl": {"method": "apfl"},
+    }
+    out = tmp_path / "run"
+    kinfed.run(
+        federation=tiny_federation(), model=linear, algorithms=settings, rounds=6, eval_every=2, seeds=[0],
+        participation=1.0, batch=5, steps=3, out=out,
+    )  # fmt: skip
+    (comparison,) = compare(load_runs([out]))
+    titles = {m.algorithm: [p.title for p in panel.panels(m)] for m in comparison.methods}
+    for name in ("ifca", "cfl", "flhc"):
+        assert "Clusters of clients" in titles[name]
+    assert "Own or global model" in titles["apfl"]
+    made = {m.algorithm: clusters(m) for m in comparison.methods}
+    assert made["cfl"] is not None
+    assert len(made["cfl"].figures) == 3
+    for found in made.values():
+        drawable(() if found is None else found.figures)
+    page = build([out]).read_text(encoding="utf-8")
+    assert "The tree of splits of CFL" in page
+    assert "Own or global model" in page

@@ -1,0 +1,277 @@
+"""Recipes: every one of them is well formed at every scale, and some run from end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kinfed.cli.app import app
+from kinfed.errors import ConfigError, StorageError
+from kinfed.report.chart import Figure
+from kinfed.report.panels.panel import Panel
+from kinfed.report.statistics import interval
+from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
+from kinfed.reproduce.judge import verdicts
+from kinfed.reproduce.measure import config_of, is_done, of_summary, reproduce
+from kinfed.reproduce.recipe import SCALES, SELF_FL, Drawn, Measured, Scale
+from kinfed.reproduce.recipe_page import write_markdown, write_reproduction, write_site
+from kinfed.reproduce.recipes import RECIPES, load_recipe
+from kinfed.reproduce.result_tables import filled, latex_table, markdown_table
+from kinfed.runs.experiment import Experiment, Silent
+
+PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_well_formed(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.paper.name in PAPERS
+    by_scale = {scale: recipe.parts(scale) for scale in SCALES}
+    known = {part.name for parts in by_scale.values() for part in parts}
+    labels: set[str] = set(recipe.aliases)
+    for parts in by_scale.values():
+        assert len({part.name for part in parts}) == len(parts)
+        for part in parts:
+            if isinstance(part, Part):
+                config = config_of(part, None, {})  # that `kinfed run` would take, and all methods with their options
+                labels |= set(Experiment(config, None, None, Silent(), lambda: False).algorithms)
+    for table in recipe.tables:
+        assert {column.part for column in table.columns} <= known
+        headings = {column.heading for column in table.columns}
+        assert all(row in table.rows and heading in headings for row, heading in table.theirs)
+    if labels:  # what runs is shown
+        assert labels & {row for table in recipe.tables for row in table.rows}
+    for row, (label, _) in recipe.aliases.items():
+        assert row != label
+    assert "smoke" in recipe.stand_ins, "what smoke replaces is said on its page"
+    assert {part for part, _ in recipe.inside} <= known
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_claims_without_measurements_are_not_judged(name: str) -> None:
+    for verdict in verdicts(load_recipe(name), Found({}), "paper"):
+        assert verdict.status in ("not judged", "cannot be tested here")
+
+
+def test_smoke_uses_only_data_that_is_always_there() -> None:
+    for name in RECIPES:
+        for part in load_recipe(name).parts("smoke"):
+            if isinstance(part, Part):
+                assert config_of(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
+                    name,
+                    part.name,
+                )
+
+
+def test_interval_by_hand() -> None:
+    found = interval({0: 1.0, 1: 2.0, 2: 3.0})
+    assert found is not None
+    # mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
+    assert interval({0: 1.0}) is None
+    assert interval({0: 1.0, 1: math.nan}) is None
+
+
+def recipe_of(measured: Measured, **more: object) -> Recipe:
+    table = Table(
+        "Accuracy | all",
+        {"a": "Method A", "b": "Method_B", "gone": "Never run"},
+        [Column("One", "p"), Column("Two", "p", "global.accuracy"), Column("Elsewhere", "q")],
+        published("method | One | Two\n a | 90.5 ± 0.5 | -\n b | 80 | 70"),
+    )
+    claims = [
+        Claim.above("a above b", "p", "a", ["b"]),
+        Claim.above("b above a", "p", "b", ["a"]),
+        Claim.above("a above b by 25 points", "p", "a", ["b"], by=0.25),
+        Claim.above("a far above c, which is not there", "p", "a", ["c"]),
+        Untestable("the moon is cheese", "no moon here"),
+    ]
+    return Recipe(
+        "toy", SELF_FL, "Table 0", "A toy", "About.", lambda scale: [Study("p", lambda seeds: measured)], [table],
+        claims, stand_ins={"smoke": "nothing"}, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+MEASURED: Measured = {
+    "a": {"personal.accuracy": {0: 0.9, 1: 0.92, 2: 0.91}, "global.accuracy": {0: 0.5, 1: 0.5, 2: 0.5}},
+    "b": {"personal.accuracy": {0: 0.7, 1: 0.71, 2: 0.72}},
+}
+
+
+def test_verdicts_by_hand() -> None:
+    said = verdicts(recipe_of(MEASURED), Found({"p": MEASURED}), "paper")
+    assert [v.status for v in said] == [
+        "reproduced", "not reproduced", "not reproduced", "not judged", "cannot be tested here",
+    ]  # fmt: skip
+    # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
+    assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
+    assert said[1].sentence.startswith("no, −20.0")
+    assert said[2].sentence.startswith("no, −5.0")
+    assert said[4].sentence == "no moon here"
+
+
+def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
+    found = Found({"p": MEASURED})
+    assert {v.status for v in verdicts(recipe_of(MEASURED), found, "smoke")} == {"not judged", "cannot be tested here"}
+    single: Measured = {row: {metric: {0: by[0]} for metric, by in m.items()} for row, m in MEASURED.items()}
+    first = verdicts(recipe_of(single), Found({"p": single}), "paper")[0]
+    assert first.status == "not judged"
+    assert first.sentence == "one seed is no evidence: +20.0 points"
+
+
+def test_a_rival_in_the_way_is_named() -> None:
+    three = {**MEASURED, "c": {"personal.accuracy": {0: 0.95, 1: 0.95, 2: 0.95}}}
+    claim = Claim.above("a above all", "p", "a", ["b", "c"])
+    recipe = recipe_of(three)
+    object.__setattr__(recipe, "claims", [claim])
+    verdict = verdicts(recipe, Found({"p": three}), "small")[0]
+    assert verdict.status == "not reproduced"
+    assert "above 1 of 2" in verdict.sentence
+    assert "against c" in verdict.sentence
+
+
+def test_tables_as_text() -> None:
+    table = filled(recipe_of(MEASURED).tables[0], Found({"p": MEASURED}))
+    assert table is not None
+    assert [column.heading for column in table.columns] == ["One", "Two"]  # the third column's part was not run
+    assert [name for name, _ in table.rows] == ["Method A", "Method_B"]
+    assert markdown_table(table).splitlines() == [
+        "|  | One | One, paper | Two | Two, paper |",
+        "|---|---:|---:|---:|---:|",
+        "| Method A | 91.0 ± 1.0 | 90.5 ± 0.5 | 50.0 ± 0.0 | – |",
+        "| Method_B | 71.0 ± 1.0 | 80 | – | 70 |",
+    ]
+    latex = latex_table(table)
+    assert r"Method\_B & 71.0 $\pm$ 1.0 & 80 & -- & 70 \\" in latex
+    assert latex.count(r"\begin{tabular}{lrrrr}") == 1
+
+
+def test_aliases_are_other_models_of_a_method() -> None:
+    found = Found({"p": MEASURED}, {"a_global": ("a", "global")})
+    assert found.of("p", "a_global", "personal.accuracy") == {0: 0.5, 1: 0.5, 2: 0.5}
+    assert found.of("p", "nobody", "personal.accuracy") == {}
+
+
+def test_published_numbers_must_fill_their_row() -> None:
+    with pytest.raises(ConfigError, match="has 1 numbers for 2 columns"):
+        published("m | A | B\n x | 1")
+
+
+def test_files_of_a_reproduction(tmp_path: Path) -> None:
+    done = reproduce(recipe_of(MEASURED), "paper", tmp_path / "toy-paper")
+    page = write_reproduction(done).read_text("utf-8")
+    assert "kinfed reproduce toy --scale paper" in page
+    assert re.findall(r'(?:src|href)="(?!#|data:|parts/)', page.split("<script>")[0]) == []  # nothing from outside
+    rows = list(csv.DictReader((tmp_path / "toy-paper" / "results.csv").read_text("utf-8").splitlines()))
+    one = next(row for row in rows if row["method"] == "Method A" and row["column"] == "One")
+    assert (one["mean"], one["sd"], one["seeds"], one["paper"], one["paper_spread"]) == ("91", "1", "3", "90.5", "0.5")
+    assert r"\toprule" in (tmp_path / "toy-paper" / "results.tex").read_text("utf-8")
+    site = write_site([done], tmp_path).read_text("utf-8")
+    assert 'href="toy-paper/index.html"' in site
+    index = write_markdown([done], tmp_path / "docs").read_text("utf-8")
+    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 2 | 0 | 0 | paper |" in index
+    assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
+
+
+def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -> None:
+    calls: list[object] = []
+
+    def recipe(repeats: int) -> Recipe:
+        def measure(seeds: object) -> Measured:
+            calls.append(seeds)
+            return MEASURED
+
+        return Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", measure, {"repeats": repeats})])
+
+    first = reproduce(recipe(1), "paper", tmp_path)
+    assert reproduce(recipe(1), "paper", tmp_path).found == first.found
+    assert calls == [None]
+    assert is_done(recipe(1), "paper", tmp_path, None, {})
+    assert not is_done(recipe(2), "paper", tmp_path, None, {})
+    with pytest.raises(StorageError, match="measured with other settings"):
+        reproduce(recipe(2), "paper", tmp_path)
+
+
+def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
+    def fails(seeds: object) -> Measured:
+        raise KeyboardInterrupt
+
+    recipe = Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", fails)])
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(recipe, "smoke", tmp_path)
+    assert not is_done(recipe, "smoke", tmp_path, None, {})
+
+
+def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:
+    one, two = Figure("one", [], {}), Figure("two", [], {})
+    assert Drawn.panel(Panel("Steps", "Look.", (one, two))) == [Drawn("Steps", one), Drawn("", two, "Look.")]
+    assert Drawn.panel(Panel("Steps", "Look.", (one,)), "Other") == [Drawn("Other", one, "Look.")]
+    assert Drawn.panel(Panel("Steps", "Nothing to see.")) == []
+
+
+def test_summary_becomes_measurements() -> None:
+    result = {
+        "algorithm": "x", "seed": 3, "rounds": 4, "personal": {"accuracy": 0.5}, "global": None, "bytes_down": 8,
+        "bytes_up": 4, "seconds": 2.0, "alternatives": {"before": {"accuracy": 0.25}},
+        "privacy": {"epsilon": [1.0, 2.5]},
+    }  # fmt: skip
+    assert of_summary([result]) == {
+        "x": {"personal.accuracy": {3: 0.5}, "before.accuracy": {3: 0.25}, "bytes": {3: 3.0}, "seconds": {3: 0.5},
+              "epsilon": {3: 2.5}}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["selffl-ablation", "cgpfl-contexts"])
+def test_smoke_from_end_to_end_and_again(name: str, tmp_path: Path) -> None:
+    command = ["reproduce", name, "--scale", "smoke", "--out", str(tmp_path), "--publish", str(tmp_path / "docs")]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    folder = tmp_path / f"{name}-smoke"
+    assert (folder / "index.html").exists()
+    assert (tmp_path / "docs" / f"{name}.md").exists()
+    assert not list(folder.glob("parts/*/checkpoints"))
+    records = {path: path.read_bytes() for path in folder.glob("parts/*.json")}
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0
+    assert {path: path.read_bytes() for path in folder.glob("parts/*.json")} == records
+    measured = json.loads(next(iter(records.values())))["measured"]
+    assert all(len(by_seed) == 2 for metrics in measured.values() for by_seed in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["selffl-mnits"], "did you mean selffl-mnist"),
+        (["selffl-mnist", "--scale", "large"], "unknown scale"),
+        ([], "name one recipe"),
+        (["selffl-mnist", "--all"], "name one recipe"),
+        (["selffl-mnist", "--seeds", "one"], "--seeds takes whole numbers"),
+        (["selffl-mnist", "--scale", "smoke", "--only", "nothing"], "unknown part"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path / "out")])
+    assert result.exit_code != 0
+    assert complaint in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_some_parts(tmp_path: Path) -> None:
+    recipe = load_recipe("cgpfl-table1")
+    scale: Scale = "paper"
+    assert [part.name for part in recipe.limited_to(["mnist-dnn"], scale).parts(scale)] == ["mnist-dnn"]
+
+
+def test_recipes_are_listed() -> None:
+    result = CliRunner().invoke(app, ["list", "recipes"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in RECIPES)

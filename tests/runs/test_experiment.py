@@ -1,0 +1,194 @@
+"""Runs: the same clients and starts for all methods, files on disk, interruption and resumption."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed.errors import ConfigError, KinfedError, StorageError
+from kinfed.runs.checkpoint import Checkpoints
+from kinfed.runs.experiment import Interrupted, read_config
+from kinfed.runs.folder import RunFolder, same_results
+
+SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
+
+
+def small_federation() -> kinfed.Federation:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(120, 6)).astype("float32")
+    y = (x[:, 0] + 0.3 * draw.normal(size=120) > 0).astype(int) + (x[:, 1] > 0.5)
+    return kinfed.Federation.from_arrays(x, y, np.repeat(list("abcd"), 30))
+
+
+def test_a_run_writes_what_the_documentation_says(tmp_path: Path) -> None:
+    result = kinfed.run(**SMALL, out=tmp_path / "run")
+    folder = tmp_path / "run"
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 2 * 4
+    assert {"algorithm", "seed", "round", "seconds", "active", "dropped", "bytes_down", "bytes_up"} <= set(lines[0])
+    assert [line["personal"] is not None for line in lines[:4]] == [False, True, False, True]
+    summary = json.loads((folder / "summary.json").read_text())["results"]
+    assert {(r["algorithm"], r["seed"]) for r in summary} == {("local", 0), ("ditto", 0), ("local", 1), ("ditto", 1)}
+    assert summary[0]["global"] is None
+    with (folder / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 5
+    mine = [r for r in rows if r["algorithm"] == "ditto" and r["seed"] == "0"]
+    weighted = sum(float(r["personal_accuracy"]) * int(r["n_test"]) for r in mine) / sum(int(r["n_test"]) for r in mine)
+    assert weighted == pytest.approx(result.of("ditto", 0).personal["accuracy"], abs=1e-12)
+    assert lines[-1]["personal"] == pytest.approx(summary[-1]["personal"])  # figures are those of the last round
+    ditto = [line for line in lines if line["algorithm"] == "ditto" and line["seed"] == 1]
+    assert sum(line["bytes_up"] for line in ditto) == result.of("ditto", 1).bytes_up
+
+
+def test_bytes_by_hand(tmp_path: Path) -> None:
+    """Logistic regression on 8x8 digits: 650 parameters; 2 of 5 clients, 3 rounds; Ditto sends w up with a count."""
+    result = kinfed.run(algorithms="local,ditto", rounds=3, seeds=(0,), clients=5, model="mlr", participation=0.4)
+    assert result.of("local").bytes_down == result.of("local").bytes_up == 0
+    assert result.of("ditto").bytes_down == 3 * 2 * 4 * 650
+    assert result.of("ditto").bytes_up == 3 * 2 * (4 * 650 + 4)
+
+
+def test_two_equal_runs_give_equal_files(tmp_path: Path) -> None:
+    kinfed.run(**SMALL, out=tmp_path / "a")
+    kinfed.run(**SMALL, out=tmp_path / "b", workers=1)
+    assert same_results(tmp_path / "a", tmp_path / "b", config=False) == []
+    assert (tmp_path / "a/clients.csv").read_bytes() == (tmp_path / "b/clients.csv").read_bytes()
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    kinfed.run(**SMALL, out=tmp_path / "whole")
+    for stop_after in (1, 3, 6, 11):
+        folder = tmp_path / f"cut-{stop_after}"
+        calls = iter(range(10**6))
+        with pytest.raises(Interrupted):
+            kinfed.run(**SMALL, out=folder, should_stop=lambda c=calls, s=stop_after: next(c) >= s)
+        kinfed.run(**SMALL, out=folder, resume=True)
+        assert same_results(tmp_path / "whole", folder) == [], stop_after
+
+
+def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    settings = {**SMALL, "rounds": 25, "checkpoint_every": 3, "seeds": (0,), "algorithms": "local,fedavg,ditto"}
+    kinfed.run(**settings, out=tmp_path / "whole")
+    code = f"import kinfed; kinfed.run(**{settings!r}, out={str(tmp_path / 'cut')!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    journal = tmp_path / "cut" / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 32):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut" / "summary.json").exists(), "it ended before it was killed"
+    kinfed.run(**settings, out=tmp_path / "cut", resume=True)
+    assert same_results(tmp_path / "whole", tmp_path / "cut") == []
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "saved"), [(None, 0.0, [1, 2, 3, 4, 5]), (None, 1e9, [5]), (2, 1e9, [2, 4, 5])]
+)
+def test_checkpoints_come_as_time_passes_or_by_rounds(
+    every: int | None, seconds: float, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    save = Checkpoints.save
+
+    def watched(self: Checkpoints, label: str, round: int, *rest: Any) -> None:
+        found.append(round)
+        save(self, label, round, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    monkeypatch.setattr("kinfed.runs.experiment.CHECKPOINT_SECONDS", seconds)
+    settings = {**SMALL, "algorithms": "local", "rounds": 5, "seeds": (0,), "checkpoint_every": every}
+    kinfed.run(**settings, out=tmp_path / "run")
+    assert found == saved
+
+
+def test_a_warm_start_is_shared_and_resumes(tmp_path: Path) -> None:
+    settings = {**SMALL, "warm_start": 3, "seeds": (0,)}
+    whole = kinfed.run(**settings, out=tmp_path / "whole")
+    assert {r["round"] for r in RunFolder(tmp_path / "whole").records()} == {4, 5, 6, 7}
+    cold = kinfed.run(**{**settings, "warm_start": 0})
+    assert whole.of("ditto").personal["loss"] < cold.of("ditto").personal["loss"]
+    calls = iter(range(10**6))
+    with pytest.raises(Interrupted):
+        kinfed.run(**settings, out=tmp_path / "cut", should_stop=lambda: next(calls) >= 5)
+    kinfed.run(**settings, out=tmp_path / "cut", resume=True)
+    assert same_results(tmp_path / "whole", tmp_path / "cut") == []
+
+
+def test_own_data_and_own_model(tmp_path: Path) -> None:
+    result = kinfed.run(
+        federation=small_federation(),
+        model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+        algorithms="ditto", rounds=3, seeds=(0,), out=tmp_path / "run",
+    )  # fmt: skip
+    module = result.personal_model("b")
+    part = small_federation().cohort(torch.tensor([1]), 0, 1).test
+    x, y = next(part.everything())[1].x[0], next(part.everything())[1].y[0]
+    right = (module(x).argmax(1) == y).double().mean()
+    assert float(right) == pytest.approx(float(result.of().evaluation.personal.correct[1] / len(y)))
+    assert result.personal_model(1).state_dict().keys() == module.state_dict().keys()
+    assert result.global_model() is not None
+
+
+def test_other_data_is_another_run(tmp_path: Path) -> None:
+    common = {"algorithms": "local", "rounds": 1, "seeds": (0,), "model": "mlr", "out": tmp_path / "run"}
+    kinfed.run(federation=small_federation(), **common)
+    other = small_federation()
+    other.labels = (other.labels + 1) % 3
+    with pytest.raises(StorageError):
+        kinfed.run(federation=other, resume=True, **common)
+
+
+def test_the_configuration_of_a_folder_can_be_read_back(tmp_path: Path) -> None:
+    result = kinfed.run(**SMALL, out=tmp_path / "run")
+    assert read_config(tmp_path / "run") == result.config
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(KinfedError):
+        kinfed.run(algorithms="ditto", rounds=1, clients=5, out=tmp_path / "run", **{"partition": "nonsense"})
+    with pytest.raises(ConfigError):
+        kinfed.run(algorithms="cgpfl", rounds=1, clients=3, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: r.of(), "say which algorithm"),
+        (lambda r: r.of("fedavg"), "no result"),
+        (lambda r: r.personal_model("nobody", "ditto"), "no client is called 'nobody'"),
+        (lambda r: r.personal_model(99, "ditto"), "0..4"),
+    ],
+)
+def test_results_say_what_they_have(call, words: str) -> None:
+    result = kinfed.run(**{**SMALL, "rounds": 1, "seeds": (0,)})
+    with pytest.raises(ConfigError, match=words):
+        call(result)
+
+
+def test_device_that_is_not_there_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ConfigError, match="cuda"):
+        kinfed.run(algorithms="local", rounds=1, clients=5, device="cuda")
+
+
+def test_simulate_gives_a_round_iterator() -> None:
+    loop = kinfed.simulate(small_federation(), "mlr", "ditto", participation=0.5, lam=0.1)
+    assert [report.round for report in loop.rounds(3)] == [1, 2, 3]
+    assert loop.evaluate().personal is not None

@@ -1,0 +1,221 @@
+"""Metrics against figures worked out by hand, and properties that hold for any federation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kinfed.errors import DataError
+from kinfed.runs.metrics import histogram, relative_false_accepts, summarize
+
+
+def counts(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def sizes(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def test_four_clients_by_hand() -> None:
+    # accuracies 1/2, 1, 0, 3/4; 20 test examples, 12 correct
+    found = summarize(counts(5, 4, 0, 3), counts(10, 1, 8, 2), sizes(10, 4, 2, 4), sizes(30, 10, 50, 10))
+    assert found["accuracy"] == pytest.approx(12 / 20)
+    assert found["accuracy_mean"] == pytest.approx(2.25 / 4)
+    deviations = [0.5 - 0.5625, 1 - 0.5625, 0 - 0.5625, 0.75 - 0.5625]
+    assert found["accuracy_std"] == pytest.approx(math.sqrt(sum(d * d for d in deviations) / 4))
+    assert found["worst10"] == 0.0  # ceil(4/10) = 1 client: the third
+    assert found["top10"] == 0.0  # the third has most training examples
+    assert found["loss"] == pytest.approx(21 / 20)
+    assert list(found) == ["accuracy", "accuracy_mean", "accuracy_std", "worst10", "top10", "loss"]
+
+
+def test_weights_by_training_examples() -> None:
+    found = summarize(counts(5, 4), counts(10, 2), sizes(10, 4), sizes(30, 10), weight="train")
+    assert found["accuracy"] == pytest.approx((30 * 0.5 + 10 * 1.0) / 40)
+    assert found["loss"] == pytest.approx((30 * 1.0 + 10 * 0.5) / 40)
+    assert found["accuracy_mean"] == pytest.approx(0.75)
+
+
+def test_ten_percent_rounds_up() -> None:
+    correct = torch.arange(30, dtype=torch.float64)
+    found = summarize(correct, correct, torch.full((30,), 100), torch.arange(30))
+    assert found["worst10"] == pytest.approx((0 + 1 + 2) / 300)
+    assert found["top10"] == pytest.approx((29 + 28 + 27) / 300)
+    found = summarize(correct[:21], correct[:21], torch.full((21,), 100), torch.arange(21))
+    assert found["worst10"] == pytest.approx((0 + 1 + 2) / 300)
+
+
+def test_top10_weighs_by_examples_and_prefers_lower_ids() -> None:
+    # 11 clients: two count. Sizes 9, 7, 9, 9, 1, ...: the clients 0 and 2, not 3.
+    n_train = sizes(9, 7, 9, 9, *[1] * 7)
+    n_test = sizes(10, 1, 30, 5, *[1] * 7)
+    correct = counts(1, 0, 27, 5, *[0] * 7)
+    assert summarize(correct, correct, n_test, n_train)["top10"] == pytest.approx(28 / 40)
+    by_train = summarize(correct, correct, n_test, n_train, weight="train")["top10"]
+    assert by_train == pytest.approx((0.1 + 0.9) / 2)
+
+
+def test_clients_without_test_examples_are_in_no_figure() -> None:
+    """Ten clients beside an eleventh without test data: one counts as 10%, and the largest is not the absent one."""
+    nan = float("nan")
+    with_absent = summarize(
+        counts(*range(10), 0), counts(*[1.0] * 10, nan), sizes(*[10] * 10, 0), sizes(*range(10), 99)
+    )
+    without = summarize(counts(*range(10)), counts(*[1.0] * 10), sizes(*[10] * 10), sizes(*range(10)))
+    assert with_absent == without
+    assert without["worst10"] == 0.0
+    assert without["top10"] == pytest.approx(0.9)
+
+
+def test_a_task_without_accuracy_gives_the_loss_only() -> None:
+    assert summarize(None, counts(6, 2), sizes(3, 1), sizes(1, 1)) == {"loss": 2.0}
+
+
+def test_figures_that_do_not_exist_are_absent() -> None:
+    assert summarize(counts(0, 0), counts(0, 0), sizes(0, 0), sizes(5, 5)) == {}
+    assert summarize(counts(), counts(), sizes(), sizes()) == {}
+    newcomers = summarize(counts(1, 3), counts(1, 1), sizes(2, 4), sizes(0, 0), weight="train")
+    assert newcomers == {"accuracy_mean": 0.625, "accuracy_std": 0.125, "worst10": 0.5}
+
+
+def test_a_diverged_model_shows_in_the_loss_unless_it_has_no_weight() -> None:
+    nan = float("nan")
+    assert math.isnan(summarize(None, counts(nan, 1), sizes(1, 1), sizes(1, 1))["loss"])
+    assert summarize(None, counts(nan, 1), sizes(1, 1), sizes(0, 1), weight="train") == {"loss": 1.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1), st.integers(0, 9)), min_size=1, max_size=40))
+def test_bounds_and_plain_loops(clients: list[tuple[int, float, int]]) -> None:
+    """Against a textbook computation with Python lists."""
+    n_test = [n for n, _, _ in clients]
+    correct = [float(int(n * share)) for n, share, _ in clients]
+    n_train = [t for _, _, t in clients]
+    found = summarize(counts(*correct), counts(*correct), sizes(*n_test), sizes(*n_train))
+    rows = [(c / n, n, t, i) for i, (c, n, t) in enumerate(zip(correct, n_test, n_train, strict=True)) if n]
+    if not rows:
+        assert found == {}
+        return
+    tenth = -(-len(rows) // 10)
+    accuracies = [r[0] for r in rows]
+    largest = sorted(rows, key=lambda r: (-r[2], r[3]))[:tenth]
+    assert found["accuracy"] == pytest.approx(sum(correct) / sum(n_test))
+    assert found["accuracy_mean"] == pytest.approx(sum(accuracies) / len(rows))
+    assert found["worst10"] == pytest.approx(sum(sorted(accuracies)[:tenth]) / tenth)
+    assert found["top10"] == pytest.approx(sum(r[0] * r[1] for r in largest) / sum(r[1] for r in largest))
+    assert found["worst10"] <= found["accuracy_mean"] + 1e-12
+    assert int(histogram(counts(*correct), sizes(*n_test)).sum()) == len(rows)
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"one entry per client.*'loss': \[1\]"):
+        summarize(counts(1, 2), counts(1), sizes(2, 2), sizes(1, 1))
+    with pytest.raises(ValueError, match="client 1 has 3 correct of 2 test examples"):
+        summarize(counts(1, 3), counts(1, 1), sizes(2, 2), sizes(1, 1))
+    with pytest.raises(ValueError, match="negative"):
+        summarize(None, counts(1), sizes(-1), sizes(1))
+    with pytest.raises(ValueError, match='"test" or "train"; got \'val\''):
+        summarize(None, counts(1), sizes(1), sizes(1), weight="val")  # type: ignore[arg-type]
+
+
+def test_histogram_edges_belong_to_the_bin_they_start() -> None:
+    """Every accuracy k/20 is an edge; 0.15 * 20 is 3 only if nothing is rounded on the way; 1 joins the last bin."""
+    correct = torch.arange(21, dtype=torch.float64)
+    assert histogram(correct, torch.full((21,), 20)).tolist() == [1] * 19 + [2]
+    assert histogram(counts(0, 1, 9), sizes(3, 3, 0) + sizes(0, 0, 10), bins=2).tolist() == [2, 1]
+    assert histogram(counts(0), sizes(0)).tolist() == [0] * 20
+
+
+# Relative false accepts
+
+
+def scored(positives: list[float], negatives: list[float]) -> tuple[Tensor, Tensor]:
+    flags = torch.tensor([True] * len(positives) + [False] * len(negatives))
+    return torch.tensor(positives + negatives), flags
+
+
+def test_relative_false_accepts_by_hand() -> None:
+    baseline, positive = scored([0.2, 0.5, 0.7, 0.9], [0.1, 0.3, 0.55, 0.8])
+    # At 0.4 the baseline misses 0.2 and accepts 0.55 and 0.8: FR 1/4, FA 2/4.
+    model, _ = scored([0.4, 0.5, 0.8, 0.9], [0.1, 0.2, 0.3, 0.6])
+    # The model misses one of four between 0.4 and 0.5, where it accepts 0.6 only.
+    found = relative_false_accepts(model, baseline, positive, 0.4)
+    assert found.ratio == pytest.approx(1 / 2)
+    assert (found.false_reject, found.false_accept, found.baseline_false_accept) == (0.25, 0.25, 0.5)
+    assert found.baseline_threshold == 0.4
+
+
+@pytest.mark.parametrize("threshold", [0.31, 0.5, 0.55, 0.6])
+def test_a_model_against_itself_is_one_at_any_threshold(threshold: float) -> None:
+    scores, positive = scored([0.3, 0.5, 0.6, 0.9], [0.1, 0.2, 0.55, 0.7])
+    assert relative_false_accepts(scores, scores, positive, threshold).ratio == 1.0
+
+
+def test_equal_scores_are_split_by_interpolation() -> None:
+    baseline, positive = scored([0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0])  # at 0.5: FR 1/4, FA 2/4
+    model, _ = scored([0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5])  # says nothing: from (FR 0, FA 1) to (1, 0)
+    found = relative_false_accepts(model, baseline, positive, 0.5)
+    assert found.false_accept == pytest.approx(0.75)
+    assert found.ratio == pytest.approx(1.5)
+    model, _ = scored([0.5, 0.5, 0.9, 0.9], [0.5, 0.1, 0.1, 0.9])  # one of the two tied: between FA 2/4 and 1/4
+    assert relative_false_accepts(model, baseline, positive, 0.5).false_accept == pytest.approx(1.5 / 4)
+
+
+def test_a_baseline_without_false_rejects_moves_to_twenty() -> None:
+    positives = [i / 100 for i in range(30)]
+    baseline, positive = scored(positives, [0.0, 0.1, 0.195, 0.205, 0.4])
+    model, _ = scored(positives, [0.0, 0.1, 0.11, 0.12, 0.4])
+    found = relative_false_accepts(model, baseline, positive, 0.0)
+    assert found.baseline_threshold == pytest.approx(0.195)  # the lowest score that rejects 0.00 .. 0.19
+    assert found.false_reject == pytest.approx(20 / 30)
+    assert found.baseline_false_accept == pytest.approx(2 / 5)  # at 0.2, with the same false rejects as 0.195
+    assert found.ratio == pytest.approx(1 / 2)
+
+
+def test_a_baseline_that_rejects_everything() -> None:
+    scores, positive = scored([0.1, 0.2], [0.3, 0.4])
+    found = relative_false_accepts(scores, scores, positive, 1.0)
+    assert (found.false_reject, found.false_accept, found.ratio) == (1.0, 0.0, None)
+
+
+def test_what_has_no_operating_point_is_refused() -> None:
+    scores, positive = scored([0.5, 0.6], [0.1])
+    with pytest.raises(DataError, match=r"rejects none of 2 positive examples.*at least 20"):
+        relative_false_accepts(scores, scores, positive, 0.2)
+    with pytest.raises(DataError, match="got 3 and 0"):
+        relative_false_accepts(scores, scores, torch.ones(3, dtype=torch.bool), 0.2)
+    with pytest.raises(DataError, match="not finite"):
+        relative_false_accepts(scores * torch.nan, scores, positive, 0.55)
+    with pytest.raises(ValueError, match="must be bool"):
+        relative_false_accepts(scores, scores, positive.long(), 0.55)
+    with pytest.raises(ValueError, match=r"\[N\] like positive \[3\]; got \[2\]"):
+        relative_false_accepts(scores[:2], scores, positive, 0.55)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), min_size=2, max_size=40),
+    st.integers(1, 6),
+)
+def test_interpolated_rates_lie_on_the_roc(examples: list[tuple[int, int, bool]], threshold: int) -> None:
+    """Against thresholds tried one by one: the false accepts lie between those of the neighbouring thresholds."""
+    positive = torch.tensor([flag for _, _, flag in examples])
+    model = torch.tensor([float(a) for a, _, _ in examples])
+    baseline = torch.tensor([float(b) for _, b, _ in examples])
+    rejected = int((positive & (baseline < threshold)).sum())
+    if rejected == 0 or positive.all():
+        return
+    found = relative_false_accepts(model, baseline, positive, float(threshold))
+    points = [(int((positive & (model < t)).sum()), int((~positive & (model >= t)).sum())) for t in range(8)]
+    false_accepts = found.false_accept * int((~positive).sum())
+    exact = [fa for fr, fa in points if fr == rejected]
+    if exact:
+        assert false_accepts == pytest.approx(min(exact))
+    else:
+        fewest = max(fa for fr, fa in points if fr > rejected)
+        most = min(fa for fr, fa in points if fr < rejected)
+        assert fewest - 1e-9 <= false_accepts <= most + 1e-9

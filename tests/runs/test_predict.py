@@ -1,0 +1,141 @@
+"""Predictions of one personal model: the same numbers as in training, from a file alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import kinfed
+from kinfed.cli.app import app
+from kinfed.data.sources.table import load_inputs
+from kinfed.errors import DataError, KinfedError, ModelError
+from kinfed.runs.export import export_model
+from kinfed.runs.predict import model_of_run, predict, read_model
+
+CLASSES = ["low", "mid", "high"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a table whose columns are far from scale, and the table."""
+    place = tmp_path_factory.mktemp("predict")
+    numbers = np.random.default_rng(2)
+    y = numbers.integers(0, 3, 120)
+    x = (numbers.normal(size=(120, 4)) + 2 * np.eye(3, 4)[y]) * [1, 100, 0.01, 1] + [0, 2000, 0, -5]
+    with (place / "data.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["owner", "age", "year", "dose", "depth", "risk"])
+        for row in range(120):
+            writer.writerow([f"clinic {row % 3}", *x[row], CLASSES[y[row]]])
+    kinfed.run(
+        dataset=str(place / "data.csv"), client_column="owner", label_column="risk", model="mlr", rounds=6, seeds=(0,),
+        algorithms="ditto,fedem", participation=1.0, out=place / "run", eval_every=0,
+    )  # fmt: skip
+    return place
+
+
+def new_table(folder: Path, columns: list[str] | None = None) -> Path:
+    """The training table as new data: columns in another order, with one more, without the label."""
+    rows = list(csv.DictReader(io.StringIO((folder / "data.csv").read_text())))
+    names = columns or ["depth", "owner", "dose", "extra", "age", "year"]
+    path = folder / "new.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for row in rows:
+            writer.writerow([row.get(name, "x") for name in names])
+    return path
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedem"])
+def test_probabilities_are_those_of_the_trained_model(folder: Path, method: str) -> None:
+    """The oracle: standardized by hand over the run's training rows, through the exported module."""
+    found = predict(model_of_run(folder / "run", "clinic 1", method), new_table(folder))
+    config = kinfed.make_config(None, {"dataset": str(folder / "data.csv"), "client_column": "owner",
+                                       "label_column": "risk"})  # fmt: skip
+    from kinfed.runs.build import build_federation
+
+    data = build_federation(config, 0)
+    features, _ = load_inputs(folder / "data.csv", ["age", "year", "dose", "depth"])
+    train = features.raw[data.train.rows].to(torch.float64)
+    x = ((features.raw - train.mean(0)) / train.std(0, unbiased=False)).to(torch.float32)
+    module = read_model(export_model(folder / "run", "clinic 1", method, out=folder / f"{method}.safetensors").path)
+    with torch.inference_mode():
+        wanted = torch.softmax(module.module(x), 1)
+    torch.testing.assert_close(found.probabilities, wanted, rtol=1e-4, atol=1e-5)
+    assert sorted(found.classes) == sorted(CLASSES)
+    assert found.labels == [found.classes[k] for k in wanted.argmax(1).tolist()]
+
+
+def test_the_command_writes_a_table(folder: Path) -> None:
+    out = folder / "out.csv"
+    export_model(folder / "run", "clinic 0", "ditto", out=folder / "one.safetensors")
+    table = new_table(folder)
+    options = ["--model", str(folder / "one.safetensors"), "--name-column", "owner"]
+    done = CliRunner().invoke(app, ["predict", str(table), "--out", str(out), *options])
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert len(rows) == 120
+    assert rows[1]["row"] == "clinic 1"
+    for row in rows:
+        p = {name: float(row[f"p_{name}"]) for name in CLASSES}
+        assert sum(p.values()) == pytest.approx(1, abs=1e-4)
+        assert row["prediction"] == max(p, key=lambda name: p[name])
+        assert float(row["probability"]) == max(p.values())
+
+
+def test_tables_and_arrays_are_the_same_to_it(folder: Path) -> None:
+    model = model_of_run(folder / "run", "clinic 2", "ditto")
+    features, table = load_inputs(folder / "data.csv", model.columns)
+    pq.write_table(table, folder / "new.parquet")
+    np.savez(folder / "new.npz", x=features.raw.numpy())
+    one, two, three = (predict(model, folder / name).probabilities for name in ("data.csv", "new.parquet", "new.npz"))
+    assert torch.equal(one, two)
+    assert torch.equal(one, three)
+
+
+def test_more_rows_than_a_batch(folder: Path) -> None:
+    model = model_of_run(folder / "run", "clinic 2", "ditto")
+    x = np.random.default_rng(0).normal(size=(2500, 4)).astype(np.float32)
+    np.savez(folder / "many.npz", x=x)
+    np.savez(folder / "few.npz", x=x[2400:])
+    many, few = predict(model, folder / "many.npz"), predict(model, folder / "few.npz")
+    torch.testing.assert_close(many.probabilities[2400:], few.probabilities)
+
+
+def test_what_does_not_fit_is_refused(folder: Path) -> None:
+    model = model_of_run(folder / "run", "clinic 0", "ditto")
+    with pytest.raises(DataError, match="lacks 1 of the models' 4 features: dose"):
+        predict(model, new_table(folder, ["age", "year", "depth"]))
+    np.savez(folder / "wide.npz", x=np.zeros((2, 5), np.float32))
+    with pytest.raises(DataError, match="takes 4 features"):
+        predict(model, folder / "wide.npz")
+    np.savez(folder / "nan.npz", x=np.full((2, 4), np.nan, np.float32))
+    with pytest.raises(DataError, match="NaN"):
+        predict(model, folder / "nan.npz")
+    np.savez(folder / "object.npz", x=np.array([[None]], dtype=object))
+    with pytest.raises(DataError, match="cannot read x"):
+        predict(model, folder / "object.npz")
+    with pytest.raises(KinfedError, match="no column 'who'"):
+        predict(model, folder / "data.csv", name_column="who")
+
+
+def test_a_model_without_a_description_is_refused(tmp_path: Path) -> None:
+    from kinfed.core import storage
+
+    storage.write_tensors(tmp_path / "m.safetensors", {"w": torch.ones(2)}, {"model": "mlr"})
+    with pytest.raises(ModelError, match="does not say what its model must be fed"):
+        read_model(tmp_path / "m.safetensors")
+
+
+def test_one_must_say_which_model(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["predict", str(tmp_path / "x.csv"), "--out", str(tmp_path / "y.csv")])
+    assert isinstance(done.exception, KinfedError)
+    assert "--model FILE, --vault DIR" in str(done.exception)

@@ -1,0 +1,283 @@
+"""Every registered method keeps the contract; and each of the contract's checks notices a method that does not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.fedavg import Client, Down, FedAvg, Server, Up
+from kinfed.data.batches import Work
+from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.engine.task import Task
+from kinfed.errors import ConfigError
+from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
+
+WORK = Work(batch=5, steps=5)
+
+
+def linear_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+# What some methods need in place of the usual.
+SETTINGS: dict[str, dict[str, Any]] = {
+    # Four contexts for the four clients of a round: two clients are equally far from their mean, and rounding would
+    # decide which of them keeps the context's number.
+    "cgpfl": {"options": {"contexts": 2}},
+    "mocha": {"model": linear_model},
+    # A hypernetwork is trained for hundreds of rounds; in a dozen only larger steps show that it learns.
+    "pfedhn": {"options": {"server_lr": 0.1}},
+}
+
+
+@functools.cache
+def bench(name: str) -> Bench:
+    return Bench(name, **SETTINGS.get(name, {}))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_contract(name: str, check: str) -> None:
+    CHECKS[check](bench(name))
+
+
+# Methods that break one promise each.
+
+
+@dataclass(frozen=True)
+class HasAnObjectAsOption(FedAvg):
+    rule: Callable[[float], float] = abs
+
+
+@dataclass(frozen=True)
+class MixesItsRows(FedAvg):
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        new, up = super().client_update(task, client, down, data)
+        return new, Up(up.delta.mean(0, keepdim=True).expand_as(up.delta), up.count)
+
+
+@dataclass(frozen=True)
+class DependsOnTheGradientPath(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return super().train(task, w, data) * (1.01 if task.path == "vmap" else 1.0)
+
+
+@dataclass(frozen=True)
+class RemembersInItself(FedAvg):
+    rounds: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", [])
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        self.rounds.append(1)
+        new = super().aggregate(server, ids, up)
+        return replace(new, w=new.w / len(self.rounds))
+
+
+@dataclass(frozen=True)
+class PlansInPlace(FedAvg):
+    def prepare(self, server: Server, ids: Tensor) -> Server:
+        server.w *= 0.9
+        return server
+
+
+@dataclass(frozen=True)
+class DrawsFromTorch(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        return super().aggregate(server, ids, Up(up.delta + 0 * torch.rand(1), up.count))
+
+
+@dataclass(frozen=True)
+class DrawsFromNumpy(FedAvg):
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return super().personalize(task, client, down, data) + 0 * np.random.rand()
+
+
+@dataclass(frozen=True)
+class AdaptsOnTestData(FedAvg):
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return super().train(task, down.w, replace(data, train=data.test))
+
+
+@dataclass(frozen=True)
+class AveragesInPlace(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        server.w += up.delta.mean(0)
+        return server
+
+
+@dataclass(frozen=True)
+class DownloadsTheCohort(FedAvg):
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return Down((server.w * len(ids)).expand(len(ids), -1))
+
+
+@dataclass(frozen=True)
+class SendsOneRow(FedAvg):
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        new, up = super().client_update(task, client, down, data)
+        return new, Up(up.delta.mean(0, keepdim=True), None)
+
+
+@dataclass(frozen=True)
+class ChangesItsTypes(FedAvg):
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        new, up = super().client_update(task, client, down, data)
+        return Client(new.theta.double(), new.seen), up
+
+
+@dataclass(frozen=True)
+class TrainsInPlace(FedAvg):
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        down.w = down.w.clone()
+        client.seen.fill_(True)
+        return super().client_update(task, client, down, data)
+
+
+@dataclass
+class LyingDown(Down):
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class HidesItsBytes(FedAvg):
+    def download(self, server: Server, ids: Tensor) -> Down:
+        return LyingDown(server.w.expand(len(ids), -1))
+
+
+@dataclass(frozen=True)
+class SwallowsNaN(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return super().train(task, w, data).nan_to_num()
+
+
+@dataclass(frozen=True)
+class FavoursLowNumbers(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return super().train(task, w, data) / (1 + data.ids[:, None])
+
+
+@dataclass(frozen=True)
+class NeedsTwoExamples(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return w + (super().train(task, w, data) - w) * ((data.train.count - 1) / (data.train.count - 1))[:, None]
+
+
+@dataclass(frozen=True)
+class ForgetsItsMinimum(FedAvg):
+    min_clients: ClassVar[int] = 3
+
+    def check(self, task: Task, clients: Population) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class DividesByTheAbsent(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+        new = super().aggregate(server, ids, up)
+        return replace(new, w=new.w / (len(ids) > 1))
+
+
+@dataclass(frozen=True)
+class ReportsText(FedAvg):
+    def server_figures(self, server: Server) -> dict[str, Any]:
+        return {"state": "fine"}
+
+
+@dataclass(frozen=True)
+class ReportsOneFigureForAll(FedAvg):
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {"norm": client.theta.norm(dim=1)[:1]}
+
+
+@dataclass(frozen=True)
+class DoesNotLearn(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return 2 * w - super().train(task, w, data)
+
+
+BROKEN: list[tuple[type[FedAvg], str, str]] = [
+    (HasAnObjectAsOption, "settings_are_plain", "options"),
+    (MixesItsRows, "chunks_do_not_matter", "chunks of 1 give what chunks of 2 give: server.w differs by up to"),
+    (DependsOnTheGradientPath, "gradient_paths_agree", "vmap"),
+    (RemembersInItself, "resume_is_exact", "bit for bit: server.w differs"),
+    (PlansInPlace, "evaluation_is_pure", "evaluation leaves every state as it was"),
+    (PlansInPlace, "trees_keep_their_shape", "prepare .* leaves its argument server alone"),
+    (DrawsFromTorch, "global_generators_are_untouched", "generator of torch"),
+    (DrawsFromNumpy, "global_generators_are_untouched", "generator of numpy"),
+    (AdaptsOnTestData, "held_out_data_do_not_matter", "personal models differs"),
+    (AveragesInPlace, "trees_keep_their_shape", "aggregate .* leaves its argument server alone"),
+    (DownloadsTheCohort, "trees_keep_their_shape", "row by row"),
+    (SendsOneRow, "trees_keep_their_shape", "Up message has one row per client"),
+    (ChangesItsTypes, "trees_keep_their_shape", "float64"),
+    (TrainsInPlace, "trees_keep_their_shape", "client_update .* leaves its argument (client|down) alone"),
+    (HidesItsBytes, "bytes_are_counted", "'down': 0"),
+    (SwallowsNaN, "poisoned_clients_are_rejected", r"rejected were \[\]"),
+    (FavoursLowNumbers, "numbering_does_not_matter", "symmetric = False"),
+    (NeedsTwoExamples, "odd_sizes_work", "not finite"),
+    (ForgetsItsMinimum, "too_few_clients_are_refused", "min_clients is 3, but 2 are accepted"),
+    (DividesByTheAbsent, "losses_are_survived", "finite|rejected"),
+    (ReportsText, "figures_can_be_written", "server figure state"),
+    (ReportsOneFigureForAll, "figures_can_be_written", "client figure norm"),
+    (DoesNotLearn, "it_learns", "personal accuracy reaches"),
+]
+
+
+@pytest.mark.parametrize(("method", "check", "message"), BROKEN, ids=[f"{m.__name__}-{c}" for m, c, _ in BROKEN])
+def test_broken_promises_are_noticed(method: type[FedAvg], check: str, message: str) -> None:
+    with pytest.raises(ContractError, match=f"(?s){method.__name__}, {check}: .*{message}"):
+        CHECKS[check](Bench(method(work=WORK)))
+
+
+def test_every_check_is_seen_to_fail() -> None:
+    """Two checks concern the pool rather than the method; breaking the pool is what its own tests are for."""
+    assert CHECKS.keys() - {check for _, check, _ in BROKEN} == {"workers_do_not_matter", "outsiders_are_left_alone"}
+
+
+def test_a_method_of_ones_own_is_put_to_all_checks() -> None:
+    with pytest.raises(ContractError, match="DoesNotLearn, it_learns"):
+        check_algorithm(DoesNotLearn(work=WORK))
+
+
+def test_a_method_may_bring_its_own_data_and_model() -> None:
+    """Tokens, and a model that the tiny federation's examples would not fit."""
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 90)
+    words = 5 * labels[:, None] + draw.integers(0, 5, (90, 3))  # every class has its own words
+    data = Federation.from_arrays(words, labels, draw.integers(0, 4, 90), tokens=True)
+    check_algorithm(FedAvg(work=Work(lr=0.5, batch=5, steps=5)), federation=data, model=BagOfWords)
+
+
+class BagOfWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.top = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.top(self.words(x).mean(-2))
+        return z
+
+
+def test_options_belong_to_a_name() -> None:
+    assert Bench("ditto", options={"lam": 0.5}).algorithm.options()["lam"] == 0.5
+    with pytest.raises(ConfigError, match="as an object has them already"):
+        Bench(FedAvg(), options={"weights": "equal"})
+
+
+def test_the_tiny_federation_is_what_it_says() -> None:
+    data = tiny_federation((1, 5, 3), test=2)
+    assert data.train.count.tolist() == [1, 5, 3]
+    assert data.test.count.tolist() == [2, 2, 2]
+    assert sorted(torch.cat([data.train.rows, data.test.rows]).tolist()) == list(range(15))
