@@ -43,10 +43,10 @@ def clustering(model: str, repeats: int, console: Console) -> None:
     """CGPFL does what pFedMe does, and clusters the uploads: here of 40 clients, all active."""
     workload = replace(SETTINGS[model], participation=1.0)
     federation = synthetic(workload)
-    work = replace(workload.work, lr=0.005)
+    training = replace(workload.training, lr=0.005)
     for contexts in (1, 20):
-        watched = Watched(work=work, contexts=contexts)
-        cost = compare(watched, workload, federation, repeats, 4, against=PFedMe(work=work))
+        watched = Watched(training=training, contexts=contexts)
+        cost = compare(watched, workload, federation, repeats, 4, against=PFedMe(training=training))
         share = statistics.median(watched.assigned) / cost.seconds
         console.print(
             f"CGPFL (K = {contexts}) / pFedMe, {workload.title}: {cost.time_ratio:.3f} ({cost.best_ratio:.3f} of the "
@@ -96,7 +96,7 @@ def main() -> None:
     if given.selffl or not given.methods:
         for workload in SELFFL:
             warm_up = 60 if workload.participation < 1 else 4  # until all clients have a state
-            method = SelfFL(work=workload.work, use_steps=False)
+            method = SelfFL(training=workload.training, use_steps=False)
             repeats = given.repeats if workload.model != "cnn" else -(-given.repeats // 5)  # its rounds take seconds
             cost = compare(method, workload, synthetic(workload), repeats, warm_up)
             found[f"selffl {workload.name}"] = [cost]

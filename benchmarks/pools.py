@@ -20,14 +20,14 @@ from rich.table import Table
 from torch import nn
 
 from kinfed.algorithms import make_algorithm
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.ray_pool import RayCluster
 from kinfed.server.loop import Loop, Schedule
 
-WORK = Work(batch=1, steps=1)
+WORK = LocalTraining(batch=1, steps=1)
 
 
 def small() -> nn.Module:

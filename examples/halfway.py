@@ -53,7 +53,7 @@ class Halfway(Algorithm[Server, Client, Down, Up]):
         return Down(server.w.expand(len(ids), -1))  # the same model for everyone: a view, not a copy
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.work)
+        batches = data.train.batches(self.training)
         v = sgd(task, client.v, batches)  # alone
         w = sgd(task, down.w, batches)  # together, on the same batches
         return Client(v), Up(w - down.w)

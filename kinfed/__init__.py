@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfed.algorithms import make_algorithm
     from kinfed.algorithms.base import Algorithm
-    from kinfed.data.batches import Work
+    from kinfed.data.batches import LocalTraining
     from kinfed.data.federation import Federation
     from kinfed.errors import KinfedError
     from kinfed.runs.config import RunConfig, make_config
@@ -24,7 +24,7 @@ _HOME = {
     "KinfedError": "kinfed.errors",
     "RunConfig": "kinfed.runs.config",
     "RunResult": "kinfed.runs.results",
-    "Work": "kinfed.data.batches",
+    "LocalTraining": "kinfed.data.batches",
     "make_algorithm": "kinfed.algorithms",
     "make_config": "kinfed.runs.config",
     "run": "kinfed.runs.experiment",
@@ -34,9 +34,9 @@ __all__ = [
     "Algorithm",
     "Federation",
     "KinfedError",
+    "LocalTraining",
     "RunConfig",
     "RunResult",
-    "Work",
     "make_algorithm",
     "make_config",
     "run",

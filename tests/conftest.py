@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from kinfed.data.batches import Batch, Part
+from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 
@@ -18,11 +18,11 @@ torch.set_num_threads(1)
 settings.register_profile("kinfed", deadline=None, max_examples=50)  # a busy machine must not fail a test
 settings.load_profile("kinfed")
 
-MakePart = Callable[..., Part]
+MakeSplit = Callable[..., Split]
 MakeBatch = Callable[..., Batch]
 
 
-def _part(
+def _split(
     sizes: Sequence[int],
     *,
     shape: tuple[int, ...] = (1,),
@@ -31,21 +31,21 @@ def _part(
     round: int = 1,
     ids: Sequence[int] | None = None,
     effort: Tensor | None = None,
-) -> Part:
+) -> Split:
     count = torch.tensor(list(sizes), dtype=torch.int64)
     total = int(count.sum())
     raw = torch.arange(total, dtype=torch.float32).reshape(-1, *(1 for _ in shape)).expand(-1, *shape).contiguous()
     scattered = torch.from_numpy(np.random.default_rng(5).permutation(total))
     start = torch.cumsum(count, 0) - count
     who = torch.arange(len(count)) if ids is None else torch.tensor(list(ids))
-    return Part(Features(raw), torch.arange(total) % classes, who, start, count, scattered, seed, round, effort)
+    return Split(Features(raw), torch.arange(total) % classes, who, start, count, scattered, seed, round, effort)
 
 
 @pytest.fixture(scope="session")
-def make_part() -> MakePart:
+def make_split() -> MakeSplit:
     """make_part([5, 1, 30]): clients with so many examples. Example number i has all features equal to i and the
     label i % classes; clients own scattered examples, so that an index into the wrong list shows."""
-    return _part
+    return _split
 
 
 def _batch(n: int, size: int, shape: tuple[int, ...], classes: int, *, seed: int = 0, ragged: bool = False) -> Batch:

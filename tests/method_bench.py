@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, tiny_federation
@@ -18,11 +18,11 @@ from kinfed.theory.gaussian import Case, GaussianWorld, draw
 
 SIZES = (2, 6, 4)
 LR = 0.1
-ALL = Work(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
+ALL = LocalTraining(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
 WORKS = {
-    "steps": Work(batch=5, steps=4),
-    "epochs": Work(batch=3, steps=None, epochs=2),
-    "momentum and decay": Work(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
+    "steps": LocalTraining(batch=5, steps=4),
+    "epochs": LocalTraining(batch=3, steps=None, epochs=2),
+    "momentum and decay": LocalTraining(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
 }
 
 

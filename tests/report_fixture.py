@@ -193,7 +193,7 @@ def _trial(
                 "bytes_down": int(each_way * (1.6 if method == "fedfomo" else 1)),
                 "bytes_up": int(each_way * (0.4 if method == "fedfomo" else 1)),
                 "personal": personal if evaluated else None,
-                "global": shared if evaluated else None,
+                "server": shared if evaluated else None,
                 "method": _own_figures(rng, method, number, len(n_train), evaluated),
             }
         )
@@ -206,8 +206,8 @@ def _trial(
             "n_test": int(n_test[m]),
             "personal_accuracy": final[0][m],
             "personal_loss": 1.2 * (1 - final[0][m]) + 0.05,
-            "global_accuracy": "" if final[1] is None else final[1][m],
-            "global_loss": "" if final[1] is None else 1.2 * (1 - final[1][m]) + 0.05,
+            "server_accuracy": "" if final[1] is None else final[1][m],
+            "server_loss": "" if final[1] is None else 1.2 * (1 - final[1][m]) + 0.05,
         }
         for m in range(len(n_train))
     ]
@@ -216,7 +216,7 @@ def _trial(
         "seed": seed,
         "rounds": rounds,
         "personal": personal,
-        "global": shared,
+        "server": shared,
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "seconds": sum(line["seconds"] for line in lines),

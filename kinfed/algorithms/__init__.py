@@ -40,7 +40,7 @@ from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.augmented import SelfFLAugmented
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
 from kinfed.algorithms.selffl.selffl import SelfFL
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -94,28 +94,30 @@ ALGORITHMS: dict[str, Entry] = {
 }
 
 
-def make_algorithm(name: str, work: Work, options: Mapping[str, Any] | None = None) -> Algorithm[Any, Any, Any, Any]:
-    """The method `name` with its options, or those of every method: fields of Work change its local work, `finetune`
-    adds local steps to its personal models."""
+def make_algorithm(
+    name: str, training: LocalTraining, options: Mapping[str, Any] | None = None
+) -> Algorithm[Any, Any, Any, Any]:
+    """The method `name` with its options, or those of every method: fields of LocalTraining change its local
+    training, `finetune` adds local steps to its personal models."""
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     entry = ALGORITHMS[name]
     given = {**entry.preset, **(options or {})}
     tuned = finetuned(entry.method)
-    fields = {f.name for f in dataclasses.fields(tuned)} - {"work"}
-    work_fields = {f.name for f in dataclasses.fields(Work)}
+    fields = {f.name for f in dataclasses.fields(tuned)} - {"training"}
+    training_fields = {f.name for f in dataclasses.fields(LocalTraining)}
     for option in given:
-        if option not in fields | work_fields:
-            raise unknown_name(f"option of {name}", option, fields | work_fields)
-    own_work = {k: v for k, v in given.items() if k in work_fields and k not in fields}
-    if "epochs" in own_work and "steps" not in own_work:
-        own_work["steps"] = None
-    if own_work.get("steps") is not None and "epochs" not in own_work:
-        own_work["epochs"] = None
-    work = dataclasses.replace(work, **_validated(Work, own_work, name))
+        if option not in fields | training_fields:
+            raise unknown_name(f"option of {name}", option, fields | training_fields)
+    own_training = {k: v for k, v in given.items() if k in training_fields and k not in fields}
+    if "epochs" in own_training and "steps" not in own_training:
+        own_training["steps"] = None
+    if own_training.get("steps") is not None and "epochs" not in own_training:
+        own_training["epochs"] = None
+    training = dataclasses.replace(training, **_validated(LocalTraining, own_training, name))
     own = {k: v for k, v in given.items() if k in fields}
     method = entry.method if own.keys() <= {f.name for f in dataclasses.fields(entry.method)} else tuned
-    return method(work=work, **_validated(method, own, name))
+    return method(training=training, **_validated(method, own, name))
 
 
 def _validated(cls: type[Any], values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class APFL(Algorithm[Server, Client, Down, Up]):
         return Down(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.work)
-        eta, decay = batches.lr, self.work.weight_decay
+        batches = data.train.batches(self.training)
+        eta, decay = batches.lr, self.training.weight_decay
         w, v, alpha = down.w.clone(), client.v.clone(), client.alpha.clone()
         for batch, (w_m, v_m, a) in each_step(batches, w, v, alpha):
             g = gradient(task, mixture(v_m, w_m, a), batch, decay)  # ∇f(v̄)
@@ -99,7 +99,7 @@ class APFL(Algorithm[Server, Client, Down, Up]):
         return "delta"
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        return {2: self.work.num_steps(count)}
+        return {2: self.training.num_steps(count)}
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return mixture(client.v, down.w, client.alpha)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.tree import Nothing, Tree
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
@@ -40,7 +40,7 @@ EXAMPLE_COUNT = "the number of training examples of each client"
 
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
-    work: Work = field(default_factory=Work)
+    training: LocalTraining = field(default_factory=LocalTraining)
 
     needs_validation: ClassVar[bool] = False  # clients need validation examples
     min_clients: ClassVar[int] = 1
@@ -132,10 +132,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
                 f"{type(self).__name__} needs at least {self.min_clients} clients; got {clients.num_clients}"
             )
         for name, taken in (("momentum", self.takes_momentum), ("weight_decay", self.takes_weight_decay)):
-            if not taken and getattr(self.work, name):
+            if not taken and getattr(self.training, name):
                 raise ConfigError(
-                    f"{type(self).__name__}'s local steps are its own, without {name}; got {getattr(self.work, name)}; "
-                    "set it to 0 for this method"
+                    f"{type(self).__name__}'s local steps are its own, without {name}; "
+                    f"got {getattr(self.training, name)}; set it to 0 for this method"
                 )
 
     def leaked(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """What a client with `count` [n] training examples computes in a round at most: on how many batches [n] it
         takes k gradients, by k. None: there is no bound. Differential privacy plans with it, and holds it against
         what is really done."""
-        return {1: self.work.num_steps(count)}
+        return {1: self.training.num_steps(count)}
 
     def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
         """The same for `personalize`, whose batches are of a stream of its own."""
@@ -155,7 +155,7 @@ class Algorithm(Generic[Server, Client, Down, Up]):
 
     def options(self) -> dict[str, Any]:
         """Hyper-parameters as plain values (the journal and reports show them)."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "work"}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "training"}
 
 
 def best_fit(task: Task, models: Tensor, data: Cohort) -> Tensor:

@@ -116,7 +116,7 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
         return Down(take_rows(server.model, server.cluster[ids]))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        return client, Up(sgd(task, down.w, data.train.batches(self.work)) - down.w)
+        return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         owner, last = _latest(server, ids, up.delta)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, mean_of
 from kinfed.core.tree import Tree
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Population
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task
@@ -71,10 +71,10 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
             )
 
     @property
-    def _personal_work(self) -> Work:
+    def _personal_work(self) -> LocalTraining:
         """The personal branch's work: the same stream of batches, its own rate (which decays alike) and steps."""
-        work = self.work if self.personal_steps is None else self.work.with_steps(self.personal_steps)
-        return work if self.personal_lr is None else replace(work, lr=self.personal_lr)
+        training = self.training if self.personal_steps is None else self.training.with_steps(self.personal_steps)
+        return training if self.personal_lr is None else replace(training, lr=self.personal_lr)
 
     def init_server(self, task: Task, clients: Population) -> Server:
         return Server(task.init(clients.seed))
@@ -87,7 +87,7 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         pull = (self.lam, down.w) if self.lam else None
-        u = sgd(task, down.w, data.train.batches(self.work))  # the global branch
+        u = sgd(task, down.w, data.train.batches(self.training))  # the global branch
         v = sgd(task, client.v, data.train.batches(self._personal_work), pull=pull)  # ∇f(v) + λ (v − w)
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
         return Client(v), Up(u - down.w, count)
@@ -99,7 +99,7 @@ class Ditto(Algorithm[Server, Client, Down, Up]):
         return "delta"
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        one, other = self.work.num_steps(count), self._personal_work.num_steps(count)
+        one, other = self.training.num_steps(count), self._personal_work.num_steps(count)
         both = torch.minimum(one, other)  # the branches take the same batches
         return {2: both, 1: torch.maximum(one, other) - both}
 

@@ -84,7 +84,7 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         """Local training from the received model; what related methods change."""
-        return sgd(task, w, data.train.batches(self.work))
+        return sgd(task, w, data.train.batches(self.training))
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         step = mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count)  # Σ p_m (u_m − w)

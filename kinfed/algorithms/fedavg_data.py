@@ -75,6 +75,6 @@ class FedAvgData(FedAvg):
         server = super().init_server(task, clients)
         if self.warm_steps:
             pool = replace(clients.pool, features=clients.pool.features.on(task.device))
-            work = self.work.with_steps(self.warm_steps)
-            server = replace(server, w=sgd(task, server.w[None], pool.batches(work, stream="warm"))[0])
+            training = self.training.with_steps(self.warm_steps)
+            server = replace(server, w=sgd(task, server.w[None], pool.batches(training, stream="warm"))[0])
         return server

@@ -50,7 +50,7 @@ class FedAvgM(Algorithm[Server, Client, Down, Up]):
     @property
     def _fedavg(self) -> FedAvg:
         """The clients' side, which is FedAvg's."""
-        return FedAvg(self.work, self.weights)
+        return FedAvg(self.training, self.weights)
 
     def init_server(self, task: Task, clients: Population) -> Server:
         w = task.init(clients.seed)

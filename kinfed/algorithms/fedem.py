@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, mean_of
 from kinfed.core.tree import Tree, take_rows
-from kinfed.data.batches import Batch, Part
+from kinfed.data.batches import Batch, Split
 from kinfed.data.federation import Cohort, Population
 from kinfed.engine.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
 from kinfed.engine.sgd import sgd
@@ -94,7 +94,7 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
         pi = proportions(task, down.theta, client.pi, data.train)
         start = mixture_rows(down.theta, client.pi)
         maximization = ExpectedLoss(task, self.components, start, data.ids)
-        trained = sgd(maximization, start, data.train.batches(self.work), mask=maximization.mask(self.work))
+        trained = sgd(maximization, start, data.train.batches(self.training), mask=maximization.mask(self.training))
         theta = trained[:, : down.theta[0].numel()].reshape(down.theta.shape)
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
         return Client(pi, torch.ones_like(client.seen)), Up(theta - down.theta, count)
@@ -117,10 +117,10 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
         return {f"pi_{k}": client.pi[:, k] for k in range(self.components)}
 
 
-def proportions(task: Task, theta: Tensor, pi: Tensor, part: Part) -> Tensor:
+def proportions(task: Task, theta: Tensor, pi: Tensor, part: Split) -> Tensor:
     """[n, K] float64: one E and M step, mean_j q_jk over all examples of the split."""
     total = torch.zeros_like(pi)
-    for rows, batch in part.everything():
+    for rows, batch in part.in_order():
         q = responsibilities(task, theta[rows].unbind(1), pi[rows], batch)
         total[rows] += (q * batch.weight[..., None]).sum(1, dtype=torch.float64)
     mean = (total / part.count.to(total.device)[:, None]).clamp_min(LEAST)

@@ -73,7 +73,7 @@ class FedOpt(Algorithm[Server, Client, Down, Up]):
     @property
     def _local(self) -> FedProx:
         """The clients' side, which is FedProx's; with μ = 0, FedAvg's."""
-        return FedProx(self.work, self.weights, mu=self.mu)
+        return FedProx(self.training, self.weights, mu=self.mu)
 
     def init_server(self, task: Task, clients: Population) -> Server:
         w = task.init(clients.seed)

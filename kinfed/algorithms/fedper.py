@@ -104,7 +104,7 @@ class FedPer(Algorithm[Server, Client, Down, Up]):
 
     def train(self, task: Task, theta: Tensor, own: Tensor, data: Cohort) -> Tensor:
         """Local training of the joined model; what related methods change."""
-        return sgd(task, theta, data.train.batches(self.work))
+        return sgd(task, theta, data.train.batches(self.training))
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         return Server(server.shared + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))

@@ -31,12 +31,12 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu * self.work.lr < 2:
+        if not 0 <= self.mu * self.training.lr < 2:
             raise ConfigError(
                 f"mu must not be negative, and FedProx's step is unstable for lr * mu >= 2; "
-                f"got {self.work.lr} * {self.mu}; lower one of them"
+                f"got {self.training.lr} * {self.mu}; lower one of them"
             )
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         pull = (self.mu, w) if self.mu else None
-        return sgd(task, w, data.train.batches(self.work), pull=pull)  # ∇f(θ) + μ (θ − w)
+        return sgd(task, w, data.train.batches(self.training), pull=pull)  # ∇f(θ) + μ (θ − w)

@@ -37,10 +37,10 @@ class FedRep(FedPer):
 
     def train(self, task: Task, theta: Tensor, own: Tensor, data: Cohort) -> Tensor:
         if bool(own.any()):
-            work = self.work if self.head_steps is None else self.work.with_steps(self.head_steps)
-            theta = sgd(task, theta, data.train.batches(work, stream="head"), mask=own)
-        return sgd(task, theta, data.train.batches(self.work), mask=~own)
+            training = self.training if self.head_steps is None else self.training.with_steps(self.head_steps)
+            theta = sgd(task, theta, data.train.batches(training, stream="head"), mask=own)
+        return sgd(task, theta, data.train.batches(self.training), mask=~own)
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        head = self.work if self.head_steps is None else self.work.with_steps(self.head_steps)
-        return {1: self.work.num_steps(count) + head.num_steps(count)}
+        head = self.training if self.head_steps is None else self.training.with_steps(self.head_steps)
+        return {1: self.training.num_steps(count) + head.num_steps(count)}

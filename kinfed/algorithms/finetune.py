@@ -55,11 +55,11 @@ class Finetuned(Method):
         if not self.finetune:
             return theta
         model = task_for(task, theta)
-        work = self.work.with_steps(self.finetune)
+        training = self.training.with_steps(self.finetune)
         if self.finetune_lr is not None:
-            work = replace(work, lr=self.finetune_lr, lr_decay=1.0, lr_floor=0.0)
-        mask = model.mask(work) if isinstance(model, MixtureTask) else None
-        return sgd(model, theta, data.train.batches(work, stream="finetune"), mask=mask)
+            training = replace(training, lr=self.finetune_lr, lr_decay=1.0, lr_floor=0.0)
+        mask = model.mask(training) if isinstance(model, MixtureTask) else None
+        return sgd(model, theta, data.train.batches(training, stream="finetune"), mask=mask)
 
     def alternatives(self, task: Task, client: Any, down: Any, data: Cohort) -> dict[str, Tensor]:
         others = super().alternatives(task, client, down, data)

@@ -107,7 +107,7 @@ class FLHC(Algorithm[Server, Nothing, Down, Up]):
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return client, Up(sgd(task, down.w, data.train.batches(self.work)) - down.w, count)
+        return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w, count)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         cluster, model, origin, centre, threshold = (

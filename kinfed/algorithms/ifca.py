@@ -94,7 +94,7 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         j = self._best(task, down, data)
         omega = down.omega[torch.arange(len(j)), j]
         count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return client, Up(sgd(task, omega, data.train.batches(self.work)) - omega, j, count)
+        return client, Up(sgd(task, omega, data.train.batches(self.training)) - omega, j, count)
 
     def _best(self, task: Task, down: Down, data: Cohort) -> Tensor:
         """[n] argmin_k f_i(ω_k) on training data; a model with a non-finite loss is never chosen over a finite one."""

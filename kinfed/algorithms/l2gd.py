@@ -70,7 +70,7 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 0.5:
             raise ConfigError(f"theta lies in [0, 1/2] (above, L2GD is unstable); got {self.theta}")
-        if self.geometric and self.work.steps is None:
+        if self.geometric and self.training.steps is None:
             raise ConfigError("geometric lengths replace a number of steps; give steps instead of epochs")
 
     def init_server(self, task: Task, clients: Population) -> Server:
@@ -85,7 +85,7 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
     def prepare(self, server: Server, ids: Tensor) -> Server:
         if not self.geometric:
             return server
-        p = 1 / ((self.work.steps or 1) + 1)
+        p = 1 / ((self.training.steps or 1) + 1)
         u = rng.uniform(rng.fold(server.key, server.round), 2)
         steps = 1 + math.floor(math.log1p(-float(u[0])) / math.log1p(-p))  # a run of heads: geometric, mean 1/p
         moves = 1 + math.floor(math.log1p(-float(u[1])) / math.log(p))  # a run of tails: mean 1/(1 − p)
@@ -100,7 +100,7 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         moves = torch.ones(len(data)) if down.moves is None else down.moves.cpu()
         share = 1 - (1 - self.theta) ** moves.to(torch.float64)  # x ← x − θ (x − x̄), `moves` times
         x = torch.lerp(client.x, down.mean, share[:, None].to(down.mean))
-        x = sgd(task, x, data.train.batches(self.work, steps=None if down.steps is None else down.steps.cpu()))
+        x = sgd(task, x, data.train.batches(self.training, steps=None if down.steps is None else down.steps.cpu()))
         return Client(x), Up(x - client.x)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:

@@ -38,7 +38,7 @@ class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
         return Nothing()
 
     def client_update(self, task: Task, client: Client, down: Nothing, data: Cohort) -> tuple[Client, Nothing]:
-        return Client(sgd(task, client.theta, data.train.batches(self.work))), Nothing()
+        return Client(sgd(task, client.theta, data.train.batches(self.training))), Nothing()
 
     def aggregate(self, server: Nothing, ids: Tensor, up: Nothing) -> Nothing:
         return server

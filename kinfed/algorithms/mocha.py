@@ -47,7 +47,7 @@ from torch import Tensor
 from kinfed.algorithms.base import Algorithm
 from kinfed.core import rng
 from kinfed.core.tree import Tree
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Population
 from kinfed.engine.dense import Dense, StackedNet
 from kinfed.engine.task import ModuleTask, Task
@@ -103,10 +103,10 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
             raise ConfigError(f"lam must be positive; got {self.lam}")
         if self.sigma_every < 0:
             raise ConfigError(f"sigma_every is a number of rounds, or 0 for never; got {self.sigma_every}")
-        if self.work.augment is not None:
+        if self.training.augment is not None:
             raise ConfigError(
                 f"MOCHA has a dual variable for every training example, and changed examples (augment = "
-                f"{self.work.augment!r}) have none; turn augmentation off for mocha"
+                f"{self.training.augment!r}) have none; turn augmentation off for mocha"
             )
 
     def check(self, task: Task, clients: Population) -> None:
@@ -135,10 +135,14 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
         beta = ascend(layer, client.beta, down, part, self._num_coordinates(part))
         return Client(beta), Up(dual_sum(layer, beta, part))
 
-    def _num_coordinates(self, part: Part) -> Tensor:
+    def _num_coordinates(self, part: Split) -> Tensor:
         """[n] int64: as many examples as the round's local work holds; of stragglers, the part that they finish."""
-        work, count = self.work, part.count
-        total = count.clamp_max(work.batch) * work.num_steps(count) if work.epochs is None else count * work.epochs
+        training, count = self.training, part.count
+        total = (
+            count.clamp_max(training.batch) * training.num_steps(count)
+            if training.epochs is None
+            else count * training.epochs
+        )
         if part.effort is None:
             return total
         return torch.ceil(part.effort.to(torch.float64) * total - 1e-6).clamp_min(1).to(torch.int64)
@@ -190,7 +194,7 @@ def linear_layer(task: Task) -> Dense:
     return net.steps[0][0]
 
 
-def ascend(layer: Dense, beta: Tensor, down: Down, part: Part, steps: Tensor) -> Tensor:
+def ascend(layer: Dense, beta: Tensor, down: Down, part: Split, steps: Tensor) -> Tensor:
     """[n, L, C]: the dual variables after `steps` [n] exact coordinate steps of every client, all classes at once.
 
     A step moves ⟨u, x_r⟩ of a later one by the product of their examples. With these products known, many steps are
@@ -232,7 +236,7 @@ def spans(steps: Tensor) -> Iterator[tuple[int, int]]:
             begin = stop
 
 
-def coordinates(part: Part, steps: Tensor) -> Tensor:
+def coordinates(part: Split, steps: Tensor) -> Tensor:
     """[n, max steps]: which of its examples each client visits: all of them in random order, then again in another."""
     step = torch.arange(int(steps.max()))
     epoch, inside = step // part.count[:, None], step % part.count[:, None]
@@ -247,7 +251,7 @@ def coordinates(part: Part, steps: Tensor) -> Tensor:
     return place
 
 
-def examples(layer: Dense, part: Part, place: Tensor) -> tuple[Tensor, Tensor]:
+def examples(layer: Dense, part: Split, place: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, S, D] and y [n, S, C] = ±1 of the clients' examples at these places; a feature of 1 stands for the bias."""
     index = part.rows[part.start[:, None] + place[: len(part.count)]]
     return features_and_signs(layer, part.features.gather(index), part.features.to_device(part.labels[index]))
@@ -260,11 +264,11 @@ def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, 
     return x, torch.nn.functional.one_hot(label, layer.outputs).to(x.dtype).mul_(2).sub_(1)
 
 
-def dual_sum(layer: Dense, beta: Tensor, part: Part) -> Tensor:
+def dual_sum(layer: Dense, beta: Tensor, part: Split) -> Tensor:
     """[n, P]: b_t = (1/n_t) Σ_i β_i y_i x_i."""
     total = beta.new_zeros(len(beta), layer.outputs, layer.inputs + (layer.bias is not None))
     begin = 0
-    for rows, batch in part.everything():
+    for rows, batch in part.in_order():
         x, y = features_and_signs(layer, batch.x, batch.y)
         share = beta[rows, begin : begin + x.shape[1]] * y * batch.weight[..., None]
         total[rows] += torch.bmm(share.transpose(1, 2), x)

@@ -78,10 +78,10 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         if not 0 < self.omega_floor <= 1:
             raise ConfigError(f"omega_floor lies in (0, 1]; got {self.omega_floor}")
         strongest = 2 * (self.lam1 + self.lam2 / (self.omega_floor if self.learn_omega else 1))
-        if not self.work.lr * strongest < 2:
+        if not self.training.lr * strongest < 2:
             raise ConfigError(
                 f"the pulls of 2 (lam1 + lam2) = {strongest:g} (with learn_omega lam2 / omega_floor) overshoot where "
-                f"lr times that is 2 or more; got lr={self.work.lr}; lower lr, lam1 or lam2"
+                f"lr times that is 2 or more; got lr={self.training.lr}; lower lr, lam1 or lam2"
             )
 
     def init_server(self, task: Task, clients: Population) -> Server:
@@ -104,7 +104,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         return Down(torch.stack(centers), strength)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        w = sgd(task, client.w, data.train.batches(self.work), pull=self._pull(down))
+        w = sgd(task, client.w, data.train.batches(self.training), pull=self._pull(down))
         return Client(w), Up(w - client.w)
 
     def _pull(self, down: Down) -> tuple[float | Tensor, Tensor] | None:

@@ -74,7 +74,7 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
 
     def _rates(self, lr: float) -> tuple[float, float]:
         """α and β of a round, decaying in step with the common rate."""
-        decay = lr / self.work.lr
+        decay = lr / self.training.lr
         return lr if self.alpha is None else self.alpha * decay, lr if self.beta is None else self.beta * decay
 
     def init_server(self, task: Task, clients: Population) -> Server:
@@ -84,11 +84,11 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
         return Down(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        batches = data.train.batches(self.work)
+        batches = data.train.batches(self.training)
         streams = ("meta", "hessian") if self.variant == "hf" else ("meta",)
-        others = [data.train.batches(self.work, stream=name) for name in streams]
+        others = [data.train.batches(self.training, stream=name) for name in streams]
         alpha, beta = self._rates(batches.lr)
-        decay = self.work.weight_decay
+        decay = self.training.weight_decay
         w = down.w.clone()
         for (b, [x]), (_, b1), *rest in zip(each_step(batches, w), *others, strict=True):
             tilde = x.clone()
@@ -108,14 +108,14 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
         return "delta"
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        steps = self.work.num_steps(count)
+        steps = self.training.num_steps(count)
         return {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps}
 
     def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
         return {1: torch.full_like(count, self.adapt_steps)}
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
-        batches = data.train.batches(self.work.with_steps(self.adapt_steps), stream="adapt")
+        batches = data.train.batches(self.training.with_steps(self.adapt_steps), stream="adapt")
         alpha, _ = self._rates(batches.lr)
         return sgd(task, down.w, batches, lr=alpha) if alpha else down.w
 

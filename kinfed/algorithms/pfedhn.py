@@ -181,7 +181,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         return Down(theta)
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        return client, Up(sgd(task, down.theta, data.train.batches(self.work)) - down.theta)
+        return client, Up(sgd(task, down.theta, data.train.batches(self.training)) - down.theta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
         phi, old, n = server.phi, server.momentum, len(ids)

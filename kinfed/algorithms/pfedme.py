@@ -74,20 +74,20 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
             raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
         if self.inner_steps < 1 or not self.beta > 0 or self.inner_decay < 0:
             raise ConfigError("pFedMe needs inner_steps >= 1, beta > 0 and inner_decay >= 0")
-        if not 0 < self.work.lr * self.lam <= 1:
+        if not 0 < self.training.lr * self.lam <= 1:
             raise ConfigError(
                 f"pFedMe needs 0 < lr * lam <= 1 (at 0 the global model never moves, above 1 it overshoots); "
-                f"got {self.work.lr} * {self.lam}"
+                f"got {self.training.lr} * {self.lam}"
             )
-        if not 0 < self._inner_lr(self.work.lr) * self.lam < 2:
+        if not 0 < self._inner_lr(self.training.lr) * self.lam < 2:
             raise ConfigError(
                 f"pFedMe's inner steps need 0 < personal_lr * lam < 2 (they are unstable above); "
-                f"got {self._inner_lr(self.work.lr)} * {self.lam}"
+                f"got {self._inner_lr(self.training.lr)} * {self.lam}"
             )
 
     def _inner_lr(self, lr: float) -> float:
         """η_p, decaying in step with the common rate."""
-        return lr if self.personal_lr is None else self.personal_lr * lr / self.work.lr
+        return lr if self.personal_lr is None else self.personal_lr * lr / self.training.lr
 
     def init_server(self, task: Task, clients: Population) -> Server:
         return Server(task.init(clients.seed))
@@ -99,7 +99,7 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
         return Down(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.work)
+        batches = data.train.batches(self.training)
         eta, eta_p = batches.lr, self._inner_lr(batches.lr)
         w, theta = down.w.clone(), down.w.clone()
         for batch, (w_m, x) in each_step(batches, w, theta):
@@ -110,7 +110,7 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
         return Client(theta, torch.ones_like(client.seen)), Up(w - down.w, count)
 
     def _inner_step(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
-        decay = self.inner_decay + self.work.weight_decay
+        decay = self.inner_decay + self.training.weight_decay
         if decay:
             # λ (θ − w) + κ θ = (λ + κ) (θ − w λ/(λ + κ))
             total = self.lam + decay
@@ -125,7 +125,7 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
         return "delta"
 
     def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        return {self.inner_steps: self.work.num_steps(count)}
+        return {self.inner_steps: self.training.num_steps(count)}
 
     def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
         return {self.inner_steps: torch.ones_like(count)} if self.recompute else {}
@@ -134,7 +134,7 @@ class PFedMe(Algorithm[Server, Client, Down, Up]):
         if not self.recompute:
             return torch.where(client.seen[:, None].to(down.w.device), client.theta, down.w)
         theta = down.w.clone()
-        batches = data.train.batches(self.work.with_steps(1), stream="adapt")
+        batches = data.train.batches(self.training.with_steps(1), stream="adapt")
         for batch, (x, w) in each_step(batches, theta, down.w.clone()):
             for _ in range(self.inner_steps):
                 self._inner_step(task, x, batch, self._inner_lr(batches.lr), w)

@@ -175,13 +175,13 @@ def measure_costs(
     for name in methods or ALGORITHMS:
         progress(name)
         try:
-            algorithm = make_algorithm(name, setting.work)
+            algorithm = make_algorithm(name, setting.training)
             loop = _loop(algorithm, setting, federation)
         except (ConfigError, ModelError):
             if methods:
                 raise
             continue
-        usual = _loop(make_algorithm("fedavg", setting.work), setting, federation)
+        usual = _loop(make_algorithm("fedavg", setting.training), setting, federation)
         costs.append(_cost(name, loop, usual, setting, repeats, REMARKS.get(name, "")))
     return costs
 
@@ -195,7 +195,7 @@ def compare(
     against: Algorithm[Any, Any, Any, Any] | None = None,
 ) -> Cost:
     """One method, with options of its own, against FedAvg or another one, on any workload."""
-    usual = _loop(against or make_algorithm("fedavg", workload.work), workload, federation)
+    usual = _loop(against or make_algorithm("fedavg", workload.training), workload, federation)
     name = type(method).__name__
     return _cost(name, _loop(method, workload, federation), usual, workload, repeats, "", warm_up)
 

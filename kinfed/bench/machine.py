@@ -42,13 +42,13 @@ def _product(workload: Workload, seconds: float) -> float:
     return 2.0 * n * rows * inputs * outputs / _best(lambda: torch.bmm(x, w), seconds) / 1e9
 
 
-def _best(work: Callable[[], object], seconds: float) -> float:
+def _best(call: Callable[[], object], seconds: float) -> float:
     """Shortest time of one call; one call warms up."""
-    work()
+    call()
     best, end = float("inf"), time.perf_counter() + seconds
     while True:
         began = time.perf_counter()
-        work()
+        call()
         now = time.perf_counter()
         best = min(best, now - began)
         if now > end:

@@ -19,7 +19,7 @@ class PlainLoop:
     """Images are float32 and standardized before the first round: four times the engine's memory, and no cost later."""
 
     def __init__(self, workload: Workload, federation: Federation) -> None:
-        self.work = workload.work
+        self.training = workload.training
         self.shared, self.own = conventional(workload), conventional(workload)
         task = make_task(workload.build)
         with torch.no_grad():
@@ -38,9 +38,9 @@ class PlainLoop:
 
     def batches(self, client: int) -> Iterator[Example]:
         rows = self.rows[client]
-        size = min(self.work.batch, len(rows))
+        size = min(self.training.batch, len(rows))
         order, position = torch.randperm(len(rows)), 0
-        for _ in range(self.work.steps or 0):
+        for _ in range(self.training.steps or 0):
             if position + size > len(rows):
                 order, position = torch.randperm(len(rows)), 0
             index = rows[order[position : position + size]]
@@ -48,7 +48,7 @@ class PlainLoop:
             yield self.images[index], self.labels[index]
 
     def train(self, clients: Sequence[int], batches: Callable[[int], Iterable[Example]]) -> None:
-        optimizer = torch.optim.SGD(self.own.parameters(), lr=self.work.lr)
+        optimizer = torch.optim.SGD(self.own.parameters(), lr=self.training.lr)
         criterion = nn.CrossEntropyLoss()
         total = [torch.zeros_like(p) for p in self.shared.parameters()]
         for client in clients:

@@ -34,9 +34,9 @@ class Timing:
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
-    def measure(self, work: Callable[[], object]) -> None:
+    def measure(self, call: Callable[[], object]) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        work()
+        call()
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
 
@@ -129,7 +129,7 @@ def run_benchmarks(
 
 
 def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
-    algorithm = FedAvg(workload.work)
+    algorithm = FedAvg(workload.training)
     task = make_task(workload.build)
     federation, clients = algorithm.exchange(federation, federation.population(0, workload.participation))
     pool = LocalPool(algorithm, task, federation, 0, workers=workers)
@@ -145,7 +145,7 @@ def disagreement(workload: Workload, federation: Federation, loop: PlainLoop) ->
 
     def same(client: int) -> Iterator[Example]:
         alone = federation.cohort(torch.tensor([client]), 0, 1)
-        return ((batch.x[0], batch.y[0]) for _, batch in alone.train.batches(workload.work))
+        return ((batch.x[0], batch.y[0]) for _, batch in alone.train.batches(workload.training))
 
     loop.train(active.tolist(), same)
     return float((ours.server.named()["w"] - loop.parameters()).abs().max())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kinfed.core import rng
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
@@ -46,8 +46,8 @@ class Workload:
         return f"{self.model} {'x'.join(map(str, self.shape))}, {many}, {self.steps} steps of {self.batch}"
 
     @property
-    def work(self) -> Work:
-        return Work(lr=0.03, batch=self.batch, steps=self.steps)
+    def training(self) -> LocalTraining:
+        return LocalTraining(lr=0.03, batch=self.batch, steps=self.steps)
 
     def with_work(self, steps: int | None, batch: int | None) -> Workload:
         """Other local work, where it is given."""

@@ -124,7 +124,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     )
     table.add_column("method")
     private = any("privacy" in r for r in results)
-    for name in ("personal %", "worst 10%", "global %", "MB/round", "s/round", *(("epsilon",) if private else ())):
+    for name in ("personal %", "worst 10%", "server %", "MB/round", "s/round", *(("epsilon",) if private else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label]
@@ -133,7 +133,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             label,
             _percent(mine, "personal", "accuracy"),
             _percent(mine, "personal", "worst10"),
-            _percent(mine, "global", "accuracy"),
+            _percent(mine, "server", "accuracy"),
             f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
             f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),

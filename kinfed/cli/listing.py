@@ -49,7 +49,7 @@ def _algorithm_options(method: type[Any]) -> list[OptionDoc]:
     return [
         OptionDoc(field.name, str(field.type), field.default, told.get(field.name, ""))
         for field in dataclasses.fields(method)
-        if field.name != "work"
+        if field.name != "training"
     ]
 
 

@@ -33,7 +33,7 @@ GATHER_BYTES = 1 << 20  # of examples fetched at once: few enough to stay in cac
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalTraining:
     """Local training of one round. `steps` or `epochs`, not both."""
 
     lr: float = 0.05
@@ -81,7 +81,7 @@ class Work:
             return torch.full_like(count, self.steps or 0)
         return self.epochs * ((count + self.batch - 1) // self.batch)
 
-    def with_steps(self, steps: int) -> Work:
+    def with_steps(self, steps: int) -> LocalTraining:
         return replace(self, steps=steps, epochs=None)
 
 
@@ -121,7 +121,7 @@ class Batch:
 
 
 @dataclass
-class Part:
+class Split:
     """One split (train, val or test) of some clients."""
 
     features: Features
@@ -135,21 +135,21 @@ class Part:
     effort: Tensor | None = None  # [n] share of the local work that stragglers finish, 1 for the others
     longest: int = 0  # most examples of any client of the federation, in this cohort or not (width of states)
 
-    def take(self, index: Tensor | slice) -> Part:
+    def take(self, index: Tensor | slice) -> Split:
         effort = None if self.effort is None else self.effort[index]
         return replace(self, ids=self.ids[index], start=self.start[index], count=self.count[index], effort=effort)
 
-    def batches(self, work: Work, steps: Tensor | None = None, stream: str = "batches") -> Batches:
+    def batches(self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches") -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.
 
         `stream` names an independent sequence of batches, for methods that need several per step."""
-        count = work.num_steps(self.count) if steps is None else steps
+        count = training.num_steps(self.count) if steps is None else steps
         if self.effort is not None:
             done = torch.ceil(self.effort.to(torch.float64) * count - 1e-6)  # 0.07 * 100 is 7.000000000000001
             count = torch.minimum(count, done.clamp_min(1).to(torch.int64))
-        return Batches(self, work, count, stream)
+        return Batches(self, training, count, stream)
 
-    def everything(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
+    def in_order(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
         """All examples in order, at most `width` at a time; weights are 1 for examples and 0 for padding.
 
         Of several clients first a few, then twice as many, and so on: those with little data are not padded to the
@@ -190,36 +190,36 @@ class Batches:
     Clients with unequal step counts leave as they finish, so no step is computed and thrown away. Where step counts
     never rise from one client to the next, `rows` is always a slice, and theta[rows] a view."""
 
-    part: Part
-    work: Work
+    part: Split
+    training: LocalTraining
     steps: Tensor  # [n] int64; a client without examples takes none
     stream: str = "batches"
     lr: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lr = self.work.rate(self.part.round)
+        self.lr = self.training.rate(self.part.round)
         self.steps = torch.where(self.part.count > 0, self.steps.to(torch.int64), 0)
 
     def __len__(self) -> int:
         return int(self.steps.max()) if len(self.steps) else 0
 
     def take(self, index: Tensor | slice) -> Batches:
-        return Batches(self.part.take(index), self.work, self.steps[index], self.stream)
+        return Batches(self.part.take(index), self.training, self.steps[index], self.stream)
 
     def with_steps(self, steps: Tensor) -> Batches:
-        return Batches(self.part, self.work, steps, self.stream)
+        return Batches(self.part, self.training, steps, self.stream)
 
     def __iter__(self) -> Iterator[tuple[Tensor | slice, Batch]]:
-        return self._poisson() if self.work.poisson else self._windows(fleeting=False)
+        return self._poisson() if self.training.poisson else self._windows(reusing_memory=False)
 
-    def fleeting(self) -> Iterator[tuple[Tensor | slice, Batch]]:
+    def reusing_memory(self) -> Iterator[tuple[Tensor | slice, Batch]]:
         """The same for loops that keep no batch: the next one may be written over it, in memory that is still in
         the cache."""
-        return self._poisson() if self.work.poisson else self._windows(fleeting=True)
+        return self._poisson() if self.training.poisson else self._windows(reusing_memory=True)
 
-    def _windows(self, fleeting: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
+    def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
         part, steps = self.part, self.steps
-        window = _Windows(part, self.work, steps, self.stream)
+        window = _Windows(part, self.training, steps, self.stream)
         total = len(self)
         step = 0
         while step < total:
@@ -233,7 +233,7 @@ class Batches:
             w = part.features.to_device(weight).unbind(0)
             together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
             shape = (min(together, planned), len(ids), width, *part.features.shape)
-            memory = torch.empty(shape, device=part.features.device) if fleeting else None
+            memory = torch.empty(shape, device=part.features.device) if reusing_memory else None
             s = 0
             for piece in torch.split(index, together):
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
@@ -244,7 +244,7 @@ class Batches:
 
     def _gather(self, index: Tensor, ids: Tensor, step: int, into: Tensor | None = None) -> Tensor:
         """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
-        part, name = self.part, self.work.augment
+        part, name = self.part, self.training.augment
         if name is None:
             return part.features.gather(index, into=into)
         change = augmentation(name, part.features.shape)
@@ -271,7 +271,7 @@ class Batches:
             offset = torch.arange(len(owner)) - torch.repeat_interleave(
                 torch.cumsum(now.count, 0) - now.count, now.count
             )
-            q = (self.work.batch / now.count.to(torch.float64)).clamp_max(1.0)
+            q = (self.training.batch / now.count.to(torch.float64)).clamp_max(1.0)
             joins = rng.to_unit(rng.at(step_key[owner], offset)) < q[owner]
             owner, offset = owner[joins], offset[joins]
             size = torch.bincount(owner, minlength=len(now.count))
@@ -280,7 +280,7 @@ class Batches:
             index = now.rows[now.start][:, None].expand(-1, width).clone()
             index[owner, column] = now.rows[now.start[owner] + offset]
             weight = torch.zeros(len(now.count), width)
-            expected = now.count.clamp_max(self.work.batch).to(torch.float32)
+            expected = now.count.clamp_max(self.training.batch).to(torch.float32)
             weight[owner, column] = 1.0 / expected[owner]
             yield (
                 rows,
@@ -300,14 +300,14 @@ class Batches:
 class _Windows:
     """Which examples form the batch of each (client, step)."""
 
-    def __init__(self, part: Part, work: Work, steps: Tensor, stream: str) -> None:
+    def __init__(self, part: Split, training: LocalTraining, steps: Tensor, stream: str) -> None:
         self.part = part
         count = part.count.numpy()
         self.count = count
-        self.size = torch.from_numpy(np.minimum(work.batch, count))
-        self.by_epoch = work.epochs is not None
-        self.batch = work.batch
-        self.per_epoch = -(-count // work.batch)
+        self.size = torch.from_numpy(np.minimum(training.batch, count))
+        self.by_epoch = training.epochs is not None
+        self.batch = training.batch
+        self.per_epoch = -(-count // training.batch)
         many = steps.numpy()
         epochs = -(-many // np.maximum(self.per_epoch, 1)) if self.by_epoch else None
         if epochs is None:

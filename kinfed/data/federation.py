@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data import federation_files
 from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -33,9 +33,9 @@ class Cohort:
     """Some clients' data in some round: what a client's part of an algorithm sees."""
 
     ids: Tensor  # [n]
-    train: Part
-    val: Part
-    test: Part
+    train: Split
+    val: Split
+    test: Split
     seed: int
     round: int
     groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
@@ -65,7 +65,7 @@ class Population:
     groups: Tensor | None = None  # [K] public group labels, such as device types
     num_groups: int = 0
     train_count: Tensor | None = None  # [K] for methods that declare they need sizes in advance
-    pool: Part | None = None  # examples that the server holds, where a method had some shared
+    pool: Split | None = None  # examples that the server holds, where a method had some shared
     exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
 
     def key(self, purpose: str) -> Tensor:
@@ -111,7 +111,7 @@ class Federation:
             ragged = self.split(name)
             start = ragged.offsets[ids]
             count = ragged.offsets[ids + 1] - start
-            parts[name] = Part(
+            parts[name] = Split(
                 self.features, self.labels, ids, start, count, ragged.rows, seed, round,
                 effort if name == "train" else None, int(ragged.count.max()),
             )  # fmt: skip

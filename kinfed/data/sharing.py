@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Population
 from kinfed.data.ragged import Ragged
@@ -63,7 +63,7 @@ def share_examples(
     labels = torch.cat([federation.labels, federation.labels[drawn]])
     tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[drawn]])
     shared = replace(federation, features=features, labels=labels, tags=tags, train=federation.train.joined(given))
-    pool = Part(
+    pool = Split(
         features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
         clients.seed, 0,
     )  # fmt: skip

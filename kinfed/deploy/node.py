@@ -122,8 +122,8 @@ class Client:
             self._keep_model(entry, task, theta[0], round, place, own)
         part = getattr(cohort, split)
         scores = {"personal": task_for(task, theta).score(theta, part)}
-        if "model" in order.group("shared"):
-            scores["shared"] = task.score(order.group("shared")["model"], part)
+        if "model" in order.group("server_model"):
+            scores["server_model"] = task.score(order.group("server_model")["model"], part)
         scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others.items()}
         groups = {name: _score(score) for name, score in scores.items()}
         groups["figures"] = dict(algorithm.client_figures(client))

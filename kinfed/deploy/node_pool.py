@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm
 from kinfed.core.tree import Tree
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Population
 from kinfed.deploy.exchange import Exchange
@@ -24,7 +24,7 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
-from kinfed.pools.base import Download, Evaluation, Reply, Shared
+from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.privacy.ledger import Event, covers
 from kinfed.server.screening import Form
@@ -128,7 +128,7 @@ class NodePool:
         round: int,
         *,
         split: str = "test",
-        shared: Shared | None = None,
+        server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
         """Of those who answer. Personal models stay where they are: asking for them is an error."""
@@ -136,8 +136,8 @@ class NodePool:
             raise ConfigError("personal models of a deployment are in the vaults of the nodes; they are not sent")
         orders = {}
         for k, one in zip(ids.tolist(), ids, strict=True):
-            model = None if shared is None else shared(one[None])
-            groups = {} if model is None else {"shared": {"model": model}}
+            model = None if server_model is None else server_model(one[None])
+            groups = {} if model is None else {"server_model": {"model": model}}
             orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
         found: dict[int, Packet] = {}
         asked: dict[int, list[Event]] = {}
@@ -145,7 +145,7 @@ class NodePool:
         def take(name: str, answer: Packet) -> None:
             self._check_signature(orders[name], answer)
             k = self._number(name)
-            for group in ("personal", *(["shared"] if shared is not None else [])):
+            for group in ("personal", *(["server_model"] if server_model is not None else [])):
                 _checked_score(answer.group(group))
             found[k], asked[k] = answer, _listed(answer)
 
@@ -162,7 +162,7 @@ class NodePool:
         return Evaluation(
             torch.tensor(who),
             _scores([a.group("personal") for a in answers]),
-            _scores([a.group("shared") for a in answers]) if shared is not None else None,
+            _scores([a.group("server_model") for a in answers]) if server_model is not None else None,
             {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
             alternatives={
                 name.removeprefix("other."): _scores([a.group(name) for a in answers])
@@ -227,7 +227,9 @@ class NodePool:
         count = self.roster.counts[k : k + 1, 0]
         gradients = self.algorithm.gradients(count)
         assert gradients is not None  # checked before the run
-        q = float((self.algorithm.work.batch / count.to(torch.float64)).clamp_max(1.0))  # to the bit as in the books
+        q = float(
+            (self.algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0)
+        )  # to the bit as in the books
         return tuple(Event(q, number, int(b)) for number, b in sorted(gradients.items()) if int(b))
 
     def _events(self, k: int, answer: Packet) -> list[Event]:
@@ -252,7 +254,7 @@ def sample_update(algorithm: Method, task: Task, server: Tree, roster: Roster, c
     features, labels = Features(torch.zeros(2, *roster.shape, dtype=dtype)), torch.arange(2) % classes
     ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
     longest = roster.counts.max(0).values.tolist()
-    train, val, test = (Part(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
+    train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
     cohort = Cohort(ids, train, val, test, 0, 1, groups)
     prepared = algorithm.prepare(server, torch.arange(len(roster.names)))

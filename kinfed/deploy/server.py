@@ -175,9 +175,12 @@ class _Run:
     def _write_round(self, report: RoundReport, evaluation: Evaluation | None) -> None:
         figures = self.algorithm.server_figures(self.loop.server)
         plain = {name: _plain(v) for name, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
-        personal = shared = None
+        personal = server_model = None
         if evaluation is not None:
-            personal, shared = self._judge(evaluation.personal, evaluation), self._judge(evaluation.shared, evaluation)
+            personal, server_model = (
+                self._judge(evaluation.personal, evaluation),
+                self._judge(evaluation.server_model, evaluation),
+            )
             plain = {name: _plain(value) for name, value in figures.items()}
             if evaluation.figures and len(evaluation.ids) == len(self.roster.names):
                 plain["clients"] = {name: value.tolist() for name, value in evaluation.figures.items()}
@@ -186,7 +189,7 @@ class _Run:
         self.folder.append_round({
             "algorithm": self.deployment.method, "seed": self.deployment.seed, "round": report.round,
             "seconds": report.seconds, "active": report.active, "dropped": report.dropped,
-            "bytes_down": report.bytes_down, "bytes_up": report.bytes_up, "personal": personal, "global": shared,
+            "bytes_down": report.bytes_down, "bytes_up": report.bytes_up, "personal": personal, "server": server_model,
             "method": plain,
         })  # fmt: skip
         accuracy = f"; personal accuracy {100 * personal['accuracy']:.2f} %" if personal else ""
@@ -210,7 +213,7 @@ class _Run:
                 "algorithm": label, "seed": seed, "client": self.roster.names[k],
                 "n_train": int(self.roster.counts[k, 0]), "n_test": int(self.roster.counts[k, 2]),
             }  # fmt: skip
-            for kind, score in (("personal", evaluation.personal), ("global", evaluation.shared)):
+            for kind, score in (("personal", evaluation.personal), ("server", evaluation.server_model)):
                 n = 0 if score is None else int(score.count[position])
                 row[f"{kind}_accuracy"] = float(score.correct[position]) / n if score is not None and n else None
                 row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None
@@ -221,7 +224,7 @@ class _Run:
         result = {
             "algorithm": label, "seed": seed, "rounds": self.deployment.rounds, **self.totals,
             "personal": self._judge(evaluation.personal, evaluation) or {},
-            "global": self._judge(evaluation.shared, evaluation),
+            "server": self._judge(evaluation.server_model, evaluation),
             "alternatives": {name: self._judge(s, evaluation) for name, s in evaluation.alternatives.items()},
             **({} if spent is None else {"privacy": spent}),
         }  # fmt: skip

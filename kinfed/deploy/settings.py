@@ -186,7 +186,7 @@ class Deployment(BaseModel):
     @cached_property
     def algorithm(self) -> Algorithm[Any, Any, Any, Any]:
         options = dict(self.run.algorithms[self.method])
-        return make_algorithm(options.pop("method"), self.run.work, options)
+        return make_algorithm(options.pop("method"), self.run.training, options)
 
     @property
     def validation_share(self) -> float:

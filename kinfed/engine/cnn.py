@@ -61,23 +61,37 @@ class Convolution(Layer):
     dilation: Pair
     groups: int
 
+    @property
+    def subsamples(self) -> bool:
+        """See `subsamples`: computed with stride 1 on every s-th pixel, which is the same."""
+        return _subsamples(self.shape[2:], self.stride, self.padding)
+
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
         outputs = self.shape[0]
         stop = self.weight + torch.Size(self.shape).numel()
         w = row[self.weight : stop].view(self.shape).contiguous(memory_format=_CHANNELS_LAST)
         b = None if self.bias is None else row[self.bias : self.bias + outputs]
-        return torch.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups), (x, w)
+        size, stride = x.shape, self.stride
+        if self.subsamples:
+            x, stride = _subsample(x, stride).contiguous(memory_format=_CHANNELS_LAST), (1, 1)
+        return torch.conv2d(x, w, b, stride, self.padding, self.dilation, self.groups), (x, w, size)
 
     def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        x, w = kept
+        x, w, size = kept
         below, gradient, _ = _aten.convolution_backward(
-            delta, x, w, None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups,
-            (not last, True, False),
+            delta, x, w, None, (1, 1) if self.subsamples else self.stride, self.padding, self.dilation, False, (0, 0),
+            self.groups, (not last, True, False),
         )  # fmt: skip
         into.slot(self.weight, self.shape).add_(gradient, alpha=into.scale)
         if self.bias is not None:
             into.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=into.scale)
-        return delta if last else below
+        if last:
+            return delta
+        if not self.subsamples:
+            return below  # type: ignore[no-any-return]
+        whole = torch.zeros(size, dtype=below.dtype, device=below.device).contiguous(memory_format=_CHANNELS_LAST)
+        _subsample(whole, self.stride).copy_(below)
+        return whole
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,27 @@ def _compiled(child: nn.Module, position: int, flat: bool, before: Layer | None)
             _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups,
         )  # fmt: skip
     return None
+
+
+def subsamples(module: nn.Module) -> bool:
+    """Whether this is a 1x1 convolution that skips pixels, which must not meet channels-last images.
+
+    oneDNN's weight gradient of such a layer writes past its buffer where there are few input channels: the heap is
+    corrupted, or the gradient is silently wrong (torch 2.13, AVX2)."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and not isinstance(module.padding, str)
+        and _subsamples(module.kernel_size, module.stride, module.padding)
+    )
+
+
+def _subsamples(kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    return kernel == (1, 1) and stride != (1, 1) and padding == (0, 0)
+
+
+def _subsample(x: Tensor, stride: Pair) -> Tensor:
+    """A view of every s-th row and column of images [B, C, H, W]."""
+    return x[:, :, :: stride[0], :: stride[1]]
 
 
 def _bias_start(child: nn.Linear | nn.Conv2d, position: int) -> int | None:

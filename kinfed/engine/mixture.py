@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, Work
+from kinfed.data.batches import Batch, LocalTraining
 from kinfed.engine.task import Layer, ModuleTask, Pull, Task
 from kinfed.errors import ModelError
 
@@ -75,9 +75,9 @@ class MixtureTask(Task):
         for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):
             self.task.descend_(model, part, lr, None if pull is None or center is None else (pull[0], center))
 
-    def mask(self, work: Work) -> Tensor | None:
+    def mask(self, training: LocalTraining) -> Tensor | None:
         """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0)."""
-        return ~self.layer_mask(("pi",)).to(self.device) if work.weight_decay else None
+        return ~self.layer_mask(("pi",)).to(self.device) if training.weight_decay else None
 
     def module_of(self, row: Tensor) -> MixtureModule:
         """A ready module with the parameters of one row."""

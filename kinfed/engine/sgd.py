@@ -28,35 +28,35 @@ def sgd(
 
     `lr` replaces the work's rate, `pull` is (lam, center [n, P]) with lam a number or one per client, `mask`
     [P] confines training to some parameters. Momentum and weight decay are those of the work."""
-    work = batches.work
+    training = batches.training
     rate = batches.lr if lr is None else lr
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
         pull = None if pull is None else (rows_of(pull[0], order), pull[1][order])
         return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)[back]
-    if work.momentum == 0 and mask is None and (work.weight_decay == 0 or pull is None):
-        pull = toward_zero(theta, work.weight_decay) if pull is None else pull
+    if training.momentum == 0 and mask is None and (training.weight_decay == 0 or pull is None):
+        pull = toward_zero(theta, training.weight_decay) if pull is None else pull
         descent = task.descent(theta, len(batches), pull)
-        for rows, batch in batches.fleeting():
+        for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
-    velocity = torch.zeros_like(x) if work.momentum else None
+    velocity = torch.zeros_like(x) if training.momentum else None
     trained = [slice(None)] if mask is None else runs(mask)
-    for rows, batch in batches.fleeting():
+    for rows, batch in batches.reusing_memory():
         now = x[rows]
         toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
         g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
         if toward is not None:
             lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
             g = g + lam * (now - toward[1])
-        if work.weight_decay:
-            g = g.add(now, alpha=work.weight_decay)
+        if training.weight_decay:
+            g = g.add(now, alpha=training.weight_decay)
         if velocity is not None:
             v = velocity[rows]
-            v.mul_(work.momentum).add_(g)
+            v.mul_(training.momentum).add_(g)
             g = v
         for columns in trained:  # velocities of what does not train come to nothing here
             now[:, columns].add_(g[:, columns], alpha=-rate)

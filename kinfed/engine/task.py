@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Part
-from kinfed.engine.cnn import ConvolutionalNet, Into
+from kinfed.data.batches import Batch, Split
+from kinfed.engine.cnn import ConvolutionalNet, Into, subsamples
 from kinfed.engine.dense import StackedNet
 from kinfed.engine.descent import Descent, OneByOne, OnLayers
 from kinfed.engine.descent import Pull as Pull
@@ -115,12 +115,12 @@ class Task(ABC):
         return torch.stack([torch.linalg.vector_norm(self.grad(theta, column), dim=1) for column in columns], 1)
 
     @torch.no_grad()
-    def score(self, theta: Tensor, part: Part) -> Score:
+    def score(self, theta: Tensor, part: Split) -> Score:
         """Correct predictions and summed loss of each row's model on each client's examples."""
         n = len(part.count)
         correct = torch.zeros(n, dtype=torch.float64)
         loss = torch.zeros(n, dtype=torch.float64)
-        for rows, batch in part.everything():
+        for rows, batch in part.in_order():
             z = self.logits(theta[rows], batch.x)
             nll = torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
             # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
@@ -131,7 +131,7 @@ class Task(ABC):
             loss[rows] += nll.sum(1).to("cpu", torch.float64)
         return Score(correct, loss, part.count)
 
-    def mean_loss(self, theta: Tensor, part: Part) -> Tensor:
+    def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
         """[n] mean loss in float64; clients without examples get NaN."""
         score = self.score(theta, part)
         return score.loss / score.count
@@ -272,7 +272,9 @@ class RowsTask(ModuleTask):
         super().__init__(build, device)
         # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
         # the usual one: their forward may call view(), which the other layout does not allow.
-        self._channels_last = all(type(m).__module__.startswith("torch.nn.") for m in self.module.modules())
+        self._channels_last = all(
+            type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
+        )
         self._repeats = False  # the module was seen to draw no random numbers
         self.net = ConvolutionalNet.compile(self.module)
 

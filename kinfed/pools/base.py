@@ -1,9 +1,9 @@
 """The contract of a pool: clients somewhere, with their data and their states, who answer the server loop.
 
-Only messages cross it. `download(ids)` makes the server's messages, one row per client, and `shared(ids)` the server's
-own models; both act row by row, may be called for any subset of the ids asked for, as often as a pool likes to, and run
-where the server is: a pool of clients elsewhere calls them there and sends the rows. A client's state stays in the
-pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
+Only messages cross it. `download(ids)` makes the server's messages, one row per client, and `server_model(ids)` the
+server's models; both act row by row, may be called for any subset of the ids asked for, as often as a pool likes to,
+and run where the server is: a pool of clients elsewhere calls them there and sends the rows. A client's state stays
+in the pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
 
 A pool decides how clients are reached, and what to do when they are not. It may leave out of a reply whoever did not
 answer, and must keep the state of such a client as it was before the round.
@@ -21,7 +21,7 @@ from kinfed.engine.task import Score
 from kinfed.privacy.dpsgd import Record
 
 Download = Callable[[Tensor], Any]  # ids [n] -> rows of the method's Down
-Shared = Callable[[Tensor], Tensor | None]  # ids [n] -> [n, P]
+ServerModelOf = Callable[[Tensor], Tensor | None]  # ids [n] -> [n, P]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Evaluation:
 
     ids: Tensor
     personal: Score | None
-    shared: Score | None  # the server's model for the client
+    server_model: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
     models: Tensor | None = (
         None  # [n, P] personal models, where asked for; wider rows are mixtures (kinfed.engine.mixture)
@@ -63,10 +63,10 @@ class Pool(Protocol):
         round: int,
         *,
         split: str = "test",
-        shared: Shared | None = None,
+        server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
-        """Personal models, and the server's where `shared` is given, on one split. Changes nothing."""
+        """Personal models, and the server's where `server_model` is given, on one split. Changes nothing."""
 
     def states(self) -> dict[str, Tensor]:
         """States of all clients that have one: "ids" [n], and "rows.<field>" [n, ...] of the method's Client."""

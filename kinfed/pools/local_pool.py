@@ -20,11 +20,11 @@ from torch import Tensor
 from kinfed.algorithms.base import Algorithm
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Score, Task
-from kinfed.pools.base import Download, Evaluation, Reply, Shared
+from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.memory import keep_freed_memory
 from kinfed.pools.store import ClientStore
 
@@ -48,8 +48,8 @@ class LocalPool:
         chunk: int | None = None,
         state_folder: Path | None = None,
     ) -> None:
-        if algorithm.work.augment is not None:
-            augmentation(algorithm.work.augment, federation.features.shape)  # refused now, not in the first batch
+        if algorithm.training.augment is not None:
+            augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
         self.algorithm = algorithm
         self.task = task
         self.federation = federation if task.device.type == "cpu" else federation.on(task.device)
@@ -73,7 +73,7 @@ class LocalPool:
 
         updates = _Updates(ids, self.clients)
 
-        def work(number: int) -> None:
+        def training(number: int) -> None:
             piece = pieces[number]
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
@@ -84,7 +84,7 @@ class LocalPool:
                 good = up.finite_rows(len(who)) & client.finite_rows(len(who))
             updates.add(number, piece, client, up, good)
 
-        for _ in self._map(work, range(len(pieces))):
+        for _ in self._map(training, range(len(pieces))):
             pass
         return updates.reply()
 
@@ -95,15 +95,15 @@ class LocalPool:
         round: int,
         *,
         split: str = "test",
-        shared: Shared | None = None,
+        server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
-        """Personal models (and the server's, through `shared(ids) -> [n, P]`) on one split. Changes nothing."""
+        """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
         counts = self.federation.split(split).count[ids]
         order = torch.argsort(counts, descending=True, stable=True)
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        def work(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None, dict[str, Score]]:
+        def training(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None, dict[str, Score]]:
             who = ids[piece]
             cohort = self._cohort(who, round)
             with _named("personalize", who, round):
@@ -111,8 +111,8 @@ class LocalPool:
                 down = download(who).to(self.task.device)
                 theta = self.algorithm.personalize(self.task, state, down, cohort)
                 others = self.algorithm.alternatives(self.task, state, down, cohort)
-            part: Part = getattr(cohort, split)
-            other = None if shared is None else shared(who)
+            part: Split = getattr(cohort, split)
+            other = None if server_model is None else server_model(who)
             return (
                 task_for(self.task, theta).score(theta, part),
                 None if other is None else self.task.score(other, part),
@@ -121,7 +121,7 @@ class LocalPool:
                 {name: task_for(self.task, model).score(model, part) for name, model in others.items()},
             )
 
-        results = list(self._map(work, pieces))
+        results = list(self._map(training, pieces))
         back = torch.argsort(torch.cat(pieces))
         figures = {
             name: torch.cat([_cpu(r[2][name]) for r in results])[back] for name in (results[0][2] if results else {})
@@ -159,7 +159,7 @@ class LocalPool:
                 size = 1
             else:
                 fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
-                worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.work.batch) + 1
+                worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.training.batch) + 1
                 size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
                 size = (
                     -(-n // -(-n // size)) if n else 1

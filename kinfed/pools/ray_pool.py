@@ -36,7 +36,7 @@ from kinfed.core.tree import Tree
 from kinfed.data.federation import Federation
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
-from kinfed.pools.base import Download, Evaluation, Reply, Shared
+from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.local_pool import available_cores
 from kinfed.pools.shard import cut, deal, expected_work
 from kinfed.pools.worker import Worker, compact
@@ -203,10 +203,10 @@ class RayPool:
         round: int,
         *,
         split: str = "test",
-        shared: Shared | None = None,
+        server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
-        send, send_shared = _Sender(download), _Sender(shared or (lambda who: None))
+        send, send_shared = _Sender(download), _Sender(server_model or (lambda who: None))
         calls: list[tuple[_Place, Tensor, Callable[[Any], Any], Any]] = []
         for place, mine in self._shares(ids):
             mine = mine[torch.argsort(ids[mine])]
@@ -323,7 +323,7 @@ def _joined(ids: Tensor, positions: Tensor, parts: list[Evaluation]) -> Evaluati
     return Evaluation(
         ids,
         scores([part.personal for part in parts]),
-        scores([part.shared for part in parts]),
+        scores([part.server_model for part in parts]),
         {name: rows([part.figures[name] for part in parts]) for name in parts[0].figures},
         rows(models) if models else None,
         {name: score for name, score in alternatives.items() if score is not None},
@@ -353,8 +353,8 @@ def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, worker: An
     return worker.train.options(num_returns=2).remote(ids, down, round, effort)
 
 
-def _evaluate(ids: Tensor, down: Any, round: int, split: str, shared: Any, keep_models: bool, worker: Any) -> Any:
-    return worker.evaluate.remote(ids, down, round, split, shared, keep_models)
+def _evaluate(ids: Tensor, down: Any, round: int, split: str, server_model: Any, keep_models: bool, worker: Any) -> Any:
+    return worker.evaluate.remote(ids, down, round, split, server_model, keep_models)
 
 
 def _states(worker: Any) -> Any:

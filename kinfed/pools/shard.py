@@ -22,7 +22,7 @@ from kinfed.data.ragged import Ragged
 def expected_work(algorithm: Algorithm[Any, Any, Any, Any], federation: Federation) -> Tensor:
     """[K] examples that a round and an evaluation take each client through. All clients are as likely to be called."""
     count = federation.train.count
-    trained = algorithm.work.num_steps(count) * count.clamp_max(algorithm.work.batch)
+    trained = algorithm.training.num_steps(count) * count.clamp_max(algorithm.training.batch)
     return trained + federation.test.count
 
 

@@ -59,7 +59,7 @@ class Worker:
         return reply, self._kept(reply.ids)
 
     def evaluate(
-        self, ids: Tensor, down: Tree, round: int, split: str, shared: Tensor | None, keep_models: bool
+        self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
     ) -> Evaluation:
         with _recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
@@ -67,7 +67,7 @@ class Worker:
                 _rows(ids, down),
                 round,
                 split=split,
-                shared=None if shared is None else lambda who: _take(shared, _places(ids, who)),
+                server_model=None if server_model is None else lambda who: _take(server_model, _places(ids, who)),
                 keep_models=keep_models,
             )
         evaluation.record = record

@@ -101,7 +101,7 @@ class Accounts:
     # ---- what is asked ----
 
     @contextmanager
-    def training(self, ids: Tensor) -> Iterator[Record]:
+    def recording(self, ids: Tensor) -> Iterator[Record]:
         """Around the training of these clients. Records of tasks in other processes are to be joined to this one."""
         with self.task.recording() as record:
             yield record
@@ -196,7 +196,7 @@ def _events(gradients: dict[int, Tensor] | None, algorithm: Method, count: Tenso
     """[K] what a round asks of each client at most; None where there is no bound."""
     if gradients is None:
         return None
-    q = (algorithm.work.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
+    q = (algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0).tolist()
     columns = {k: batches.tolist() for k, batches in gradients.items()}
     return [
         tuple(sorted(Event(q[m], k, batches[m]) for k, batches in columns.items() if batches[m] and count[m]))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Draw, Part
+from kinfed.data.batches import Batch, Draw, Split
 from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError
 from kinfed.privacy.ledger import Ledger
@@ -147,7 +147,7 @@ class PrivateTask(Task):
         self._judge()
         return self.inner.losses(theta, batch)
 
-    def score(self, theta: Tensor, part: Part) -> Score:
+    def score(self, theta: Tensor, part: Split) -> Score:
         self._judge()
         return self.inner.score(theta, part)
 

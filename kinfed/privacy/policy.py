@@ -67,7 +67,7 @@ class Privacy:
 
     def check_method(self, label: str, method: Method, count: Tensor) -> None:
         """As far as the method and the numbers of training examples [K] tell."""
-        if not method.work.poisson:
+        if not method.training.poisson:
             raise ConfigError(
                 f"{label} does not draw Poisson samples, from which epsilon is computed; leave poisson = true"
             )

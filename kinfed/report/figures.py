@@ -52,7 +52,7 @@ def reading(metric: str) -> str:
 
 
 def kind_views(comparison: Comparison) -> tuple[View, ...]:
-    names: dict[Kind, str] = {"personal": "Personal models", "global": "Global model"}
+    names: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
     what = {"accuracy": "accuracy, %", "loss": "loss"}[comparison.metric]
     return tuple(View(kind, names[kind], y_title(f"{names[kind]}: {what}")) for kind in comparison.kinds)
 

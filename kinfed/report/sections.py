@@ -103,7 +103,7 @@ class Sections:
             spread = "Accuracies are in %. There is one seed, so no spread is known and no best is marked."
         body = (
             f"<p>All figures are from {where}, not from the best round along the way. Personal models are tested by "
-            "each client on its own test examples; the global model, where a method has one, is tested by every "
+            "each client on its own test examples; the server model, where a method has one, is tested by every "
             f"client likewise. {spread}</p>"
         )
         body += scroll(results_table(tables.results(comparison)), "Results by method")
@@ -117,9 +117,9 @@ class Sections:
             if kind and (found := leads(comparison, kind)):
                 caption = f"How clear is the lead of {found[0].label} in {kind} accuracy?"
                 body += fold(caption, scroll(leads_table(found), caption))
-        if "global" in comparison.kinds:
+        if "server" in comparison.kinds:
             more = results_table(tables.results(comparison, tables.GLOBAL_COLUMNS))
-            body += fold("More about the global models", scroll(more, "Global models by method"))
+            body += fold("More about the server models", scroll(more, "Server models by method"))
         columns = {column.heading: column.definition for column in tables.MAIN_COLUMNS}
         terms = "".join(f"<dt>{esc(name)}</dt><dd>{esc(definition)}</dd>" for name, definition in columns.items())
         return body + fold("What the columns mean", f'<dl class="terms">{terms}</dl>')

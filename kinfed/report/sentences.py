@@ -146,7 +146,7 @@ def _ranking(comparison: Comparison) -> str:
     if first is None:
         return ""
     labels = {method.index: method.label for method in comparison.methods}
-    models = "personal models" if kind == "personal" else "the global model"
+    models = "personal models" if kind == "personal" else "the server model"
     level = _level(values[first], metric)
     start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {metric} of {models}, {level}"
     if not comparison.same_final_round:

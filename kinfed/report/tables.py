@@ -23,7 +23,7 @@ METRIC_NAMES = {
     "top10": "Largest 10 %",
     "loss": "Loss",
 }
-KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "global": "Global model"}
+KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 
 DEFINITIONS = {
     "accuracy": "Share of all test examples that are classified correctly: every client counts in proportion to its "
@@ -112,11 +112,11 @@ COST_COLUMNS = (
 
 MAIN_COLUMNS = (
     *(metric_column("personal", m) for m in ("accuracy", "accuracy_mean", "worst10", "top10", "loss")),
-    metric_column("global", "accuracy"),
+    metric_column("server", "accuracy"),
     *COST_COLUMNS,
 )
 GLOBAL_COLUMNS = tuple(
-    metric_column("global", metric) for metric in ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
+    metric_column("server", metric) for metric in ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
 )
 ALL_COLUMNS = (*(metric_column(kind, metric) for kind in KINDS for metric in METRIC_NAMES), *COST_COLUMNS)
 

@@ -152,7 +152,7 @@ def of_summary(results: Sequence[Mapping[str, Any]]) -> Measured:
     measured: Measured = {}
     for result in results:
         seed = int(result["seed"])
-        groups = {"personal": result["personal"], "global": result["global"], **result["alternatives"]}
+        groups = {"personal": result["personal"], "server": result["server"], **result["alternatives"]}
         figures = {
             f"{kind}.{metric}": value for kind, metrics in groups.items() for metric, value in (metrics or {}).items()
         }

@@ -225,7 +225,7 @@ class Recipe:
     claims: Sequence[Claim | Untestable] = ()
     notes: Sequence[str] = ()  # what cannot match the paper, and why
     stand_ins: Mapping[Scale, str] = field(default_factory=dict)  # what a scale replaces, said above its numbers
-    aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's global model
+    aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
     inside: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Found, Mapping[str, Comparison]], Sequence[Drawn]] = lambda found, runs: ()
 

@@ -139,8 +139,8 @@ class FinishedRun:
 
     def method(self, label: str) -> Method:
         options = dict(self.config.algorithms[label])
-        work = replace(self.config.work, poisson=False)  # what a newcomer computes stays with it
-        return make_algorithm(options.pop("method"), work, options)
+        training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
+        return make_algorithm(options.pop("method"), training, options)
 
     def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
@@ -265,10 +265,10 @@ def adopt(
     if not method.download(method.prepare(server, _everyone(run)), cohort.ids).named():
         raise ConfigError(f"{label} sends its clients nothing, so there is nothing for a newcomer to take over")
     server = method.adopt(task, server, cohort)
-    shared = method.global_models(server, cohort.ids)
+    server_model = method.global_models(server, cohort.ids)
     theta = _trained(method, task, server, run, newcomer, rounds)
     task.start = None
-    alone = _trained(Local(method.work), task, Nothing(), run, whole, rounds)
+    alone = _trained(Local(method.training), task, Nothing(), run, whole, rounds)
     return Adoption(
         algorithm=label,
         seed=run.seed,
@@ -276,7 +276,7 @@ def adopt(
         n_train=int(cohort.train.count[0]),
         n_test=int(cohort.test.count[0]),
         alone=Judged.of(task.score(alone, cohort.test)),
-        server=None if shared is None else Judged.of(task.score(shared, cohort.test)),
+        server=None if server_model is None else Judged.of(task.score(server_model, cohort.test)),
         adopted=Judged.of(task_for(task, theta).score(theta, cohort.test)),
         place=_place(method, server),
         model=theta[0],

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy.policy import Privacy
 from kinfed.server.loop import Schedule
@@ -159,8 +159,8 @@ class RunConfig(BaseModel):
         return self
 
     @property
-    def work(self) -> Work:
-        return Work(
+    def training(self) -> LocalTraining:
+        return LocalTraining(
             lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
             weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment,
             poisson=self.privacy is not None,
@@ -233,7 +233,7 @@ def make_config(
         config = RunConfig(**values)
     except ValidationError as error:
         raise ConfigError(_first_complaint(error)) from error
-    _ = config.work, config.schedule, config.privacy, config.robust_rule  # refuse bad values before anything runs
+    _ = config.training, config.schedule, config.privacy, config.robust_rule  # refuse bad values before anything runs
     return config
 
 

@@ -130,7 +130,9 @@ class Experiment:
         self._asked = Ledger()  # of clients' data, before the methods of a seed begin
         self._starts: dict[int, tuple[Tensor | None, Ledger]] = {}  # common start of a seed, and what it asked
         self.algorithms = {
-            label: make_algorithm(options["method"], config.work, {k: v for k, v in options.items() if k != "method"})
+            label: make_algorithm(
+                options["method"], config.training, {k: v for k, v in options.items() if k != "method"}
+            )
             for label, options in config.algorithms.items()
         }
 
@@ -173,8 +175,8 @@ class Experiment:
                 algorithm.check(task, clients)
                 if rule is not None:
                     check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
-                if algorithm.work.augment is not None:
-                    augmentation(algorithm.work.augment, self.federation(seed).features.shape)
+                if algorithm.training.augment is not None:
+                    augmentation(algorithm.training.augment, self.federation(seed).features.shape)
         self._check_privacy()
 
     def _check_privacy(self) -> None:
@@ -275,7 +277,7 @@ class Experiment:
         found = checkpoints.latest(label) if checkpoints is not None else None
         if found is not None:
             return found.tensors["w"].to(task.device)
-        algorithm, pooled = make_algorithm("fedavg", self.config.work, {}), data.pooled()
+        algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), data.pooled()
         pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
         loop = Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0))
         self.observer.started("pre-training", seed, 0, rounds)
@@ -299,7 +301,7 @@ class Experiment:
             asked = Ledger() if self.config.privacy is None else Ledger.load(found.tensors)
             return found.tensors["w"].to(task.device), asked
         strict = self.config.privacy is not None and self.config.privacy.strict
-        algorithm = make_algorithm("fedavg", self.config.work, {"weights": "equal"} if strict else {})
+        algorithm = make_algorithm("fedavg", self.config.training, {"weights": "equal"} if strict else {})
         loop = self._loop(algorithm, task, data, seed, range(1, self.config.warm_start + 1))
         self.observer.started("warm start", seed, 0, self.config.warm_start)
         while loop.completed < self.config.warm_start:
@@ -354,12 +356,12 @@ class Experiment:
             evaluation = loop.evaluate(keep_models=config.save_models)
         finally:
             loop.pool.close()
-        personal, shared = judge(evaluation, data, task)
+        personal, server_model = judge(evaluation, data, task)
         w = algorithm.global_model(loop.server)
         if folder is not None and evaluation.models is not None:
             folder.write_models(label, seed, evaluation.models, w)
         return MethodResult(
-            label, seed, config.rounds, personal, shared, int(totals["bytes_down"]), int(totals["bytes_up"]),
+            label, seed, config.rounds, personal, server_model, int(totals["bytes_down"]), int(totals["bytes_up"]),
             float(totals["seconds"]), evaluation, w, judge_alternatives(evaluation, data, task),
             None if loop.privacy is None else loop.privacy.summary(data.names),
         )  # fmt: skip
@@ -375,12 +377,12 @@ class Experiment:
         """Evaluate where due, and write the round's line."""
         every = self.config.eval_every
         due = report.round == last or (every > 0 and report.round % every == 0)
-        personal = shared = None
+        personal = server_model = None
         figures = loop.algorithm.server_figures(loop.server)
         method: dict[str, Any] = {k: v for k, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
         if due:
             evaluation = loop.evaluate()
-            personal, shared = judge(evaluation, data, loop.task)
+            personal, server_model = judge(evaluation, data, loop.task)
             method = figures | ({"clients": evaluation.figures} if evaluation.figures else {})
             headline = "accuracy" if loop.task.classifies else "loss"
             for name, metrics in judge_alternatives(evaluation, data, loop.task).items():
@@ -391,7 +393,7 @@ class Experiment:
             folder.append_round({
                 "algorithm": label, "seed": loop.clients.seed, "round": report.round, "seconds": report.seconds,
                 "active": report.active, "dropped": report.dropped, "bytes_down": report.bytes_down,
-                "bytes_up": report.bytes_up, "personal": personal, "global": shared, "method": _plain(method),
+                "bytes_up": report.bytes_up, "personal": personal, "server": server_model, "method": _plain(method),
             })  # fmt: skip
         if report.rejected:
             finite = [k for k in report.rejected if k in report.reasons]

@@ -45,9 +45,9 @@ CLIENT_COLUMNS = (
     "n_train",
     "n_test",
     "personal_accuracy",
-    "global_accuracy",
+    "server_accuracy",
     "personal_loss",
-    "global_loss",
+    "server_loss",
 )
 _SHOWN_DIFFERENCES = 20  # per file
 
@@ -59,7 +59,7 @@ class FolderInUse(StorageError):
 @dataclass(frozen=True)
 class Models:
     personal: Tensor  # [K, P]  what each client would deploy
-    shared: Tensor | None  # [P]  the global model, where the method has one
+    server_model: Tensor | None  # [P]  the server model, where the method has one
 
 
 class RunFolder:
@@ -299,13 +299,13 @@ class RunFolder:
         record: dict[str, Any] = storage.read_json(self.path / f"federation-{seed}.json")
         return record
 
-    def write_models(self, algorithm: str, seed: int, personal: Tensor, shared: Tensor | None) -> None:
-        """personal [K, P], and the global model [P] where there is one."""
+    def write_models(self, algorithm: str, seed: int, personal: Tensor, server_model: Tensor | None) -> None:
+        """personal [K, P], and the server model [P] where there is one."""
         self._require_lock()
-        if personal.dim() != 2 or (shared is not None and shared.shape != personal.shape[1:]):
-            got = f"{list(personal.shape)} and {None if shared is None else list(shared.shape)}"
-            raise ValueError(f"models are [K, P] and one global [P] or None; got {got}")
-        tensors = {"personal": personal} | ({} if shared is None else {"global": shared})
+        if personal.dim() != 2 or (server_model is not None and server_model.shape != personal.shape[1:]):
+            got = f"{list(personal.shape)} and {None if server_model is None else list(server_model.shape)}"
+            raise ValueError(f"models are [K, P] and one server model [P] or None; got {got}")
+        tensors = {"personal": personal} | ({} if server_model is None else {"server": server_model})
         path = self._models_path(algorithm, seed)
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
@@ -319,7 +319,7 @@ class RunFolder:
         tensors = storage.read_tensors(path)
         if "personal" not in tensors:
             raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
-        return Models(tensors["personal"], tensors.get("global"))
+        return Models(tensors["personal"], tensors.get("server"))
 
     def _models_path(self, algorithm: str, seed: int) -> Path:
         return self.path / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")

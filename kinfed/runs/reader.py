@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from kinfed.errors import StorageError
 
-Kind = Literal["personal", "global"]
-KINDS: tuple[Kind, Kind] = ("personal", "global")
+Kind = Literal["personal", "server"]
+KINDS: tuple[Kind, Kind] = ("personal", "server")
 Metrics = dict[str, float]
 
 

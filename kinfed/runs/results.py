@@ -27,19 +27,19 @@ class MethodResult:
     seed: int
     rounds: int
     personal: Metrics
-    shared: Metrics | None
+    server: Metrics | None
     bytes_down: int
     bytes_up: int
     seconds: float
     evaluation: Evaluation = field(repr=False)
-    shared_model: Tensor | None = field(default=None, repr=False)  # [P]
+    server_model: Tensor | None = field(default=None, repr=False)  # [P]
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the method reports, by name
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
 
     def summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
-            "global": self.shared, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
+            "server": self.server, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
             "alternatives": self.alternatives, **({} if self.privacy is None else {"privacy": self.privacy}),
         }  # fmt: skip
 
@@ -74,8 +74,8 @@ class RunResult:
             raise ConfigError("this run did not keep its models (save_models = false)")
         return module_for(self.task, models[client_number(self.federations[result.seed].names, client)])
 
-    def global_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
-        w = self.of(label, seed).shared_model
+    def server_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
+        w = self.of(label, seed).server_model
         return None if w is None else self.task.module_of(w)
 
 
@@ -93,8 +93,10 @@ def client_number(names: list[str], client: str | int) -> int:
 def judge(evaluation: Evaluation, data: Federation, task: Any) -> tuple[Metrics, Metrics | None]:
     """Metrics of the personal models and of the server's models."""
     assert evaluation.personal is not None
-    shared = None if evaluation.shared is None else _metrics(evaluation.shared, evaluation, data, task)
-    return _metrics(evaluation.personal, evaluation, data, task), shared
+    server_model = (
+        None if evaluation.server_model is None else _metrics(evaluation.server_model, evaluation, data, task)
+    )
+    return _metrics(evaluation.personal, evaluation, data, task), server_model
 
 
 def judge_alternatives(evaluation: Evaluation, data: Federation, task: Any) -> dict[str, Metrics]:
@@ -115,7 +117,7 @@ def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
             "algorithm": result.label, "seed": result.seed, "client": data.names[client],
             "n_train": int(data.train.count[client]), "n_test": int(data.test.count[client]),
         }  # fmt: skip
-        for kind, score in (("personal", result.evaluation.personal), ("global", result.evaluation.shared)):
+        for kind, score in (("personal", result.evaluation.personal), ("server", result.evaluation.server_model)):
             n = 0 if score is None else int(score.count[position])
             row[f"{kind}_accuracy"] = float(score.correct[position]) / n if score is not None and n else None
             row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None

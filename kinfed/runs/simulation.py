@@ -15,7 +15,7 @@ from torch import nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import Algorithm
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import Task, make_task
@@ -30,7 +30,7 @@ def simulate(
     algorithm: Algorithm[Any, Any, Any, Any] | str,
     *,
     seed: int = 0,
-    work: Work | None = None,
+    training: LocalTraining | None = None,
     participation: float = 1.0,
     dropout: float = 0.0,
     stragglers: float = 0.0,
@@ -47,7 +47,9 @@ def simulate(
         task = make_task(lambda: build_model(name, shape, classes))
     else:
         task = make_task(model)
-    chosen = make_algorithm(algorithm, work or Work(), options) if isinstance(algorithm, str) else algorithm
+    chosen = (
+        make_algorithm(algorithm, training or LocalTraining(), options) if isinstance(algorithm, str) else algorithm
+    )
     if chosen.needs_validation and not int(federation.val.count.sum()):
         raise ConfigError(
             f"{type(chosen).__name__} judges models on validation examples, and the federation has none; "

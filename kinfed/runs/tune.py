@@ -226,7 +226,7 @@ class _Tuning:
         """The method as configured. Part of the study where its values lie in their ranges."""
         algorithm = self.experiment.algorithms[label]
         value = self._objective(algorithm, lambda step, value: None)
-        values = {name: algorithm.work.lr if name == "lr" else getattr(algorithm, name) for name in space}
+        values = {name: algorithm.training.lr if name == "lr" else getattr(algorithm, name) for name in space}
         if space and all(values[name] in range_ for name, range_ in space.items()):
             study.add_trial(
                 optuna.create_trial(
@@ -259,7 +259,7 @@ class _Tuning:
         """The method with these settings; ConfigError where they do not go together."""
         config = self.experiment.config
         options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
-        algorithm = make_algorithm(config.algorithms[label]["method"], config.work, {**options, **settings})
+        algorithm = make_algorithm(config.algorithms[label]["method"], config.training, {**options, **settings})
         for seed in config.seeds:
             clients = self.experiment.federation(seed).population(seed, config.participation)
             algorithm.check(self.experiment.task(), clients)

@@ -132,7 +132,7 @@ class Loop:
 
         for one in active[~torch.isin(active, ids)]:
             download(one[None])  # a client that will not reply was sent its message all the same
-        with nullcontext() if self.privacy is None else self.privacy.training(ids) as record:
+        with nullcontext() if self.privacy is None else self.privacy.recording(ids) as record:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:
                 record.join(reply.record)
@@ -176,17 +176,17 @@ class Loop:
         ids = torch.arange(self.clients.num_clients)
         server = self.algorithm.prepare(self.server, ids)
 
-        def shared(who: Tensor) -> Tensor | None:
+        def server_model(who: Tensor) -> Tensor | None:
             return self.algorithm.global_models(self.server, who)
 
-        has_shared = shared(ids[:1]) is not None
+        has_server_model = server_model(ids[:1]) is not None
         with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
             evaluation = self.pool.evaluate(
                 ids,
                 lambda who: self.algorithm.download(server, who),
                 self.completed,
                 split=split,
-                shared=shared if has_shared else None,
+                server_model=server_model if has_server_model else None,
                 keep_models=keep_models,
             )
             if record is not None and evaluation.record is not None:

@@ -3,7 +3,7 @@
     from kinfed.testing import check_algorithm
 
     check_algorithm("ditto")                         # a registered method
-    check_algorithm(MyMethod(work=Work(lr=0.1)))     # one that is not
+    check_algorithm(MyMethod(training=LocalTraining(lr=0.1)))     # one that is not
 
 Each check is a function of a `Bench` (the method on a tiny federation) and can be run by itself, under pytest:
 

@@ -111,8 +111,8 @@ def poisoned_clients_are_rejected(bench: Bench) -> None:
 @check
 def odd_sizes_work(bench: Bench) -> None:
     """As few clients as the method allows, with one example each; epochs; a client without test examples."""
-    fewest, work = bench.fewest, bench.algorithm.work
-    by_epoch = replace(bench.algorithm, work=replace(work, batch=3, epochs=2, steps=None))
+    fewest, training = bench.fewest, bench.algorithm.training
+    by_epoch = replace(bench.algorithm, training=replace(training, batch=3, epochs=2, steps=None))
     for sizes, test, method in (
         ((1,) * fewest, 1, bench.algorithm),
         ((2,) * fewest, 0, bench.algorithm),

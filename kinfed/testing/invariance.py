@@ -50,7 +50,7 @@ def numbering_does_not_matter(bench: Bench) -> None:
         data, train=data.train.take(order), val=data.val.take(order), test=data.test.take(order), groups=groups
     )
     most = int(data.train.count.max())
-    method = replace(bench.algorithm, work=replace(bench.algorithm.work, batch=most, steps=3, epochs=None))
+    method = replace(bench.algorithm, training=replace(bench.algorithm.training, batch=most, steps=3, epochs=None))
     ours = bench.run(Schedule(), 2, algorithm=method)["personal models"]
     theirs = bench.run(Schedule(), 2, algorithm=replace(method), federation=renumbered)["personal models"]
     promise = "renumbered clients get the same models (or the method declares symmetric = False)"

@@ -183,10 +183,10 @@ def figures_can_be_written(bench: Bench) -> None:
                 isinstance(value, int | float | Tensor), f"server figure {name} is a number or tensor; got {value!r}"
             )
         ids = torch.arange(count)
-        shared = method.global_models(loop.server, ids)
-        if shared is not None:
+        server_model = method.global_models(loop.server, ids)
+        if server_model is not None:
             one = method.global_models(loop.server, ids[1:2])
             assert one is not None
-            expect_equal({"model": one}, {"model": shared[1:2]}, "global_models acts row by row")
+            expect_equal({"model": one}, {"model": server_model[1:2]}, "global_models acts row by row")
         loop.round()
         expect(method.server_figures(loop.server).keys() == figures.keys(), "figures have the same names at all rounds")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import Algorithm
 from kinfed.core import rng
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
@@ -29,7 +29,7 @@ State = dict[str, Tensor]
 SEED = 7
 ROUNDS = 4
 SOME = Schedule(participation=0.67)  # 4 of the tiny federation's 6 clients
-WORK = Work(batch=5, steps=5)
+WORK = LocalTraining(batch=5, steps=5)
 
 
 class ContractError(AssertionError):
@@ -167,7 +167,7 @@ def outcome(loop: Loop) -> State:
     evaluation = loop.evaluate(keep_models=True)
     assert evaluation.models is not None
     found["personal models"] = evaluation.models
-    for kind, score in (("personal", evaluation.personal), ("global", evaluation.shared)):
+    for kind, score in (("personal", evaluation.personal), ("server", evaluation.server_model)):
         if score is not None:
             found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
     for kind, score in evaluation.alternatives.items():

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Part
+from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
@@ -161,8 +161,8 @@ class GaussianTask(Task):
         return (theta[:, None] - batch.x).square().sum(-1) / (2 * self.s[batch.ids].to(theta.dtype)[:, None])
 
     @torch.no_grad()
-    def score(self, theta: Tensor, part: Part) -> Score:
+    def score(self, theta: Tensor, part: Split) -> Score:
         loss = torch.zeros(len(part.count), dtype=torch.float64)
-        for rows, batch in part.everything():
+        for rows, batch in part.in_order():
             loss[rows] += (self.losses(theta[rows], batch) * batch.weight).sum(1).to(torch.float64)
         return Score(torch.zeros_like(loss), loss, part.count)

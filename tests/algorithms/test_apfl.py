@@ -13,11 +13,11 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.apfl import APFL
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.testing.workbench import SEED
 
-PLAIN = {"steps": Work(batch=5, steps=4), "epochs": Work(batch=3, steps=None, epochs=2, lr_decay=0.9)}
+PLAIN = {"steps": LocalTraining(batch=5, steps=4), "epochs": LocalTraining(batch=3, steps=None, epochs=2, lr_decay=0.9)}
 
 
 @pytest.mark.parametrize("every_step", [False, True])
@@ -73,17 +73,17 @@ def test_alpha_stays_in_the_first_round_and_moves_in_the_second() -> None:
         assert all(a != 0.3 for a in loop.evaluate().figures["alpha"].tolist())
 
 
-@pytest.mark.parametrize("work", PLAIN.values(), ids=PLAIN.keys())
-def test_alpha_zero_is_fedavg_with_equal_weights(work: Work) -> None:
-    ours, theirs = run(APFL(work, alpha=0.0, adaptive=False)), run(FedAvg(work, weights="equal"))
+@pytest.mark.parametrize("training", PLAIN.values(), ids=PLAIN.keys())
+def test_alpha_zero_is_fedavg_with_equal_weights(training: LocalTraining) -> None:
+    ours, theirs = run(APFL(training, alpha=0.0, adaptive=False)), run(FedAvg(training, weights="equal"))
     close(ours["server.w"], theirs["server.w"])
     assert torch.equal(ours["personal models"], ours["server.w"].expand(6, -1))
 
 
-@pytest.mark.parametrize("work", PLAIN.values(), ids=PLAIN.keys())
-def test_alpha_one_is_local_training(work: Work) -> None:
-    ours = run(APFL(work, alpha=1.0, adaptive=False))
-    close(ours["personal models"], run(Local(work))["personal models"], 1e-5)
+@pytest.mark.parametrize("training", PLAIN.values(), ids=PLAIN.keys())
+def test_alpha_one_is_local_training(training: LocalTraining) -> None:
+    ours = run(APFL(training, alpha=1.0, adaptive=False))
+    close(ours["personal models"], run(Local(training))["personal models"], 1e-5)
 
 
 def test_alpha_zero_stays_where_its_slope_is_clipped() -> None:

@@ -20,7 +20,7 @@ from kinfed.algorithms.fedavg import FedAvg, Up
 from kinfed.algorithms.fedavgm import FedAvgM
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, tiny_federation
@@ -28,7 +28,7 @@ from kinfed.testing.workbench import SEED, outcome
 
 SIZES = (2, 6, 4)
 LR = 0.1
-ALL = Work(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
+ALL = LocalTraining(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
 P = 15  # of the linear model
 
 
@@ -84,11 +84,11 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor], names: set[str]) -> No
 
 
 WORKS = {
-    "steps": Work(batch=5, steps=4),
-    "epochs": Work(batch=3, steps=None, epochs=2),
-    "momentum and decay": Work(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
+    "steps": LocalTraining(batch=5, steps=4),
+    "epochs": LocalTraining(batch=3, steps=None, epochs=2),
+    "momentum and decay": LocalTraining(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
 }
-works = pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
+works = pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
 
 
 # The average.
@@ -130,7 +130,7 @@ def test_many_small_updates_are_not_lost_beside_a_large_one() -> None:
 @pytest.mark.parametrize(("weights", "p"), [("examples", (2 / 12, 6 / 12, 4 / 12)), ("equal", (1 / 3, 1 / 3, 1 / 3))])
 def test_fedavg_moves_by_the_weighted_mean_of_gradients(weights: str, p: tuple[float, ...]) -> None:
     """One step on all examples: u_m = w − η ∇f_m(w), so w ← w − η Σ p_m ∇f_m(w)."""
-    with by_hand(FedAvg(work=ALL, weights=weights)) as loop:
+    with by_hand(FedAvg(training=ALL, weights=weights)) as loop:
         for _ in range(3):
             w = server(loop)
             g = [gradient(loop, m, w) for m in range(3)]
@@ -141,7 +141,7 @@ def test_fedavg_moves_by_the_weighted_mean_of_gradients(weights: str, p: tuple[f
 
 
 def test_fedavg_weighs_only_those_who_reply() -> None:
-    with by_hand(FedAvg(work=ALL), participation=0.67) as loop:
+    with by_hand(FedAvg(training=ALL), participation=0.67) as loop:
         w = server(loop)
         active = loop.schedule.active(SEED, 1, 3).tolist()
         assert len(active) == 2
@@ -153,12 +153,12 @@ def test_fedavg_weighs_only_those_who_reply() -> None:
 
 def test_smoothing_keeps_a_part_of_the_old_model() -> None:
     """w ← (1 − c) w + c ŵ, ŵ what plain FedAvg would make of the round."""
-    with by_hand(FedAvg(work=ALL)) as plain, by_hand(FedAvg(work=ALL, smoothing=0.3)) as smooth:
+    with by_hand(FedAvg(training=ALL)) as plain, by_hand(FedAvg(training=ALL, smoothing=0.3)) as smooth:
         w = server(plain)
         plain.round()
         smooth.round()
         close(server(smooth), 0.7 * w + 0.3 * server(plain))
-    with by_hand(FedAvg(work=ALL, smoothing="participation"), participation=0.4) as loop:
+    with by_hand(FedAvg(training=ALL, smoothing="participation"), participation=0.4) as loop:
         assert float(server(loop, "c")) == 0.4
         w = server(loop)
         (active,) = loop.schedule.active(SEED, 1, 3).tolist()
@@ -169,13 +169,13 @@ def test_smoothing_keeps_a_part_of_the_old_model() -> None:
 
 
 def test_fedavg_smooth_is_fedavg_with_the_participation() -> None:
-    assert make_algorithm("fedavg_smooth", ALL) == FedAvg(work=ALL, smoothing="participation")
-    same = run(FedAvg(work=WORKS["steps"], smoothing="participation"), participation=1.0)
-    same_bits(same, run(FedAvg(work=WORKS["steps"]), participation=1.0), {"server.w", "personal models"})
+    assert make_algorithm("fedavg_smooth", ALL) == FedAvg(training=ALL, smoothing="participation")
+    same = run(FedAvg(training=WORKS["steps"], smoothing="participation"), participation=1.0)
+    same_bits(same, run(FedAvg(training=WORKS["steps"]), participation=1.0), {"server.w", "personal models"})
 
 
 def test_fedavg_personal_model_is_the_last_local_or_else_the_global_one() -> None:
-    with by_hand(FedAvg(work=ALL), participation=0.67) as loop:
+    with by_hand(FedAvg(training=ALL), participation=0.67) as loop:
         active = loop.schedule.active(SEED, 1, 3).tolist()
         w = server(loop)
         loop.round()
@@ -192,7 +192,7 @@ def test_fedavg_personal_model_is_the_last_local_or_else_the_global_one() -> Non
 
 
 def test_local_takes_steps_of_its_own_only_when_called() -> None:
-    with by_hand(Local(work=ALL), participation=0.67) as loop:
+    with by_hand(Local(training=ALL), participation=0.67) as loop:
         theta = {m: state(loop, m, "theta") for m in range(3)}
         assert torch.equal(theta[0], loop.task.init(SEED))
         for number in range(1, 4):
@@ -201,22 +201,22 @@ def test_local_takes_steps_of_its_own_only_when_called() -> None:
             loop.round()
             for m in range(3):
                 close(state(loop, m, "theta"), theta[m])
-        assert loop.evaluate().shared is None
+        assert loop.evaluate().server_model is None
 
 
 # FedProx.
 
 
 @works
-def test_fedprox_without_the_proximal_term_is_fedavg(work: Work) -> None:
-    fedavg = run(FedAvg(work=work))
-    same_bits(run(FedProx(work=work, mu=0.0)), fedavg, set(fedavg))
+def test_fedprox_without_the_proximal_term_is_fedavg(training: LocalTraining) -> None:
+    fedavg = run(FedAvg(training=training))
+    same_bits(run(FedProx(training=training, mu=0.0)), fedavg, set(fedavg))
 
 
 def test_fedprox_pulls_toward_the_received_model() -> None:
     """Two steps: θ' = w − η ∇f(w), as θ = w feels no pull; then θ'' = θ' − η (∇f(θ') + μ (θ' − w))."""
     mu = 4.0
-    with by_hand(FedProx(work=ALL.with_steps(2), mu=mu)) as loop:
+    with by_hand(FedProx(training=ALL.with_steps(2), mu=mu)) as loop:
         for _ in range(2):
             w = server(loop)
             ends = []
@@ -230,7 +230,7 @@ def test_fedprox_pulls_toward_the_received_model() -> None:
 
 def test_fedprox_held_firmly_hardly_moves() -> None:
     """With η μ = 1 every step starts again from w: θ stays within one gradient step of it."""
-    with by_hand(FedProx(work=ALL.with_steps(5), mu=1 / LR)) as loop:
+    with by_hand(FedProx(training=ALL.with_steps(5), mu=1 / LR)) as loop:
         w = server(loop)
         loop.round()
         assert float((state(loop, 0, "theta") - w).norm()) < 3 * LR * float(gradient(loop, 0, w).norm())
@@ -246,9 +246,9 @@ def test_fedprox_held_firmly_hardly_moves() -> None:
 @works
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("weights", ["examples", "equal"])
-def test_fedavgm_without_momentum_is_fedavg(work: Work, nesterov: bool, weights: str) -> None:
-    fedavg = run(FedAvg(work=work, weights=weights))
-    without = run(FedAvgM(work=work, weights=weights, gamma=0.0, nesterov=nesterov))
+def test_fedavgm_without_momentum_is_fedavg(training: LocalTraining, nesterov: bool, weights: str) -> None:
+    fedavg = run(FedAvg(training=training, weights=weights))
+    without = run(FedAvgM(training=training, weights=weights, gamma=0.0, nesterov=nesterov))
     same_bits(without, fedavg, set(fedavg) - {"server.c"})
 
 
@@ -256,7 +256,7 @@ def test_fedavgm_without_momentum_is_fedavg(work: Work, nesterov: bool, weights:
 def test_fedavgm_by_hand(nesterov: bool) -> None:
     """Δ = η Σ p ∇f(w); v ← γ v + Δ; w ← w − η_s v, with Nesterov w ← w − η_s (γ v + Δ)."""
     gamma, rate = 0.8, 0.5
-    with by_hand(FedAvgM(work=ALL, gamma=gamma, server_lr=rate, nesterov=nesterov)) as loop:
+    with by_hand(FedAvgM(training=ALL, gamma=gamma, server_lr=rate, nesterov=nesterov)) as loop:
         v = torch.zeros(P)
         for _ in range(4):
             w = server(loop)
@@ -271,23 +271,31 @@ def test_fedavgm_by_hand(nesterov: bool) -> None:
 
 
 @works
-def test_ditto_without_pull_is_local_beside_fedavg(work: Work) -> None:
-    ditto, local, fedavg = run(Ditto(work=work, lam=0.0)), run(Local(work=work)), run(FedAvg(work=work))
+def test_ditto_without_pull_is_local_beside_fedavg(training: LocalTraining) -> None:
+    ditto, local, fedavg = (
+        run(Ditto(training=training, lam=0.0)),
+        run(Local(training=training)),
+        run(FedAvg(training=training)),
+    )
     same_bits(ditto, local, {"personal models", "personal loss", "personal correct"})
     assert torch.equal(ditto["clients.rows.v"], local["clients.rows.theta"])
-    same_bits(ditto, fedavg, {"server.w", "global loss"})
+    same_bits(ditto, fedavg, {"server.w", "server loss"})
 
 
 @works
 @pytest.mark.parametrize("weights", ["examples", "equal"])
-def test_dittos_global_model_is_fedavgs_whatever_the_pull(work: Work, weights: str) -> None:
-    same_bits(run(Ditto(work=work, lam=1.5, weights=weights)), run(FedAvg(work=work, weights=weights)), {"server.w"})
+def test_dittos_global_model_is_fedavgs_whatever_the_pull(training: LocalTraining, weights: str) -> None:
+    same_bits(
+        run(Ditto(training=training, lam=1.5, weights=weights)),
+        run(FedAvg(training=training, weights=weights)),
+        {"server.w"},
+    )
 
 
 def test_ditto_by_hand() -> None:
     """v ← v − η (∇f(v) + λ (v − w)) with w as received, twice a round; the global branch never sees v."""
     lam = 2.5
-    with by_hand(Ditto(work=ALL.with_steps(2), lam=lam)) as loop:
+    with by_hand(Ditto(training=ALL.with_steps(2), lam=lam)) as loop:
         v = [loop.task.init(SEED)] * 3
         for _ in range(3):
             w = server(loop)
@@ -308,10 +316,10 @@ def test_ditto_by_hand() -> None:
 
 
 def test_ditto_pulled_firmly_stays_at_the_global_model() -> None:
-    work = Work(lr=1e-3, batch=5, steps=20)
+    training = LocalTraining(lr=1e-3, batch=5, steps=20)
     found = {}
     for lam in (0.0, 1.0, 30.0, 1000.0):
-        with Bench("ditto").loop(Schedule(), algorithm=Ditto(work=work, lam=lam)) as loop:
+        with Bench("ditto").loop(Schedule(), algorithm=Ditto(training=training, lam=lam)) as loop:
             for _ in range(4):
                 w = server(loop)
                 loop.round()
@@ -321,8 +329,8 @@ def test_ditto_pulled_firmly_stays_at_the_global_model() -> None:
 
 
 def test_dittos_personal_branch_has_its_own_rate_and_steps() -> None:
-    work = Work(lr=LR, batch=100, steps=1, lr_decay=0.5)
-    with by_hand(Ditto(work=work, lam=1.0, personal_lr=0.02, personal_steps=3)) as loop:
+    training = LocalTraining(lr=LR, batch=100, steps=1, lr_decay=0.5)
+    with by_hand(Ditto(training=training, lam=1.0, personal_lr=0.02, personal_steps=3)) as loop:
         v = loop.task.init(SEED)
         for decay in (1.0, 0.5, 0.25):  # both rates fall alike
             w = server(loop)
@@ -336,10 +344,10 @@ def test_dittos_personal_branch_has_its_own_rate_and_steps() -> None:
 
 def test_ditto_sees_the_batches_of_every_other_method() -> None:
     """With its own steps too: the first of them are FedAvg's, drawn from the same stream."""
-    work = Work(batch=3, steps=2)
-    longer = run(Ditto(work=work, lam=0.0, personal_steps=6))
-    same_bits(longer, run(Local(work=work.with_steps(6))), {"personal models"})
-    same_bits(longer, run(FedAvg(work=work)), {"server.w"})
+    training = LocalTraining(batch=3, steps=2)
+    longer = run(Ditto(training=training, lam=0.0, personal_steps=6))
+    same_bits(longer, run(Local(training=training.with_steps(6))), {"personal models"})
+    same_bits(longer, run(FedAvg(training=training)), {"server.w"})
 
 
 # What travels (bytes per active client and round).
@@ -348,15 +356,15 @@ def test_ditto_sees_the_batches_of_every_other_method() -> None:
 @pytest.mark.parametrize(
     ("method", "down", "up"),
     [
-        (Local(work=ALL), 0, 0),
-        (FedAvg(work=ALL), 4 * P, 4 * P + 4),
-        (FedAvg(work=ALL, weights="equal"), 4 * P, 4 * P),
-        (FedAvg(work=ALL, smoothing="participation"), 4 * P, 4 * P + 4),
-        (FedProx(work=ALL), 4 * P, 4 * P + 4),
-        (FedAvgM(work=ALL), 4 * P, 4 * P + 4),
-        (FedAvgM(work=ALL, weights="equal"), 4 * P, 4 * P),
-        (Ditto(work=ALL), 4 * P, 4 * P + 4),
-        (Ditto(work=ALL, weights="equal"), 4 * P, 4 * P),
+        (Local(training=ALL), 0, 0),
+        (FedAvg(training=ALL), 4 * P, 4 * P + 4),
+        (FedAvg(training=ALL, weights="equal"), 4 * P, 4 * P),
+        (FedAvg(training=ALL, smoothing="participation"), 4 * P, 4 * P + 4),
+        (FedProx(training=ALL), 4 * P, 4 * P + 4),
+        (FedAvgM(training=ALL), 4 * P, 4 * P + 4),
+        (FedAvgM(training=ALL, weights="equal"), 4 * P, 4 * P),
+        (Ditto(training=ALL), 4 * P, 4 * P + 4),
+        (Ditto(training=ALL, weights="equal"), 4 * P, 4 * P),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else str(value),
 )
@@ -367,7 +375,7 @@ def test_a_model_travels_each_way(method: Any, down: int, up: int) -> None:
 
 
 def test_a_cohort_of_one_replaces_the_model() -> None:
-    fedavg = FedAvg(work=ALL)
+    fedavg = FedAvg(training=ALL)
     with by_hand(fedavg) as loop:
         w, delta = server(loop), torch.arange(float(P))
         up = Up(delta[None], torch.tensor([7.0]))
@@ -404,4 +412,4 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
 )
 def test_bad_options_are_refused_when_the_method_is_made(method: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        method(work=ALL, **options)
+        method(training=ALL, **options)

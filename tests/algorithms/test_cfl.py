@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.cfl import CFL, Server, Up
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
@@ -48,9 +48,9 @@ def after(method: CFL, state: Server, updates: dict[int, list[float]]) -> Server
 FOUR = {k: [[1.0, 0.3], [-1.0, 0.3], [1.0, -0.3], [-1.0, -0.3]][k % 4] for k in range(8)}
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_without_a_split_it_is_fedavg_with_equal_weights(work: Work) -> None:
-    ours, theirs = run(CFL(work)), run(FedAvg(work, weights="equal"))
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_without_a_split_it_is_fedavg_with_equal_weights(training: LocalTraining) -> None:
+    ours, theirs = run(CFL(training)), run(FedAvg(training, weights="equal"))
     assert torch.equal(ours["server.model"][0], theirs["server.w"])
     assert torch.equal(ours["personal models"], theirs["server.w"].expand(6, -1))
 
@@ -213,7 +213,7 @@ def test_clients_who_disagree_get_models_of_their_own() -> None:
     data = Federation.from_arrays(x, named, owner, num_classes=3)
     accuracy, clusters = {}, {}
     for rule, t_min in (("complete", 8), ("single", 8), ("complete", 99)):
-        method = CFL(Work(lr=0.2, batch=50, steps=10), eps1_rel=0.35, eps2_rel=0.3, t_min=t_min, linkage=rule)
+        method = CFL(LocalTraining(lr=0.2, batch=50, steps=10), eps1_rel=0.35, eps2_rel=0.3, t_min=t_min, linkage=rule)
         task = make_task(lambda: torch.nn.Linear(5, 3))
         pool = LocalPool(method, task, data, 0, workers=1)
         loop = Loop(method, task, pool, data.population(0))
@@ -233,12 +233,12 @@ def test_clients_who_disagree_get_models_of_their_own() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract_holds_while_clusters_are_split(check: str) -> None:
-    method = CFL(Work(batch=5, steps=5), eps1=1e3, eps2=1e-6, t_min=1, min_size=2)
+    method = CFL(LocalTraining(batch=5, steps=5), eps1=1e3, eps2=1e-6, t_min=1, min_size=2)
     CHECKS[check](Bench(method, model=tiny_model))
 
 
 def test_that_run_does_split() -> None:
-    found = run(CFL(Work(batch=5, steps=5), eps1=1e3, eps2=1e-6, t_min=1, min_size=2), 4, participation=1.0)
+    found = run(CFL(LocalTraining(batch=5, steps=5), eps1=1e3, eps2=1e-6, t_min=1, min_size=2), 4, participation=1.0)
     assert len(found["server.model"]) > 2
 
 

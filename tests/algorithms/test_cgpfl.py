@@ -18,7 +18,7 @@ from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Down, Server, Up,
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
 from kinfed.core import rng
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
@@ -27,8 +27,8 @@ from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
-WORK = Work(lr=0.05, batch=10, steps=5)
-ALL = Work(lr=0.05, batch=100, steps=2)  # batches of all examples: gradients by hand
+WORK = LocalTraining(lr=0.05, batch=10, steps=5)
+ALL = LocalTraining(lr=0.05, batch=100, steps=2)  # batches of all examples: gradients by hand
 CLASSES, WIDTH = 4, 6
 
 
@@ -96,7 +96,7 @@ def test_a_clients_round_by_hand(decay: float, pull: float | None, restart: bool
     """R = 2 batches, each with S = 3 steps θ ← θ − η (∇f + κ θ + λ (θ − ω)), then ω ← ω − pull (ω − θ)."""
     lr, lam, steps = 0.05, 4.0, 3
     method = CGPFL(
-        work=replace(ALL, weight_decay=decay), contexts=1, lam=lam, inner_steps=steps, pull=pull, restart=restart
+        training=replace(ALL, weight_decay=decay), contexts=1, lam=lam, inner_steps=steps, pull=pull, restart=restart
     )
     bench = Bench(method, federation=tiny_federation((2, 6, 4)), model=lambda: nn.Linear(4, 3))
     with bench.loop(Schedule()) as loop:
@@ -122,8 +122,8 @@ def test_a_clients_round_by_hand(decay: float, pull: float | None, restart: bool
 
 
 def test_the_rate_of_later_rounds_falls_for_both_steps() -> None:
-    method = CGPFL(work=replace(ALL, lr_decay=0.5), contexts=1, lam=4.0, restart=True, personal_lr=0.1)
-    fixed = CGPFL(work=replace(ALL, lr=0.025), contexts=1, lam=4.0, restart=True, personal_lr=0.05)
+    method = CGPFL(training=replace(ALL, lr_decay=0.5), contexts=1, lam=4.0, restart=True, personal_lr=0.1)
+    fixed = CGPFL(training=replace(ALL, lr=0.025), contexts=1, lam=4.0, restart=True, personal_lr=0.05)
     data = tiny_federation((2, 6, 4))
     task = make_task(lambda: nn.Linear(4, 3))
     cohort = data.cohort(torch.arange(3), SEED, 2)
@@ -141,8 +141,8 @@ def test_the_rate_of_later_rounds_falls_for_both_steps() -> None:
 def test_one_context_with_restart_is_pfedme(alpha: float, participation: float) -> None:
     """The same θ bit for bit in the first round; then the averages of models and of differences round differently."""
     options = {"lam": 10.0, "inner_steps": 4, "personal_lr": 0.04}
-    ours = Bench(CGPFL(work=WORK, contexts=1, alpha=alpha, restart=True, **options))
-    theirs = Bench(PFedMe(work=WORK, beta=alpha, weights="equal", **options))
+    ours = Bench(CGPFL(training=WORK, contexts=1, alpha=alpha, restart=True, **options))
+    theirs = Bench(PFedMe(training=WORK, beta=alpha, weights="equal", **options))
     with ours.loop(Schedule(participation)) as a, theirs.loop(Schedule(participation)) as b:
         a.round()
         b.round()
@@ -157,7 +157,7 @@ def test_one_context_with_restart_is_pfedme(alpha: float, participation: float) 
 
 def test_a_context_for_each_client_leaves_everybody_alone() -> None:
     federation, _ = planted(3, 5)
-    with simulated(CGPFL(work=WORK, contexts=5), federation) as loop:
+    with simulated(CGPFL(training=WORK, contexts=5), federation) as loop:
         for _ in range(4):
             loop.round()
             server: Any = loop.server
@@ -166,7 +166,7 @@ def test_a_context_for_each_client_leaves_everybody_alone() -> None:
         together = outcome(loop)["personal models"]
     for m in range(5):
         # Alone, with its own number, so that it draws the same batches: the others' rounds change nothing for it.
-        with simulated(CGPFL(work=WORK, contexts=1), federation) as loop:
+        with simulated(CGPFL(training=WORK, contexts=1), federation) as loop:
             loop.schedule = _Only(m)
             for _ in range(4):
                 loop.round()
@@ -190,7 +190,7 @@ def test_renumbered_clients_get_the_same_contexts() -> None:
     )
     found = []
     for data in (federation, renumbered):
-        with simulated(CGPFL(work=ALL, contexts=3), data) as loop:  # batches of all examples: no draws by number
+        with simulated(CGPFL(training=ALL, contexts=3), data) as loop:  # batches of all examples: no draws by number
             for _ in range(4):
                 loop.round()
             found.append((loop.server.named()["context"], loop.server.named()["omega"]))
@@ -204,7 +204,7 @@ def test_renumbered_clients_get_the_same_contexts() -> None:
 @pytest.mark.parametrize("contexts", [2, 3, 4])
 def test_planted_contexts_are_found_in_the_first_round_and_kept(contexts: int) -> None:
     federation, planted_context = planted(contexts, 12)
-    with simulated(CGPFL(work=WORK, contexts=contexts), federation) as loop:
+    with simulated(CGPFL(training=WORK, contexts=contexts), federation) as loop:
         loop.round()
         first = loop.server.named()["context"].clone()
         assert same_partition(first, planted_context)
@@ -218,7 +218,7 @@ def test_planted_contexts_are_found_in_the_first_round_and_kept(contexts: int) -
 def test_planted_contexts_are_found_when_few_take_part(recluster: str, participation: float) -> None:
     for seed in range(2):
         federation, planted_context = planted(4, 16, seed=seed)
-        method = CGPFL(work=WORK, contexts=4, recluster=recluster)
+        method = CGPFL(training=WORK, contexts=4, recluster=recluster)
         with simulated(method, federation, participation, seed=seed) as loop:
             for _ in range(int(8 / participation)):
                 loop.round()
@@ -231,7 +231,7 @@ def test_planted_contexts_are_found_when_few_take_part(recluster: str, participa
 
 
 def test_contexts_are_averaged_with_their_own_past() -> None:
-    method = CGPFL(work=WORK, contexts=2, alpha=0.25)
+    method = CGPFL(training=WORK, contexts=2, alpha=0.25)
     server = server_of([[0.0, 0.0], [10.0, 0.0]], [0, 0, 1, 1])
     up = Up(torch.tensor([[9.0, 1.0], [11.0, 1.0], [1.0, 2.0], [-1.0, 2.0]]))
     new = method.aggregate(server, torch.arange(4), up)
@@ -245,7 +245,7 @@ def test_contexts_are_averaged_with_their_own_past() -> None:
 
 def test_a_context_whose_clients_are_absent_stays() -> None:
     """Three replies near context 0, none near context 1, to which client 3 belongs: nobody is moved there."""
-    method = CGPFL(work=WORK, contexts=2)
+    method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, 1])
     new = method.aggregate(server, torch.tensor([0, 1, 2]), Up(torch.tensor([[1.0], [2.0], [4.5]])))
     assert new.context.tolist() == [0, 0, 0, 1]
@@ -253,7 +253,7 @@ def test_a_context_whose_clients_are_absent_stays() -> None:
 
 
 def test_a_context_that_nobody_belongs_to_takes_the_worst_fitting_reply() -> None:
-    method = CGPFL(work=WORK, contexts=2)
+    method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, NONE])
     new = method.aggregate(server, torch.tensor([0, 1, 2]), Up(torch.tensor([[1.0], [2.0], [4.5]])))
     assert new.context.tolist() == [0, 0, 1, NONE]
@@ -261,7 +261,7 @@ def test_a_context_that_nobody_belongs_to_takes_the_worst_fitting_reply() -> Non
 
 
 def test_fewer_different_replies_than_contexts() -> None:
-    method = CGPFL(work=WORK, contexts=3)
+    method = CGPFL(training=WORK, contexts=3)
     first = server_of([[0.0], [0.0], [0.0]], [NONE] * 4)
     new = method.aggregate(first, torch.arange(4), Up(torch.tensor([[1.0], [2.0], [1.0], [2.0]])))
     assert same_partition(new.context, torch.tensor([0, 1, 0, 1]))
@@ -273,7 +273,7 @@ def test_fewer_different_replies_than_contexts() -> None:
 
 
 def test_a_single_reply_moves_its_own_context_only() -> None:
-    method = CGPFL(work=WORK, contexts=2)
+    method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 1, NONE])
     new = method.aggregate(server, torch.tensor([2]), Up(torch.tensor([[8.0]])))
     assert new.context.tolist() == [0, 1, 1]
@@ -282,7 +282,7 @@ def test_a_single_reply_moves_its_own_context_only() -> None:
 
 def test_last_uploads_are_clustered_again_where_asked() -> None:
     """Client 1 is not called; the new reply of client 0 makes its last upload the only one of its context."""
-    method = CGPFL(work=WORK, contexts=2, recluster="all")
+    method = CGPFL(training=WORK, contexts=2, recluster="all")
     server = server_of([[0.0], [10.0]], [0, 0, 1], last=torch.tensor([[1.0], [3.0], [10.0]]))
     new = method.aggregate(server, torch.tensor([0]), Up(torch.tensor([[9.0]])))
     assert new.last.tolist() == [[9.0], [3.0], [10.0]]
@@ -294,7 +294,7 @@ def test_last_uploads_are_clustered_again_where_asked() -> None:
 def test_new_clients_can_open_a_context_under_an_old_number() -> None:
     """Contexts 0 and 1 both near 0: from there k-means would keep them. A new client at 10 makes it begin afresh; the
     cluster at 10 gets the number of the nearer of the two, context 1."""
-    method = CGPFL(work=WORK, contexts=2, recluster="all")
+    method = CGPFL(training=WORK, contexts=2, recluster="all")
     server = server_of([[0.0], [1.0]], [0, 1, NONE], last=torch.tensor([[0.0], [1.0], [0.0]]))
     new = method.aggregate(server, torch.tensor([2]), Up(torch.tensor([[10.0]])))
     assert new.context.tolist() == [0, 0, 1]
@@ -310,7 +310,7 @@ def test_matching_gives_every_cluster_another_number_at_the_least_total_distance
 
 
 def test_clients_without_a_reply_get_the_mean_of_the_contexts() -> None:
-    method = CGPFL(work=WORK, contexts=2)
+    method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, 1, NONE])
     server = method.aggregate(server, torch.tensor([0, 3]), Up(torch.tensor([[1.0], [9.0]])))
     assert method.download(server, torch.arange(5)).omega.flatten().tolist() == [1.0, 1.0, 1.0, 9.0, 3.0]
@@ -318,7 +318,7 @@ def test_clients_without_a_reply_get_the_mean_of_the_contexts() -> None:
 
 
 def test_personal_models_are_the_clients_own_once_they_have_trained() -> None:
-    method, task, data = CGPFL(work=WORK), make_task(lambda: nn.Linear(4, 3)), tiny_federation((2, 3))
+    method, task, data = CGPFL(training=WORK), make_task(lambda: nn.Linear(4, 3)), tiny_federation((2, 3))
     cohort = data.cohort(torch.arange(2), SEED, 1)
     client = Client(torch.ones(2, 15), torch.tensor([True, False]), torch.zeros(2, dtype=torch.float64))
     found = method.personalize(task, client, Down(torch.zeros(2, 15)), cohort)
@@ -329,7 +329,7 @@ def test_bytes_by_hand() -> None:
     """One model down and one up for each of four active clients, whatever K."""
     federation, _ = planted(3, 8)
     for contexts in (1, 4):
-        with simulated(CGPFL(work=WORK, contexts=contexts), federation, 0.5) as loop:
+        with simulated(CGPFL(training=WORK, contexts=contexts), federation, 0.5) as loop:
             report = loop.round()
             d = WIDTH * CLASSES + CLASSES
             assert report.active == 4
@@ -338,7 +338,7 @@ def test_bytes_by_hand() -> None:
 
 def test_figures() -> None:
     federation, _ = planted(2, 8)
-    with simulated(CGPFL(work=WORK, contexts=3, lam=12.0), federation) as loop:
+    with simulated(CGPFL(training=WORK, contexts=3, lam=12.0), federation) as loop:
         for _ in range(2):
             loop.round()
         method, server = loop.algorithm, loop.server
@@ -369,12 +369,12 @@ def test_figures() -> None:
         ({"lam": 0.0}, "pull .* must lie in"),
         ({"pull": 0.5, "lam": 50.0}, "unstable"),
         ({"recluster": "some"}, "recluster is active or all"),
-        ({"work": replace(WORK, momentum=0.9)}, "no momentum"),
+        ({"training": replace(WORK, momentum=0.9)}, "no momentum"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CGPFL(**{"work": WORK, **options})
+        CGPFL(**{"training": WORK, **options})
 
 
 def test_more_contexts_than_clients_are_refused() -> None:
@@ -388,7 +388,7 @@ def test_more_contexts_than_clients_are_refused() -> None:
 
 def test_self_fl_can_take_its_groups_from_contexts() -> None:
     federation, planted_context = planted(3, 12)
-    method = SelfFLCluster(work=WORK, clusters=3, recluster_every=3, groups="contexts")
+    method = SelfFLCluster(training=WORK, clusters=3, recluster_every=3, groups="contexts")
     with simulated(method, federation) as loop:
         for _ in range(3):
             loop.round()
@@ -398,7 +398,7 @@ def test_self_fl_can_take_its_groups_from_contexts() -> None:
             loop.round()
         assert torch.equal(loop.server.named()["group"], first)  # found anew twice, under the same numbers
     with pytest.raises(ConfigError, match="groups is variance or contexts"):
-        SelfFLCluster(work=WORK, groups="classes")
+        SelfFLCluster(training=WORK, groups="classes")
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -17,7 +17,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.core import rng
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.sharing import SharedFeatures, share_examples
@@ -244,18 +244,20 @@ def test_other_methods_of_a_run_keep_their_own_data() -> None:
     alone = kinfed.run(federation=data, model=linear, algorithms="fedavg", **settings).of("fedavg")
     both = kinfed.run(federation=data, model=linear, algorithms="fedavg_data,fedavg", **settings)
     assert both.of("fedavg").bytes_up == alone.bytes_up
-    assert torch.equal(both.of("fedavg").shared_model, alone.shared_model)  # type: ignore[arg-type]
+    assert torch.equal(both.of("fedavg").server_model, alone.server_model)  # type: ignore[arg-type]
     assert both.of("fedavg_data").bytes_up == alone.bytes_up + 3 * EXAMPLE
-    loop = kinfed.simulate(data, linear, "fedavg_data", seed=3, participation=0.5, work=Work(lr=0.1, batch=5, steps=4))
+    loop = kinfed.simulate(
+        data, linear, "fedavg_data", seed=3, participation=0.5, training=LocalTraining(lr=0.1, batch=5, steps=4)
+    )
     reports = list(loop.rounds(2))
     assert sum(report.bytes_up for report in reports) == both.of("fedavg_data").bytes_up
 
 
 def test_sharing_helps_clients_of_few_classes() -> None:
     """The tiny federation's clients see mostly one class each: the global model learns more from a shared pool."""
-    work = Work(batch=5, steps=5, lr=0.02)
-    plain = run(FedAvg(work), 3, participation=0.34)["global loss"].sum()
-    shared = run(FedAvgData(work, share=0.5), 3, participation=0.34)["global loss"].sum()
+    training = LocalTraining(batch=5, steps=5, lr=0.02)
+    plain = run(FedAvg(training), 3, participation=0.34)["server loss"].sum()
+    shared = run(FedAvgData(training, share=0.5), 3, participation=0.34)["server loss"].sum()
     assert shared < plain
 
 

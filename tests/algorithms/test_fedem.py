@@ -19,7 +19,7 @@ import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedem import FedEM, proportions
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.mixture import (
     MixtureModule,
@@ -39,11 +39,11 @@ from kinfed.testing.workbench import SEED
 P = 15
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS)
 @pytest.mark.parametrize("weights", ["examples", "equal"])
-def test_one_component_is_fedavg(work: Work, weights: str) -> None:
+def test_one_component_is_fedavg(training: LocalTraining, weights: str) -> None:
     runs = []
-    for method in (FedEM(work=work, components=1, weights=weights), FedAvg(work=work, weights=weights)):
+    for method in (FedEM(training=training, components=1, weights=weights), FedAvg(training=training, weights=weights)):
         with Bench(method).loop() as loop:
             for _ in range(4):
                 loop.round()
@@ -51,13 +51,13 @@ def test_one_component_is_fedavg(work: Work, weights: str) -> None:
             runs.append((loop.server.named(), evaluation))
     (ours, mixture), (theirs, average) = runs
     close(ours["theta"][0], theirs["w"])
-    close(mixture.personal.loss, average.shared.loss, 1e-5)  # a mixture of one model is that model
-    assert torch.equal(mixture.personal.correct, average.shared.correct)
+    close(mixture.personal.loss, average.server_model.loss, 1e-5)  # a mixture of one model is that model
+    assert torch.equal(mixture.personal.correct, average.server_model.correct)
 
 
 def test_a_round_by_hand() -> None:
     """q_jk ∝ π_k exp(−f_k), π_k ← mean q_jk, θ_k ← θ_k − η (1/N) Σ_j q_jk ∇f_k(x_j), averages by examples."""
-    with by_hand(FedEM(work=ALL, components=2)) as loop:
+    with by_hand(FedEM(training=ALL, components=2)) as loop:
         for _ in range(2):  # in the second round proportions differ
             theta = server(loop, "theta")
             before = [state(loop, m, "pi") for m in range(3)]
@@ -84,8 +84,8 @@ def test_a_round_by_hand() -> None:
 
 def test_the_e_step_keeps_the_components_of_the_start() -> None:
     """Two steps on one full batch: the second still weighs examples by the round's first components."""
-    work = Work(lr=LR, batch=100, steps=2)
-    with by_hand(FedEM(work=work, components=2), sizes=(6,)) as loop:
+    training = LocalTraining(lr=LR, batch=100, steps=2)
+    with by_hand(FedEM(training=training, components=2), sizes=(6,)) as loop:
         theta = server(loop, "theta")
         loop.round()
         federation = loop.pool.federation
@@ -105,15 +105,15 @@ def test_the_e_step_keeps_the_components_of_the_start() -> None:
 
 
 def test_bytes_are_k_models_each_way() -> None:
-    with by_hand(FedEM(work=ALL, components=3)) as loop:
+    with by_hand(FedEM(training=ALL, components=3)) as loop:
         report = loop.round()
         assert (report.bytes_down, report.bytes_up) == (3 * 3 * 4 * P, 3 * (3 * 4 * P + 4))
-    with by_hand(FedEM(work=ALL, components=2, weights="equal")) as loop:
+    with by_hand(FedEM(training=ALL, components=2, weights="equal")) as loop:
         assert loop.round().bytes_up == 3 * 2 * 4 * P
 
 
 def test_a_client_never_called_takes_one_em_step() -> None:
-    with by_hand(FedEM(work=ALL, components=2), participation=0.34) as loop:
+    with by_hand(FedEM(training=ALL, components=2), participation=0.34) as loop:
         loop.round()
         (called,) = loop.pool.clients.seen.tolist()
         models = loop.evaluate(keep_models=True).models
@@ -143,13 +143,13 @@ def test_components_part_and_clients_find_theirs() -> None:
             for _ in range(40):
                 loop.round()
             evaluation = loop.evaluate()
-            score = evaluation.personal if isinstance(method, FedEM) else evaluation.shared
+            score = evaluation.personal if isinstance(method, FedEM) else evaluation.server_model
             assert score is not None
             return float(score.correct.sum() / score.count.sum()), evaluation.figures
 
-    work = Work(lr=0.3, batch=20, steps=5)
-    together, figures = accuracy(FedEM(work=work, components=2))
-    alone, _ = accuracy(FedAvg(work=work))
+    training = LocalTraining(lr=0.3, batch=20, steps=5)
+    together, figures = accuracy(FedEM(training=training, components=2))
+    alone, _ = accuracy(FedAvg(training=training))
     assert together > 0.85
     assert alone < 0.65
     first = figures["pi_0"] > 0.5
@@ -183,11 +183,11 @@ def test_extreme_losses_leave_finite_proportions(make_batch: Any) -> None:
 )
 def test_bad_options(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        make_algorithm("fedem", Work(), options)
+        make_algorithm("fedem", LocalTraining(), options)
 
 
 def test_regression_is_refused() -> None:
-    with pytest.raises(ConfigError, match="predicts classes"), quadratic(FedEM(work=ALL)):
+    with pytest.raises(ConfigError, match="predicts classes"), quadratic(FedEM(training=ALL)):
         pass
 
 

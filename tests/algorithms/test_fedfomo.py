@@ -22,7 +22,7 @@ from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
 from kinfed.algorithms.fedfomo.weights import convex, judges, shares, weights
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
@@ -34,7 +34,7 @@ from kinfed.testing import check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask
 
-STEP = Work(lr=0.1, batch=100, steps=1)
+STEP = LocalTraining(lr=0.1, batch=100, steps=1)
 MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters
 KEY = rng.root(3, "test")
 
@@ -93,7 +93,9 @@ def updated(method: FedFomo, client: Client, down: Down, val: list[float], train
 )
 def test_a_combination_worked_by_hand(norm: str, own: float, other: float, mixed: float) -> None:
     # Validation examples 2 and 4: L(0) = 5, L(1) = L(5) = 2.5. Distances from 0: 1 and 5.
-    client, up = updated(FedFomo(work=STEP, models=3, norm=norm), state([0.0], [1.0]), sent(5.0), [2.0, 4.0], train=7.0)
+    client, up = updated(
+        FedFomo(training=STEP, models=3, norm=norm), state([0.0], [1.0]), sent(5.0), [2.0, 4.0], train=7.0
+    )
     torch.testing.assert_close(up.w, torch.tensor([[own, other, 0.0]]))
     torch.testing.assert_close(client.old, torch.tensor([[mixed]]))
     torch.testing.assert_close(client.theta, torch.tensor([[mixed - 0.1 * (mixed - 7.0)]]))
@@ -104,13 +106,13 @@ def test_a_combination_worked_by_hand(norm: str, own: float, other: float, mixed
 
 def test_worse_models_weigh_nothing_but_are_reported_with_their_sign() -> None:
     # L(0) = 5 as above; L(-1) = 8.5 at distance 1; L(3) = 0.5 at distance 3.
-    client, up = updated(FedFomo(work=STEP, models=3), state([0.0], [-1.0]), sent(3.0), [2.0, 4.0])
+    client, up = updated(FedFomo(training=STEP, models=3), state([0.0], [-1.0]), sent(3.0), [2.0, 4.0])
     torch.testing.assert_close(up.w, torch.tensor([[-3.5, 1.5, 0.0]]))
     assert client.old.item() == 3.0
 
 
 def test_without_a_positive_weight_the_last_training_is_discarded() -> None:
-    client, up = updated(FedFomo(work=STEP, models=2), state([3.0], [9.0]), sent(-5.0), [2.0, 4.0], train=13.0)
+    client, up = updated(FedFomo(training=STEP, models=2), state([3.0], [9.0]), sent(-5.0), [2.0, 4.0], train=13.0)
     assert bool((up.w < 0).all())
     assert client.old.item() == 3.0
     assert bool(client.kept)
@@ -118,18 +120,18 @@ def test_without_a_positive_weight_the_last_training_is_discarded() -> None:
 
 
 def test_identical_models_change_nothing() -> None:
-    client, up = updated(FedFomo(work=STEP, models=3), state([1.7], [1.7]), sent(1.7, 1.7), [2.0, 4.0])
+    client, up = updated(FedFomo(training=STEP, models=3), state([1.7], [1.7]), sent(1.7, 1.7), [2.0, 4.0])
     assert torch.equal(up.w, torch.zeros(1, 3))
     assert torch.equal(client.old, torch.tensor([[1.7]]))
 
 
 def test_a_better_model_beside_an_unchanged_own_one_gets_all_the_weight() -> None:
-    client, _ = updated(FedFomo(work=STEP, models=3), state([1.7], [1.7]), sent(2.9, 1.7), [2.0, 4.0])
+    client, _ = updated(FedFomo(training=STEP, models=3), state([1.7], [1.7]), sent(2.9, 1.7), [2.0, 4.0])
     assert torch.equal(client.old, torch.tensor([[2.9]]))
 
 
 def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() -> None:
-    client, up = updated(FedFomo(work=STEP, models=3), state([0.0], [1.0]), sent(1e30, 5.0), [2.0, 4.0])
+    client, up = updated(FedFomo(training=STEP, models=3), state([0.0], [1.0]), sent(1e30, 5.0), [2.0, 4.0])
     torch.testing.assert_close(up.w, torch.tensor([[2.5, 0.0, 0.5]]))
     assert client.unusable.tolist() == [1]
     w, unusable = weights(torch.tensor([[torch.nan, 1.0]]), [torch.ones(1, 2)] * 2, torch.zeros(1, 2), "l1")
@@ -145,7 +147,7 @@ def test_a_model_at_the_same_place_weighs_nothing_whatever_its_loss_seems_to_be(
 
 
 def test_a_bad_baseline_leaves_everything_as_it_is() -> None:
-    client, up = updated(FedFomo(work=STEP, models=2), state([1e30], [1.0]), sent(3.0), [2.0, 4.0])
+    client, up = updated(FedFomo(training=STEP, models=2), state([1e30], [1.0]), sent(3.0), [2.0, 4.0])
     assert torch.equal(up.w, torch.zeros(1, 2))
     assert client.unusable.tolist() == [2]
 
@@ -185,8 +187,8 @@ def test_a_client_without_validation_examples_is_judged_by_its_training_examples
 
 def test_alone_and_always_improving_it_is_local_training() -> None:
     federation, task = numbers([[1.0, 3.0], [-2.0]], [[], []])  # judged by training examples: every step improves
-    ours = loop_over(FedFomo(work=STEP, models=1), federation, task)
-    theirs = loop_over(Local(work=STEP), federation, task)
+    ours = loop_over(FedFomo(training=STEP, models=1), federation, task)
+    theirs = loop_over(Local(training=STEP), federation, task)
     for _ in range(4):
         ours.round()
         theirs.round()
@@ -199,7 +201,7 @@ def test_alone_and_always_improving_it_is_local_training() -> None:
 
 @pytest.mark.parametrize(("newcomers", "start"), [("train", 0.0), ("combine", 3.0)])
 def test_a_newcomer_weighs_models_and_starts_as_asked(newcomers: str, start: float) -> None:
-    method = FedFomo(work=STEP, models=2, newcomers=newcomers)
+    method = FedFomo(training=STEP, models=2, newcomers=newcomers)
     client, up = updated(method, state([0.0], [0.0], seen=False), sent(3.0), [2.0, 4.0])
     torch.testing.assert_close(up.w, torch.tensor([[0.0, 1.5]]))
     assert client.old.item() == start
@@ -209,9 +211,9 @@ def test_a_newcomer_weighs_models_and_starts_as_asked(newcomers: str, start: flo
 def test_a_client_that_never_trained_is_evaluated_with_a_combination() -> None:
     federation, task = numbers([[0.0]], [[2.0, 4.0]])
     cohort = federation.cohort(torch.tensor([0]), 0, 1)
-    method = FedFomo(work=STEP, models=2)
+    method = FedFomo(training=STEP, models=2)
     assert method.personalize(task, method.init_client(task, cohort), sent(3.0), cohort).item() == 3.0
-    average = FedFomoMA(work=STEP, models=2)
+    average = FedFomoMA(training=STEP, models=2)
     down = average.download(
         server_of(2, theta=torch.tensor([[1.0], [3.0]]), plan=torch.tensor([[0, 1]] * 2)), torch.tensor([0])
     )
@@ -387,12 +389,12 @@ def bytes_of(loop: Loop, rounds: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (FedFomo(work=STEP, models=4), [(0, 16), (3, 16), (3, 16)]),  # (M − 1) d down, d + M up
-        (FedFomo(work=STEP, models=9), [(0, 36), (5, 36), (5, 36)]),  # there are only five others
-        (FedFomo(work=STEP, models=1), [(0, 4), (0, 4)]),
-        (FedFomo(work=STEP, models=4, subglobal=2), [(0, 20), (6, 20)]),  # 2 averages, their average; 1 count up
-        (FedFomoMA(work=STEP, models=4), [(0, 16), (6, 16), (6, 16)]),  # (M + 2) d down
-        (FedFomoMA(work=STEP, models=4, combine="client"), [(0, 16), (5, 16)]),
+        (FedFomo(training=STEP, models=4), [(0, 16), (3, 16), (3, 16)]),  # (M − 1) d down, d + M up
+        (FedFomo(training=STEP, models=9), [(0, 36), (5, 36), (5, 36)]),  # there are only five others
+        (FedFomo(training=STEP, models=1), [(0, 4), (0, 4)]),
+        (FedFomo(training=STEP, models=4, subglobal=2), [(0, 20), (6, 20)]),  # 2 averages, their average; 1 count up
+        (FedFomoMA(training=STEP, models=4), [(0, 16), (6, 16), (6, 16)]),  # (M + 2) d down
+        (FedFomoMA(training=STEP, models=4, combine="client"), [(0, 16), (5, 16)]),
     ],
 )
 def test_bytes_are_those_of_the_cost_table(method: Any, expected: list[tuple[int, int]]) -> None:
@@ -404,7 +406,7 @@ def test_while_few_models_exist_only_these_are_sent() -> None:
     """One client per round: the first has nobody to hear from, the next hears one, or none if it is the same."""
     federation = tiny_federation().with_validation(0.25, 0)
     schedule = Schedule(participation=1 / 6)
-    loop = loop_over(FedFomo(work=STEP, models=4), federation, make_task(tiny_model), schedule)
+    loop = loop_over(FedFomo(training=STEP, models=4), federation, make_task(tiny_model), schedule)
     known: set[int] = set()
     for number in range(1, 8):
         (active,) = schedule.active(0, number, 6).tolist()
@@ -425,7 +427,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("method", [FedFomo(work=STEP, models=5), FedFomoMA(work=STEP, models=5)])
+@pytest.mark.parametrize("method", [FedFomo(training=STEP, models=5), FedFomoMA(training=STEP, models=5)])
 def test_nothing_holds_all_clients_downloads_at_once(method: Any) -> None:
     """With 40 clients in chunks of 2, no new tensor is larger than two clients' messages."""
     federation = tiny_federation((4,) * 40, test=1).with_validation(0.25, 0)
@@ -459,7 +461,7 @@ def test_averages_and_weights_worked_by_hand() -> None:
     theta = torch.tensor([[0.0], [6.0], [12.0]])
     server = server_of(3, theta=theta, uploaded=torch.ones(3, dtype=torch.int64), round=torch.tensor(1))
     server = replace(server, plan=torch.tensor([[0, 1, 2]] * 3))
-    method = FedFomoMA(work=STEP, models=3, combine="client")
+    method = FedFomoMA(training=STEP, models=3, combine="client")
     down = method.download(server, torch.tensor([0]))
     assert down.averages.squeeze(2).tolist() == [[6, 9, 6, 3]]
     assert down.start.shape == (1, 0, 1)
@@ -504,8 +506,8 @@ def test_the_server_combines_the_latest_uploads_by_the_last_weights() -> None:
 
 def test_weights_of_one_round_decide_the_start_of_the_next() -> None:
     federation, task = numbers([[0.0], [6.0], [12.0]], [[1.0], [6.0], [12.0]])
-    work = Work(lr=1.0, batch=9, steps=1)  # one step lands on the client's own number
-    loop = loop_over(FedFomoMA(work=work, models=3), federation, task)
+    training = LocalTraining(lr=1.0, batch=9, steps=1)  # one step lands on the client's own number
+    loop = loop_over(FedFomoMA(training=training, models=3), federation, task)
     for _ in loop.rounds(2):
         pass
     assert isinstance(loop.server, Server)
@@ -519,7 +521,7 @@ def test_weights_of_one_round_decide_the_start_of_the_next() -> None:
 
 def test_with_one_model_there_is_nothing_to_average() -> None:
     federation, task = numbers([[2.0]], [[2.0]])
-    loop = loop_over(FedFomoMA(work=STEP, models=2), federation, task)
+    loop = loop_over(FedFomoMA(training=STEP, models=2), federation, task)
     for _ in loop.rounds(3):
         pass
     theta = loop.pool.clients.take(torch.tensor([0])).named()["theta"]
@@ -532,7 +534,7 @@ def test_with_one_model_there_is_nothing_to_average() -> None:
 def test_both_moments_of_evaluation_are_reported() -> None:
     federation = tiny_federation().with_validation(0.25, 0)
     task = make_task(tiny_model)
-    loop = loop_over(FedFomo(work=STEP), federation, task)
+    loop = loop_over(FedFomo(training=STEP), federation, task)
     for _ in loop.rounds(3):
         pass
     mixed = loop.evaluate(keep_models=True)
@@ -614,7 +616,9 @@ def test_clients_find_those_who_hold_their_target_distribution(foreign: bool) ->
         if foreign:
             data = data.with_foreign_targets(seed)
             target = data.groups[torch.tensor(data.description["target_of"])]
-        loop = simulate(data, "mlr", "fedfomo", seed=seed, work=Work(lr=0.2, batch=10, steps=None, epochs=2), workers=1)
+        loop = simulate(
+            data, "mlr", "fedfomo", seed=seed, training=LocalTraining(lr=0.2, batch=10, steps=None, epochs=2), workers=1
+        )
         for _ in loop.rounds(12):
             pass
         assert isinstance(loop.server, Server)

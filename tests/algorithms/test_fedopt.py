@@ -15,7 +15,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg, Up
 from kinfed.algorithms.fedopt import FedOpt, Server
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
@@ -94,9 +94,9 @@ def test_clients_train_as_in_fedavg_or_fedprox() -> None:
         loop.round()
         for k in range(3):
             close(state(loop, k, "theta"), w - LR * gradient(loop, k, w))
-    work = Work(batch=5, steps=4)
-    for mu, local in ((0.0, FedAvg(work)), (0.7, FedProx(work, mu=0.7))):
-        ours, theirs = run(FedOpt(work, mu=mu), 1), run(local, 1)
+    training = LocalTraining(batch=5, steps=4)
+    for mu, local in ((0.0, FedAvg(training)), (0.7, FedProx(training, mu=0.7))):
+        ours, theirs = run(FedOpt(training, mu=mu), 1), run(local, 1)
         assert torch.equal(ours["clients.rows.theta"], theirs["clients.rows.theta"])
 
 

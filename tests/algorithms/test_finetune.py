@@ -18,13 +18,13 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.finetune import Finetuned, finetuned
 from kinfed.cli.listing import options_of
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.engine.sgd import sgd
 from kinfed.errors import ConfigError
 from kinfed.testing import CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
-WORK = Work(batch=5, steps=4, lr_decay=0.9)
+WORK = LocalTraining(batch=5, steps=4, lr_decay=0.9)
 # One of each kind: a state at the client, a model computed afresh, validation data, a mixture, other models to report.
 KINDS = ("local", "ditto", "perfedavg", "ifca", "fedfomo", "fedem")
 
@@ -83,12 +83,12 @@ def test_a_mixture_is_tuned_as_a_whole_and_keeps_its_proportions() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_tuned_method_keeps_the_contract(check: str) -> None:
-    CHECKS[check](Bench(make_algorithm("ditto", Work(batch=5, steps=5), {"finetune": 2, "finetune_lr": 0.03})))
+    CHECKS[check](Bench(make_algorithm("ditto", LocalTraining(batch=5, steps=5), {"finetune": 2, "finetune_lr": 0.03})))
 
 
 def test_every_method_takes_the_option() -> None:
     for name, entry in ALGORITHMS.items():
-        algorithm = make_algorithm(name, Work(), {"finetune": 2})
+        algorithm = make_algorithm(name, LocalTraining(), {"finetune": 2})
         assert isinstance(algorithm, entry.method), name
         assert isinstance(algorithm, Finetuned)
         assert algorithm.options()["finetune"] == 2
@@ -147,11 +147,11 @@ def test_summary_and_journal_show_both(tmp_path: Path) -> None:
 
 def test_one_linear_model_by_hand() -> None:
     """One full-batch step from the method's model is θ − η ∇f(θ)."""
-    work = Work(lr=0.1, batch=100, steps=1)
-    with Bench(make_algorithm("local", work, {"finetune": 1}), model=linear).loop() as loop:
+    training = LocalTraining(lr=0.1, batch=100, steps=1)
+    with Bench(make_algorithm("local", training, {"finetune": 1}), model=linear).loop() as loop:
         theta = loop.task.init(SEED).expand(6, -1)  # nobody has trained yet
         data = loop.pool.federation.cohort(torch.arange(6), SEED, 0)
-        for _, batch in data.train.everything():
+        for _, batch in data.train.in_order():
             share = batch.weight / batch.weight.sum(1, keepdim=True)
             wanted = theta - 0.1 * loop.task.grad(theta, replace(batch, weight=share))
         found = loop.evaluate(keep_models=True).models

@@ -15,7 +15,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.flhc import FLHC, Server, Up
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Schedule
 from kinfed.testing import CHECKS, Bench, tiny_federation
@@ -42,26 +42,26 @@ def replies(method: FLHC, state: Server, ids: list[int], updates: Tensor, count:
 
 
 @pytest.mark.parametrize("weights", ["examples", "equal"])
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_before_the_clustering_it_is_fedavg(work: Work, weights: str) -> None:
-    ours, theirs = run(FLHC(work, n1=5, weights=weights)), run(FedAvg(work, weights=weights))
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_before_the_clustering_it_is_fedavg(training: LocalTraining, weights: str) -> None:
+    ours, theirs = run(FLHC(training, n1=5, weights=weights)), run(FedAvg(training, weights=weights))
     assert torch.equal(ours["server.model"][0], theirs["server.w"])
     assert torch.equal(ours["personal models"], theirs["server.w"].expand(6, -1))
 
 
 def test_one_cluster_stays_fedavg() -> None:
-    work = WORKS["steps"]
-    ours = run(FLHC(work, n1=1, threshold=1e9), participation=1.0)
-    theirs = run(FedAvg(work), participation=1.0)
+    training = WORKS["steps"]
+    ours = run(FLHC(training, n1=1, threshold=1e9), participation=1.0)
+    theirs = run(FedAvg(training), participation=1.0)
     close(ours["server.model"][0], theirs["server.w"])
 
 
 def test_clusters_of_one_train_alone() -> None:
     """Clustered at once with T_d = 0: everyone goes on from the common start with its own model."""
-    work = WORKS["steps"]
-    ours = run(FLHC(work, n1=0, threshold=0.0), participation=1.0)
+    training = WORKS["steps"]
+    ours = run(FLHC(training, n1=0, threshold=0.0), participation=1.0)
     assert ours["server.cluster"].tolist() == [0, 1, 2, 3, 4, 5]
-    close(ours["personal models"], run(Local(work), participation=1.0)["personal models"], 1e-5)
+    close(ours["personal models"], run(Local(training), participation=1.0)["personal models"], 1e-5)
 
 
 @pytest.mark.parametrize("linkage", ["ward", "complete", "average", "single"])
@@ -161,7 +161,7 @@ def test_latecomers_are_placed_by_the_metric(metric: str) -> None:
 
 
 def test_a_client_lost_in_the_clustering_round_is_placed_later() -> None:
-    with Bench(FLHC(Work(batch=5, steps=5), n1=0)).loop(Misses()) as loop:
+    with Bench(FLHC(LocalTraining(batch=5, steps=5), n1=0)).loop(Misses()) as loop:
         loop.round()
         assert int(server(loop, "cluster")[4]) == -1
         close(models(loop)[4], loop.task.init(SEED))
@@ -190,7 +190,7 @@ def test_bytes_are_one_model_each_way() -> None:
 # The clustering round calls on everyone, so nobody is an outsider.
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "outsiders_are_left_alone"])
 def test_the_contract_holds_after_the_clustering(check: str) -> None:
-    CHECKS[check](Bench(FLHC(Work(batch=5, steps=5), n1=1, linkage="average"), federation=tiny_federation()))
+    CHECKS[check](Bench(FLHC(LocalTraining(batch=5, steps=5), n1=1, linkage="average"), federation=tiny_federation()))
 
 
 @pytest.mark.parametrize(

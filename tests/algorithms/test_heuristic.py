@@ -16,14 +16,14 @@ from torch import nn
 
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE
 from kinfed.algorithms.cgpfl.heuristic import CGPFLHeur, Server, Up, balance, smallest
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop, Schedule
 
-WORK = Work(lr=0.05, batch=10, steps=5)
+WORK = LocalTraining(lr=0.05, batch=10, steps=5)
 CLASSES, WIDTH = 10, 10
 D = WIDTH * CLASSES + CLASSES
 
@@ -66,7 +66,7 @@ def solved(method: CGPFLHeur, uploads: Any, count: Any, clients: int | None = No
 
 def test_the_curve_by_hand() -> None:
     """Uploads 0, 1, 9 on a line with weights 1, 1, 2 of 4; then K = 2 puts 0 and 1 together."""
-    method = CGPFLHeur(work=WORK, max_contexts=3, mu=1.0)
+    method = CGPFLHeur(training=WORK, max_contexts=3, mu=1.0)
     server = solved(method, [[0.0], [1.0], [9.0]], [1.0, 1.0, 2.0])
     mean = (0 + 1 + 18) / 4
     wanted = [(mean**2 + (1 - mean) ** 2 + 2 * (9 - mean) ** 2) / 4, (0.25 + 0.25) / 4, 0.0]
@@ -81,7 +81,7 @@ def test_the_curve_by_hand() -> None:
 
 @pytest.mark.parametrize(("mu", "contexts"), [(0.0, 1), (1e-3, 1), (1.0, 2), (1e6, 3)])
 def test_mu_decides_between_few_and_close(mu: float, contexts: int) -> None:
-    server = solved(CGPFLHeur(work=WORK, max_contexts=3, mu=mu), [[0.0], [1.0], [9.0]], [1.0, 1.0, 2.0])
+    server = solved(CGPFLHeur(training=WORK, max_contexts=3, mu=mu), [[0.0], [1.0], [9.0]], [1.0, 1.0, 2.0])
     assert len(server.omega) == contexts
 
 
@@ -99,7 +99,7 @@ def test_of_equal_values_the_first_is_taken() -> None:
 
 
 def test_equal_uploads_make_one_context() -> None:
-    server = solved(CGPFLHeur(work=WORK), [[1.0, 2.0]] * 6, [3.0] * 6)
+    server = solved(CGPFLHeur(training=WORK), [[1.0, 2.0]] * 6, [3.0] * 6)
     assert server.cost.tolist() == [0.0, 0.0, 0.0]
     assert len(server.omega) == 1
     assert server.omega.tolist() == [[1.0, 2.0]]
@@ -107,10 +107,10 @@ def test_equal_uploads_make_one_context() -> None:
 
 def test_contexts_are_tried_up_to_half_the_clients() -> None:
     uploads = np.arange(7.0)[:, None].tolist()
-    assert len(solved(CGPFLHeur(work=WORK), uploads, [1.0] * 7).cost) == 3
-    assert len(solved(CGPFLHeur(work=WORK, max_contexts=2), uploads, [1.0] * 7).cost) == 2
-    assert len(solved(CGPFLHeur(work=WORK), uploads[:2], [1.0] * 2, clients=10).cost) == 2  # only two replied
-    assert len(solved(CGPFLHeur(work=WORK), uploads[:1], [1.0], clients=1).cost) == 1
+    assert len(solved(CGPFLHeur(training=WORK), uploads, [1.0] * 7).cost) == 3
+    assert len(solved(CGPFLHeur(training=WORK, max_contexts=2), uploads, [1.0] * 7).cost) == 2
+    assert len(solved(CGPFLHeur(training=WORK), uploads[:2], [1.0] * 2, clients=10).cost) == 2  # only two replied
+    assert len(solved(CGPFLHeur(training=WORK), uploads[:1], [1.0], clients=1).cost) == 1
 
 
 # Planted contexts.
@@ -119,7 +119,7 @@ def test_contexts_are_tried_up_to_half_the_clients() -> None:
 @pytest.mark.parametrize("contexts", [2, 3, 4, 5, 6])
 def test_the_number_of_planted_contexts_is_found(contexts: int) -> None:
     for seed in range(2):
-        with simulated(CGPFLHeur(work=WORK), planted(contexts, 40, seed=seed), seed=seed) as loop:
+        with simulated(CGPFLHeur(training=WORK), planted(contexts, 40, seed=seed), seed=seed) as loop:
             loop.round()
             server: Any = loop.server
             assert len(server.cost) == 20
@@ -137,7 +137,7 @@ def test_a_factor_tells_overlapping_contexts_apart() -> None:
     data = Federation.from_arrays(x.reshape(-1, WIDTH), kind.reshape(-1), np.repeat(np.arange(40), 40))
     found = {}
     for factor in (1.0, 2.0):
-        with simulated(CGPFLHeur(work=Work(lr=0.05, batch=10, steps=20), mu_factor=factor), data) as loop:
+        with simulated(CGPFLHeur(training=LocalTraining(lr=0.05, batch=10, steps=20), mu_factor=factor), data) as loop:
             loop.round()
             figures = loop.algorithm.server_figures(loop.server)
             assert figures["mu"] == pytest.approx(factor * balance(figures["complexity"], figures["cost"]))
@@ -148,7 +148,7 @@ def test_a_factor_tells_overlapping_contexts_apart() -> None:
 
 def test_a_single_context_is_taken_for_a_few() -> None:
     """What the automatic μ cannot do: both ends of the curve are equal, and some value in between is lower by noise."""
-    with simulated(CGPFLHeur(work=WORK), planted(1, 40)) as loop:
+    with simulated(CGPFLHeur(training=WORK), planted(1, 40)) as loop:
         loop.round()
         assert 2 <= len(loop.server.named()["omega"]) <= 6
 
@@ -159,8 +159,8 @@ def test_a_single_context_is_taken_for_a_few() -> None:
 def test_the_chosen_number_is_fixed_and_the_rest_is_cgpfl() -> None:
     federation = planted(3, 12)
     with (
-        simulated(CGPFLHeur(work=WORK), federation) as loop,
-        simulated(CGPFL(work=WORK, contexts=3), federation) as other,
+        simulated(CGPFLHeur(training=WORK), federation) as loop,
+        simulated(CGPFL(training=WORK, contexts=3), federation) as other,
     ):
         for _ in range(4):
             loop.round()
@@ -172,7 +172,7 @@ def test_the_chosen_number_is_fixed_and_the_rest_is_cgpfl() -> None:
 def test_it_can_wait() -> None:
     """Before the choice there is one context; who is absent in the round of the choice then belongs to none."""
     federation = planted(3, 12)
-    with simulated(CGPFLHeur(work=WORK, solve_rounds=3), federation, 0.5) as loop:
+    with simulated(CGPFLHeur(training=WORK, solve_rounds=3), federation, 0.5) as loop:
         for number in range(1, 4):
             assert len(loop.server.named()["omega"]) == 1
             assert len(loop.server.named()["cost"]) == 0
@@ -188,7 +188,7 @@ def test_it_can_wait() -> None:
 
 def test_all_last_uploads_are_weighed_where_asked() -> None:
     federation = planted(3, 12)
-    method = CGPFLHeur(work=WORK, solve_rounds=8, recluster="all")
+    method = CGPFLHeur(training=WORK, solve_rounds=8, recluster="all")
     with simulated(method, federation, 0.34) as loop:
         for _ in range(8):
             loop.round()
@@ -201,14 +201,14 @@ def test_all_last_uploads_are_weighed_where_asked() -> None:
 
 def test_bytes_by_hand() -> None:
     """One model down; one model and the number of examples up."""
-    with simulated(CGPFLHeur(work=WORK), planted(2, 8), 0.5) as loop:
+    with simulated(CGPFLHeur(training=WORK), planted(2, 8), 0.5) as loop:
         report = loop.round()
         assert report.bytes_down == 4 * D * 4
         assert report.bytes_up == 4 * (D + 1) * 4
 
 
 def test_figures_have_the_same_names_before_and_after_the_choice() -> None:
-    with simulated(CGPFLHeur(work=WORK, solve_rounds=2), planted(2, 8)) as loop:
+    with simulated(CGPFLHeur(training=WORK, solve_rounds=2), planted(2, 8)) as loop:
         names = []
         for _ in range(2):
             loop.round()
@@ -231,9 +231,9 @@ def test_figures_have_the_same_names_before_and_after_the_choice() -> None:
         ({"solve_rounds": 0}, "must be at least 1"),
         ({"max_contexts": 0}, "must be at least 1"),
         ({"alpha": 2.0}, "alpha lies in"),
-        ({"work": replace(WORK, momentum=0.5)}, "CGPFLHeur have no momentum"),
+        ({"training": replace(WORK, momentum=0.5)}, "CGPFLHeur have no momentum"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CGPFLHeur(**{"work": WORK, **options})
+        CGPFLHeur(**{"training": WORK, **options})

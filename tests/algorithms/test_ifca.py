@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.ifca import IFCA, Down
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
@@ -55,9 +55,9 @@ def test_rounds_by_hand(weights: str) -> None:
 
 
 @pytest.mark.parametrize("weights", ["equal", "examples"])
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_one_model_is_fedavg(work: Work, weights: str) -> None:
-    ours, theirs = run(IFCA(work, clusters=1, weights=weights)), run(FedAvg(work, weights=weights))
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_one_model_is_fedavg(training: LocalTraining, weights: str) -> None:
+    ours, theirs = run(IFCA(training, clusters=1, weights=weights)), run(FedAvg(training, weights=weights))
     assert torch.equal(ours["server.omega"][0], theirs["server.w"])
     assert torch.equal(ours["personal models"], theirs["server.w"].expand(6, -1))
 
@@ -112,7 +112,7 @@ def disagreeing() -> Federation:
 @pytest.mark.parametrize("participation", [1.0, 0.25])
 def test_the_k_means_start_finds_groups_that_exist(participation: float) -> None:
     data = disagreeing()
-    method = IFCA(Work(lr=0.2, batch=50, steps=10), clusters=2, init="kmeans")
+    method = IFCA(LocalTraining(lr=0.2, batch=50, steps=10), clusters=2, init="kmeans")
     task = make_task(lambda: nn.Linear(5, 3))
     pool = LocalPool(method, task, data, 0, workers=1)
     loop = Loop(method, task, pool, data.population(0), Schedule(participation))

@@ -12,7 +12,7 @@ from method_bench import ALL, LR, WORKS, by_hand, close, gradient, quadratic, ru
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Population
 from kinfed.errors import ConfigError
 from kinfed.testing import CHECKS, Bench
@@ -39,7 +39,7 @@ def test_rounds_by_hand() -> None:
 @pytest.mark.parametrize("geometric", [False, True])
 def test_moves_leave_the_sum_of_models_as_it_was(geometric: bool) -> None:
     """With everyone in the round and a rate of almost nothing, only the moves remain; they shrink the spread."""
-    quiet = Work(lr=1e-12, batch=100, steps=3)
+    quiet = LocalTraining(lr=1e-12, batch=100, steps=3)
     with by_hand(L2GD(quiet, theta=THETA, geometric=geometric)) as loop:
         rows = {k: torch.full((15,), float(k * k)) for k in range(3)}
         client = loop.pool.clients.take(torch.arange(3)).clone()
@@ -59,9 +59,9 @@ def test_moves_leave_the_sum_of_models_as_it_was(geometric: bool) -> None:
             close(server(loop, "mean"), total / 3, 1e-5)
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_without_moves_it_is_local_training(work: Work) -> None:
-    ours, theirs = run(L2GD(work, theta=0.0)), run(Local(work))
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_without_moves_it_is_local_training(training: LocalTraining) -> None:
+    ours, theirs = run(L2GD(training, theta=0.0)), run(Local(training))
     assert torch.equal(ours["personal models"], theirs["personal models"])
 
 
@@ -81,7 +81,7 @@ def test_the_fixed_point_on_a_quadratic() -> None:
 def test_run_lengths_are_geometric() -> None:
     """The coin shows a move with probability p = 1/(L + 1): runs of steps are 1/p long on average, of moves
     1/(1 − p), and both are at least 1."""
-    method = L2GD(Work(steps=4), geometric=True)
+    method = L2GD(LocalTraining(steps=4), geometric=True)
 
     class Start:
         def init(self, seed: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def section_of(name: str) -> str:
 
 def options_of(name: str) -> dict[str, Any]:
     """Options of the class and their defaults."""
-    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].method) if f.name != "work"}
+    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].method) if f.name != "training"}
 
 
 def written(default: Any) -> str:
@@ -73,7 +73,7 @@ def test_options_of_all_methods_are_named() -> None:
     head = PAGE.partition("## What travels")[0]
     for option in ("finetune", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):
         assert f"`{option}`" in head
-    assert {"lr", "batch", "steps", "epochs", "momentum"} <= {f.name for f in dataclasses.fields(Work)}
+    assert {"lr", "batch", "steps", "epochs", "momentum"} <= {f.name for f in dataclasses.fields(LocalTraining)}
 
 
 def test_names_in_headings_are_registered() -> None:

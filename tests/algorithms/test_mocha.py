@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.mocha import Mocha, coordinates, joined, linear_layer, relations
 from kinfed.algorithms.mocha_deep import MochaDeep
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, ModelError
@@ -28,7 +28,7 @@ from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
-WORK = Work(batch=5, steps=5)
+WORK = LocalTraining(batch=5, steps=5)
 SIZES = (3, 9, 5, 14)
 P = 15  # of the linear model: 4 inputs, 3 classes
 
@@ -89,7 +89,7 @@ def objectives(loop: Loop, lam: float) -> tuple[float, float]:
 def test_one_coordinate_step_by_hand() -> None:
     """x = (3, 4), one client, λ = 0.1, Σ = 1: q = 10, β = 1 / (10 · 25), b = β x, w = b / λ, and ⟨w, x⟩ = 1."""
     data = Federation.from_arrays([[3.0, 4.0], [0.0, 0.0]], [0, 0], [0, 0], test_rows=[False, True], num_classes=2)
-    method = Mocha(work=Work(batch=1, steps=1), lam=0.1)
+    method = Mocha(training=LocalTraining(batch=1, steps=1), lam=0.1)
     with running(method, data, lambda: nn.Sequential(nn.Linear(2, 2, bias=False))) as loop:
         assert loop.server.named()["q"].tolist() == [10.0]
         loop.round()
@@ -103,8 +103,8 @@ def test_two_steps_on_one_example_change_nothing_the_second_time() -> None:
     """Every step is exact, so the second finds nothing to do."""
     data = tiny_federation((1, 1))
     with (
-        running(Mocha(work=Work(batch=1, steps=1)), data) as one,
-        running(Mocha(work=Work(batch=1, steps=9)), data) as nine,
+        running(Mocha(training=LocalTraining(batch=1, steps=1)), data) as one,
+        running(Mocha(training=LocalTraining(batch=1, steps=9)), data) as nine,
     ):
         one.round()
         nine.round()
@@ -114,7 +114,7 @@ def test_two_steps_on_one_example_change_nothing_the_second_time() -> None:
 @pytest.mark.parametrize("schedule", [{}, {"participation": 0.5, "dropout": 0.3, "stragglers": 0.5}])
 def test_models_are_what_the_dual_variables_say(schedule: dict[str, float]) -> None:
     """w_t = (1/λ) Σ_t' Σ_tt' b_t' with b from the clients' own variables, whoever took part, after Σ steps too."""
-    method = Mocha(work=WORK, lam=0.02, sigma_every=3)
+    method = Mocha(training=WORK, lam=0.02, sigma_every=3)
     with running(method, **schedule) as loop:
         for _ in range(7):
             loop.round()
@@ -131,7 +131,7 @@ def test_models_are_what_the_dual_variables_say(schedule: dict[str, float]) -> N
 def test_the_dual_never_falls_while_relations_stay(schedule: dict[str, float]) -> None:
     """ρ makes local steps safe to add up. Relations are learned once, in round 4, and are strong then."""
     lam, rounds = 0.02, 14
-    with running(Mocha(work=WORK, lam=lam, sigma_every=4), **schedule) as loop:
+    with running(Mocha(training=WORK, lam=lam, sigma_every=4), **schedule) as loop:
         for _ in range(4):
             loop.round()
         loop.algorithm = replace(loop.algorithm, sigma_every=0)
@@ -148,7 +148,7 @@ def test_the_dual_never_falls_while_relations_stay(schedule: dict[str, float]) -
 
 
 def test_the_duality_gap_closes() -> None:
-    with running(Mocha(work=Work(batch=14, steps=8), lam=0.05, sigma_every=0)) as loop:
+    with running(Mocha(training=LocalTraining(batch=14, steps=8), lam=0.05, sigma_every=0)) as loop:
         gaps = []
         for _ in range(60):
             loop.round()
@@ -168,7 +168,7 @@ def noisy() -> Federation:
 def test_unrelated_clients_are_plain_support_vector_machines() -> None:
     """With Σ = I/m a client solves min (1/2) ‖w‖² + 1/(λ m n) Σ hinge, class by class."""
     lam = 0.05
-    with running(Mocha(work=Work(batch=14, steps=8), lam=lam, sigma_every=0), noisy()) as loop:
+    with running(Mocha(training=LocalTraining(batch=14, steps=8), lam=lam, sigma_every=0), noisy()) as loop:
         for _ in range(60):
             loop.round()
         assert max(float(beta_of(loop, t).max()) for t in range(4)) == 1
@@ -223,7 +223,7 @@ def contrary() -> Federation:
 
 def test_like_clients_are_found_and_help_each_other() -> None:
     def accuracy(sigma_every: int) -> tuple[float, Tensor]:
-        with running(Mocha(work=Work(batch=5, steps=4), lam=0.01, sigma_every=sigma_every), contrary(),
+        with running(Mocha(training=LocalTraining(batch=5, steps=4), lam=0.01, sigma_every=sigma_every), contrary(),
                      lambda: nn.Sequential(nn.Linear(4, 2))) as loop:  # fmt: skip
             for _ in range(30):
                 loop.round()
@@ -239,7 +239,7 @@ def test_like_clients_are_found_and_help_each_other() -> None:
 
 def test_bytes_and_width_of_states() -> None:
     """Down w_t and q_t, up b_t; states are as wide as the largest client even where only small ones were called."""
-    with running(Mocha(work=WORK), participation=0.5) as loop:
+    with running(Mocha(training=WORK), participation=0.5) as loop:
         report = loop.round()
         assert (report.bytes_down, report.bytes_up) == (2 * 4 * (P + 1), 2 * 4 * P)
         assert loop.pool.clients.take(torch.tensor([0])).named()["beta"].shape == (1, max(SIZES), 3)
@@ -262,9 +262,9 @@ def test_coordinates_visit_every_example_once_per_pass(clients: list[tuple[int, 
 
 def test_coordinate_steps_are_the_examples_of_the_local_work() -> None:
     part = tiny_federation((3, 20)).cohort(torch.tensor([0, 1]), 1, 1).train
-    steps = Mocha(work=Work(batch=5, steps=4))
+    steps = Mocha(training=LocalTraining(batch=5, steps=4))
     assert steps._num_coordinates(part).tolist() == [12, 20]
-    epochs = Mocha(work=Work(batch=5, epochs=2, steps=None))
+    epochs = Mocha(training=LocalTraining(batch=5, epochs=2, steps=None))
     assert epochs._num_coordinates(part).tolist() == [6, 40]
     slow = replace(part, effort=torch.tensor([0.1, 0.5]))
     assert epochs._num_coordinates(slow).tolist() == [1, 20]
@@ -330,7 +330,7 @@ def test_without_pulls_it_is_local_training() -> None:
 def test_a_deep_step_by_hand() -> None:
     """w_i ← w_i − η (∇f_i(w_i) + 2 λ₁ w_i + 2 λ₂ (w_i − w̄)) in the second round, when models differ."""
     lr, lam1, lam2 = 0.1, 0.03, 0.2
-    method = MochaDeep(work=Work(lr=lr, batch=100, steps=1), lam1=lam1, lam2=lam2)
+    method = MochaDeep(training=LocalTraining(lr=lr, batch=100, steps=1), lam1=lam1, lam2=lam2)
     with running(method) as loop:
         loop.round()
         before = models(loop).clone()
@@ -347,7 +347,7 @@ def test_a_deep_step_by_hand() -> None:
 
 
 def test_the_mean_is_that_of_all_clients_as_last_known() -> None:
-    with running(MochaDeep(work=WORK), participation=0.5, dropout=0.3) as loop:
+    with running(MochaDeep(training=WORK), participation=0.5, dropout=0.3) as loop:
         for _ in range(6):
             loop.round()
         torch.testing.assert_close(loop.server.named()["mean"], models(loop).mean(0), rtol=1e-5, atol=1e-6)
@@ -355,7 +355,7 @@ def test_the_mean_is_that_of_all_clients_as_last_known() -> None:
 
 def test_learned_relations_pull_like_the_gradient_of_the_penalty() -> None:
     """2 λ₂ Ω_ii (w_i − c_i) is the gradient of λ₂ tr(W Ω Wᵀ) in w_i, and Ω the inverse root of the Gram matrix."""
-    method = MochaDeep(work=WORK, lam1=0.0, lam2=0.05, learn_omega=True, omega_floor=0.2)
+    method = MochaDeep(training=WORK, lam1=0.0, lam2=0.05, learn_omega=True, omega_floor=0.2)
     with running(method, participation=0.75) as loop:
         for _ in range(4):
             loop.round()
@@ -376,20 +376,20 @@ def test_learned_relations_pull_like_the_gradient_of_the_penalty() -> None:
 
 def test_bytes_of_the_deep_variant() -> None:
     for learn, extra in ((False, 0), (True, 1)):
-        with running(MochaDeep(work=WORK, learn_omega=learn), participation=0.5) as loop:
+        with running(MochaDeep(training=WORK, learn_omega=learn), participation=0.5) as loop:
             report = loop.round()
             assert (report.bytes_down, report.bytes_up) == (2 * 4 * (P + extra), 2 * 4 * P)
 
 
 def test_one_client_alone_has_learned_relations() -> None:
-    with running(MochaDeep(work=WORK, learn_omega=True), tiny_federation((5,))) as loop:
+    with running(MochaDeep(training=WORK, learn_omega=True), tiny_federation((5,))) as loop:
         loop.round()
         loop.round()
         assert all(bool(torch.isfinite(tensor).all()) for tensor in outcome(loop).values())
 
 
 def test_learned_relations_keep_the_contract() -> None:
-    check_algorithm(MochaDeep(work=WORK, learn_omega=True))
+    check_algorithm(MochaDeep(training=WORK, learn_omega=True))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.perfedavg import PerFedAvg
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 
@@ -54,13 +54,17 @@ def test_contraction_on_a_quadratic(variant: str, power: int, steps: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "work",
-    [Work(batch=5, steps=4), Work(batch=3, steps=None, epochs=2), Work(batch=5, steps=4, lr_decay=0.8)],
+    "training",
+    [
+        LocalTraining(batch=5, steps=4),
+        LocalTraining(batch=3, steps=None, epochs=2),
+        LocalTraining(batch=5, steps=4, lr_decay=0.8),
+    ],
     ids=["steps", "epochs", "decay"],
 )
-def test_without_an_inner_step_it_is_fedavg_at_another_rate(work: Work) -> None:
+def test_without_an_inner_step_it_is_fedavg_at_another_rate(training: LocalTraining) -> None:
     """α = 0: the outer gradient is taken at w itself. It is on batches of another stream, so let them be full."""
-    full = replace(work, batch=100)
+    full = replace(training, batch=100)
     ours = run(PerFedAvg(full, alpha=0.0, beta=BETA))
     theirs = run(FedAvg(replace(full, lr=BETA), weights="equal"))
     close(ours["server.w"], theirs["server.w"])
@@ -69,8 +73,8 @@ def test_without_an_inner_step_it_is_fedavg_at_another_rate(work: Work) -> None:
 
 def test_batches_of_a_step_are_independent() -> None:
     """With batches of one of many examples, FO at α = 0 and FedAvg see different ones."""
-    work = Work(batch=1, steps=3)
-    ours, theirs = run(PerFedAvg(work, alpha=0.0), 1), run(FedAvg(work, weights="equal"), 1)
+    training = LocalTraining(batch=1, steps=3)
+    ours, theirs = run(PerFedAvg(training, alpha=0.0), 1), run(FedAvg(training, weights="equal"), 1)
     assert not torch.allclose(ours["server.w"], theirs["server.w"], atol=1e-4)
 
 
@@ -87,8 +91,8 @@ def test_everyone_adapts_afresh_on_training_data() -> None:
 
 
 def test_rates_default_to_the_works_and_decay_with_it() -> None:
-    work = replace(ALL, lr_decay=0.5)
-    with by_hand(PerFedAvg(work)) as plain, by_hand(PerFedAvg(work, alpha=LR, beta=LR)) as named:
+    training = replace(ALL, lr_decay=0.5)
+    with by_hand(PerFedAvg(training)) as plain, by_hand(PerFedAvg(training, alpha=LR, beta=LR)) as named:
         for loop in (plain, named):
             loop.round()
             loop.round()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.pfedhn import Outer, PFedHN, Server, Up
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.testing import tiny_federation
@@ -105,7 +105,7 @@ def test_of_several_clients_the_mean_moves_the_network_and_each_its_embedding() 
 
 
 def test_a_round_is_local_training_and_one_server_step() -> None:
-    method = PFedHN(work=ALL, hidden=6, hidden_layers=1)
+    method = PFedHN(training=ALL, hidden=6, hidden_layers=1)
     with by_hand(method, participation=0.67) as loop:
         start = loop.server
         before = models(loop)
@@ -140,7 +140,7 @@ def test_bad_options_and_models_too_large() -> None:
         ({"hidden_layers": -1}, "hidden_layers"),
     ):
         with pytest.raises(ConfigError, match=match):
-            make_algorithm("pfedhn", Work(), options)
+            make_algorithm("pfedhn", LocalTraining(), options)
     clients: Any = tiny_federation().population(SEED)
     # 3 x 4 bytes x 101 x 15 parameters
     PFedHN(max_gb=2.5e-5).check(make_task(linear), clients)

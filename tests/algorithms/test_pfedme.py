@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.pfedme import PFedMe
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.server.loop import Loop
 from kinfed.testing.workbench import SEED
@@ -23,12 +23,12 @@ LAM = 3.0
 def local_rounds(loop: Loop, client: int, w: Tensor, method: PFedMe) -> tuple[Tensor, Tensor]:
     """(w_m, θ) after R local rounds on all of the client's examples, straight from Algorithm 1."""
     w_m, theta = w.clone(), w.clone()
-    eta_p = method.personal_lr or method.work.lr
-    for _ in range(method.work.steps or 0):
+    eta_p = method.personal_lr or method.training.lr
+    for _ in range(method.training.steps or 0):
         for _ in range(method.inner_steps):
             g = gradient(loop, client, theta) + method.inner_decay * theta
             theta = theta - eta_p * (g + method.lam * (theta - w_m))
-        w_m = w_m - method.work.lr * method.lam * (w_m - theta)
+        w_m = w_m - method.training.lr * method.lam * (w_m - theta)
     return w_m, theta
 
 
@@ -114,15 +114,15 @@ def test_recompute_gives_everyone_a_point_at_the_current_model() -> None:
     fresh = PFedMe(ALL, lam=LAM, inner_steps=3, inner_decay=0.1, recompute=True)
     with by_hand(fresh, participation=0.4) as loop:
         loop.round()
-        once = replace(fresh, work=ALL)
+        once = replace(fresh, training=ALL)
         for m in range(3):
             close(models(loop)[m], local_rounds(loop, m, server(loop), once)[1])
 
 
 def test_rates_decay_together() -> None:
     """In round 3 with a decay of a half both rates are a quarter of what they were."""
-    work = replace(ALL, lr_decay=0.5)
-    with by_hand(PFedMe(work, lam=LAM, personal_lr=0.2)) as loop:
+    training = replace(ALL, lr_decay=0.5)
+    with by_hand(PFedMe(training, lam=LAM, personal_lr=0.2)) as loop:
         loop.round()
         loop.round()
         w = server(loop)
@@ -141,8 +141,8 @@ def test_bytes_are_one_model_each_way() -> None:
 
 
 def test_a_firm_hold_makes_personal_models_the_global_one() -> None:
-    work = Work(lr=1e-3, batch=5, steps=3)
-    found = run(PFedMe(work, lam=900.0), 2, participation=1.0)
+    training = LocalTraining(lr=1e-3, batch=5, steps=3)
+    found = run(PFedMe(training, lam=900.0), 2, participation=1.0)
     close(found["personal models"], found["server.w"].expand(6, -1), 5e-3)
 
 
@@ -166,14 +166,14 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["pfedme", "perfedavg", "perfedavg_hf", "apfl"])
 def test_steps_of_ones_own_have_no_momentum(name: str) -> None:
-    method = make_algorithm(name, Work(lr=0.05), {"momentum": 0.9})
+    method = make_algorithm(name, LocalTraining(lr=0.05), {"momentum": 0.9})
     with pytest.raises(ConfigError, match=r"its own, without momentum; got 0\.9; set it to 0"), by_hand(method):
         pass
 
 
 def test_weight_decay_is_part_of_the_loss() -> None:
     """Of the inner steps only, however it is given: w follows θ."""
-    ours = run(PFedMe(Work(lr=0.05, batch=5, steps=3, weight_decay=0.1), lam=LAM))
-    theirs = run(PFedMe(Work(lr=0.05, batch=5, steps=3), lam=LAM, inner_decay=0.1))
+    ours = run(PFedMe(LocalTraining(lr=0.05, batch=5, steps=3, weight_decay=0.1), lam=LAM))
+    theirs = run(PFedMe(LocalTraining(lr=0.05, batch=5, steps=3), lam=LAM, inner_decay=0.1))
     assert torch.equal(ours["server.w"], theirs["server.w"])
-    assert not torch.equal(ours["server.w"], run(PFedMe(Work(lr=0.05, batch=5, steps=3), lam=LAM))["server.w"])
+    assert not torch.equal(ours["server.w"], run(PFedMe(LocalTraining(lr=0.05, batch=5, steps=3), lam=LAM))["server.w"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.selffl.selffl import Client, Down, SelfFL
 from kinfed.algorithms.selffl.uncertainty import Plan, Rules, Running
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
@@ -25,7 +25,7 @@ from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw
 
 F64 = torch.float64
-WORK = Work(lr=0.1, batch=5, steps=4)
+WORK = LocalTraining(lr=0.1, batch=5, steps=4)
 
 
 def doubles(*values: float) -> Tensor:
@@ -257,7 +257,7 @@ def final(loop: Loop, rounds: int) -> tuple[Tensor, Tensor]:
 def test_without_its_parts_it_is_fedavg_bit_for_bit(
     ours: str, theirs: str, options: dict[str, Any], participation: float
 ):
-    data, common = tiny_federation(), {"work": WORK, "participation": participation, "seed": 3}
+    data, common = tiny_federation(), {"training": WORK, "participation": participation, "seed": 3}
     a = final(simulate(data, tiny_model, ours, **common, **options), 5)
     b = final(simulate(data, tiny_model, theirs, **common), 5)
     assert torch.equal(a[0], b[0])
@@ -271,7 +271,7 @@ def test_with_known_variances_it_is_the_generic_iteration(posterior: str):
     model = world.model("exact" if posterior == "exact" else "paper")
     lr = 2e-3
     loop = simulate(
-        world.federation, world.task(dtype=F64), "selffl", work=Work(lr=lr, batch=100, steps=3),
+        world.federation, world.task(dtype=F64), "selffl", training=LocalTraining(lr=lr, batch=100, steps=3),
         known=True, contraction="gd", l_max=None, posterior=posterior,
     )  # fmt: skip
     shrink = model.rounded_shrink(lr)
@@ -293,20 +293,20 @@ def test_with_known_variances_it_is_the_generic_iteration(posterior: str):
 
 def test_a_single_client_trains_as_in_fedavg():
     data = tiny_federation((9,))
-    a = final(simulate(data, tiny_model, "selffl", work=WORK), 5)
-    b = final(simulate(data, tiny_model, "fedavg", work=WORK), 5)
+    a = final(simulate(data, tiny_model, "selffl", training=WORK), 5)
+    b = final(simulate(data, tiny_model, "fedavg", training=WORK), 5)
     torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-6)
 
 
 def test_where_all_take_part_the_domain_does_not_matter():
-    data, common = tiny_federation(), {"work": WORK, "contraction": "mean"}
+    data, common = tiny_federation(), {"training": WORK, "contraction": "mean"}
     a = final(simulate(data, tiny_model, "selffl", **common, domain="active"), 5)
     b = final(simulate(data, tiny_model, "selffl", **common, domain="all"), 5)
     assert torch.equal(a[1], b[1])
 
 
 def test_clients_never_active_use_the_global_model():
-    loop = simulate(tiny_federation(), tiny_model, "selffl", work=WORK, participation=0.34)
+    loop = simulate(tiny_federation(), tiny_model, "selffl", training=WORK, participation=0.34)
     server, personal = final(loop, 1)
     active = loop.schedule.active(0, 1, 6)
     assert len(active) == 2
@@ -321,7 +321,7 @@ def test_three_rounds_by_hand():
     """z = 0, 4, 8 with true s = 1, 1, 2; η = 1/2, so one step halves the way of the first two and leaves 3/4 of the
     third's. One step always: η/s ≥ 1 for the variances below."""
     task = GaussianTask(doubles(1, 1, 2), 1.0, dtype=F64)
-    loop = simulate(points(0, 4, 8), task, "selffl", work=Work(lr=0.5, batch=1, steps=1), contraction="gd")
+    loop = simulate(points(0, 4, 8), task, "selffl", training=LocalTraining(lr=0.5, batch=1, steps=1), contraction="gd")
     loop.round()
     # 0 + 0, 4 − 2, 8 − 6 from θ = 0; no variance known: equal weights; s0 = Σ (x − 4/3)² = (16 + 4 + 4)/9
     assert float(loop.server.theta) == pytest.approx(4 / 3)
@@ -396,7 +396,13 @@ def test_many_rounds_against_a_plain_loop():
     z, s_true = [0.5, 1.0, 1.4, 2.0, 3.5, 1.1], [0.3, 0.2, 0.5, 0.1, 0.4, 0.25]
     task = GaussianTask(doubles(*s_true), 1.0, dtype=F64)
     loop = simulate(
-        points(*z), task, "selffl", seed=2, participation=0.5, work=Work(lr=0.01, batch=1, steps=9), contraction="gd"
+        points(*z),
+        task,
+        "selffl",
+        seed=2,
+        participation=0.5,
+        training=LocalTraining(lr=0.01, batch=1, steps=9),
+        contraction="gd",
     )
     plain = PlainSelfFL([float(np.float32(v)) for v in z], s_true, 0.01, 9, 0.5)
     chosen = set()
@@ -430,7 +436,7 @@ def ready_client(theta: float) -> Client:
     [("selffl", 1.75, 5), ("selffl_init", 1.75, 2), ("selffl_steps", 2.0, 5), ("selffl_agg", 2.0, 2)],
 )
 def test_each_part_alone(name: str, start: float, steps: int):
-    method = make_algorithm(name, Work(lr=1 / 32, batch=1, steps=2), {"contraction": "gd"})
+    method = make_algorithm(name, LocalTraining(lr=1 / 32, batch=1, steps=2), {"contraction": "gd"})
     task = GaussianTask(doubles(1.0), 1.0, dtype=F64)  # true s = 1: a step leaves 31/32 of the way to z = 0
     data = points(0.0).cohort(torch.tensor([0]), 0, 1)
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
@@ -445,7 +451,7 @@ def test_each_part_alone(name: str, start: float, steps: int):
 
 
 def test_a_client_that_never_trained_starts_at_the_received_model():
-    method = SelfFL(Work(lr=1 / 32, batch=1, steps=2), contraction="gd", known=True)
+    method = SelfFL(LocalTraining(lr=1 / 32, batch=1, steps=2), contraction="gd", known=True)
     task = GaussianTask(doubles(0.25), 0.75, dtype=F64)
     data = points(0.0).cohort(torch.tensor([0]), 0, 1)
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
@@ -464,7 +470,7 @@ def test_a_client_that_never_trained_starts_at_the_received_model():
     ],
 )
 def test_steps_before_and_after_the_variance_is_known(options: dict[str, Any], first: int, later: int | None):
-    loop = simulate(tiny_federation((8, 8, 8)), tiny_model, "selffl", work=WORK, contraction="mean", **options)
+    loop = simulate(tiny_federation((8, 8, 8)), tiny_model, "selffl", training=WORK, contraction="mean", **options)
     seen = []
     for _ in range(3):
         loop.round()
@@ -476,7 +482,7 @@ def test_steps_before_and_after_the_variance_is_known(options: dict[str, Any], f
 
 def test_a_batch_is_never_larger_than_the_clients_data():
     """(19) divides by B_m: with one example and batches of 10 that is 1, so η/(B_m s) = 1/32 · 4."""
-    method = SelfFL(Work(lr=1 / 32, batch=10, steps=2))
+    method = SelfFL(LocalTraining(lr=1 / 32, batch=10, steps=2))
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
     data = points(0.0).cohort(torch.tensor([0]), 0, 1)
     client, _ = method.client_update(GaussianTask(doubles(1.0), 1.0, dtype=F64), ready_client(3.0), down, data)
@@ -484,8 +490,8 @@ def test_a_batch_is_never_larger_than_the_clients_data():
 
 
 def test_the_learning_rate_of_the_round_decides_the_steps():
-    work = Work(lr=0.01, batch=1, steps=2, lr_decay=0.5)
-    method = SelfFL(work, contraction="gd", l_max=None)
+    training = LocalTraining(lr=0.01, batch=1, steps=2, lr_decay=0.5)
+    method = SelfFL(training, contraction="gd", l_max=None)
     task = GaussianTask(doubles(1.0), 1.0, dtype=F64)
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
     raw = []
@@ -498,10 +504,10 @@ def test_the_learning_rate_of_the_round_decides_the_steps():
 
 def test_smoothing_is_the_participation_rate():
     data = tiny_federation()
-    start = simulate(data, tiny_model, "selffl", work=WORK, participation=0.5).server.theta
+    start = simulate(data, tiny_model, "selffl", training=WORK, participation=0.5).server.theta
     step = {}
     for c in (1.0, "participation", 0.1):
-        server, _ = final(simulate(data, tiny_model, "selffl", work=WORK, participation=0.5, smoothing=c), 1)
+        server, _ = final(simulate(data, tiny_model, "selffl", training=WORK, participation=0.5, smoothing=c), 1)
         step[c] = server - start
     torch.testing.assert_close(step["participation"], 0.5 * step[1.0])
     torch.testing.assert_close(step[0.1], 0.1 * step[1.0])
@@ -513,7 +519,7 @@ def test_smoothing_is_the_participation_rate():
 def test_bytes_by_hand():
     parameters = 115
     for name, up in (("selffl", 1), ("selffl_agg", 1), ("selffl_init", 2), ("selffl_steps", 2)):
-        loop = simulate(tiny_federation(), tiny_model, name, work=WORK, participation=0.5)
+        loop = simulate(tiny_federation(), tiny_model, name, training=WORK, participation=0.5)
         report = loop.round()
         loop.pool.close()
         assert report.bytes_down == 3 * 4 * (parameters + 2)
@@ -521,7 +527,7 @@ def test_bytes_by_hand():
 
 
 def test_memory_of_a_client_is_two_models_and_a_few_scalars():
-    loop = simulate(tiny_federation(), tiny_model, "selffl", work=WORK)
+    loop = simulate(tiny_federation(), tiny_model, "selffl", training=WORK)
     loop.round()
     loop.pool.close()
     rows = loop.pool.clients.take(torch.tensor([0]))
@@ -530,7 +536,7 @@ def test_memory_of_a_client_is_two_models_and_a_few_scalars():
 
 def test_a_diverging_client_is_dropped_and_keeps_its_past():
     task = GaussianTask(doubles(1, 1, 1), 1.0)
-    loop = simulate(points(0, 4, 8), task, "selffl", work=Work(lr=0.5, batch=1, steps=1), contraction="gd")
+    loop = simulate(points(0, 4, 8), task, "selffl", training=LocalTraining(lr=0.5, batch=1, steps=1), contraction="gd")
     loop.round()
     loop.round()
     before, s = loop.pool.clients.take(torch.tensor([1])), loop.server.s.clone()
@@ -545,7 +551,7 @@ def test_a_diverging_client_is_dropped_and_keeps_its_past():
 
 
 def test_one_active_client_at_a_time_says_nothing_about_differences():
-    loop = simulate(tiny_federation(), tiny_model, "selffl", work=WORK, participation=0.17)
+    loop = simulate(tiny_federation(), tiny_model, "selffl", training=WORK, participation=0.17)
     for _ in range(12):
         assert loop.round().active == 1
     figures = loop.evaluate().figures
@@ -556,7 +562,7 @@ def test_one_active_client_at_a_time_says_nothing_about_differences():
 
 
 def test_figures():
-    loop = simulate(tiny_federation(), tiny_model, "selffl", work=WORK, participation=0.5, contraction="mean")
+    loop = simulate(tiny_federation(), tiny_model, "selffl", training=WORK, participation=0.5, contraction="mean")
     for _ in range(6):
         loop.round()
     shared, own = loop.algorithm.server_figures(loop.server), loop.evaluate().figures

@@ -13,7 +13,7 @@ from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.selffl.augmented import SelfFLAugmented
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
 from kinfed.algorithms.selffl.selffl import Up
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.runs.simulation import simulate
@@ -22,7 +22,7 @@ from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.gaussian import Case, GaussianTask, draw
 
 F64 = torch.float64
-WORK = Work(lr=0.1, batch=5, steps=4)
+WORK = LocalTraining(lr=0.1, batch=5, steps=4)
 
 
 def doubles(*values: float) -> Tensor:
@@ -46,7 +46,7 @@ def test_training_goes_on_to_the_clients_own_optimum_and_the_server_averages_tho
     world = draw(Case(s0=0.01, low=4, high=9, clients=5), 1)
     lr = 8e-3
     loop = simulate(
-        world.federation, world.task(dtype=F64), "selffl_augmented", work=Work(lr=lr, batch=100, steps=3),
+        world.federation, world.task(dtype=F64), "selffl_augmented", training=LocalTraining(lr=lr, batch=100, steps=3),
         known=True, contraction="gd", l_max=None, tol=1e-13, max_extra=100,
     )  # fmt: skip
     server, personal = after(loop, 3)
@@ -62,7 +62,7 @@ def test_training_goes_on_to_the_clients_own_optimum_and_the_server_averages_tho
 def test_full_batches_leave_no_variance_and_a_single_step():
     world = draw(Case(s0=0.01, low=4, high=9, clients=4), 1)
     loop = simulate(
-        world.federation, world.task(), "selffl_augmented", work=Work(lr=8e-3, batch=100, steps=3),
+        world.federation, world.task(), "selffl_augmented", training=LocalTraining(lr=8e-3, batch=100, steps=3),
         contraction="gd", tol=0.0, max_extra=40,
     )  # fmt: skip
     after(loop, 4)
@@ -84,7 +84,7 @@ def test_training_stops_where_the_loss_settles(lr: float, tol: float, limit: int
     its optimum, where nothing changes."""
     data = Federation.from_arrays(np.zeros((2, 1)), np.zeros(2, int), np.arange(2), test_fraction=0, num_classes=1)
     task = GaussianTask(doubles(1, 1), 1.0, dtype=F64)
-    method = SelfFLAugmented(Work(lr=lr, batch=1, steps=1), tol=tol, max_extra=limit)
+    method = SelfFLAugmented(LocalTraining(lr=lr, batch=1, steps=1), tol=tol, max_extra=limit)
     out = method.converge(task, torch.tensor([[1.0], [0.0]], dtype=F64), data.cohort(torch.arange(2), 0, 1))
     assert out[0].item() == pytest.approx((1 - lr) ** epochs)
     assert out[1].item() == 0.0
@@ -96,7 +96,7 @@ def test_clients_stop_one_by_one():
     x = np.array([[5.0], [-5.0], [1.0], [-1.0]])
     data = Federation.from_arrays(x, np.zeros(4, int), np.array([0, 0, 1, 1]), test_fraction=0, num_classes=1)
     task = GaussianTask(doubles(1, 0.1), 1.0, dtype=F64)
-    method = SelfFLAugmented(Work(lr=0.09, batch=2, steps=1), tol=1e-3, max_extra=50)
+    method = SelfFLAugmented(LocalTraining(lr=0.09, batch=2, steps=1), tol=1e-3, max_extra=50)
     out = method.converge(task, torch.tensor([[3.0], [3.0]], dtype=F64), data.cohort(torch.arange(2), 0, 1))
 
     def epochs(theta: float, left: float, spread: float) -> int:
@@ -113,7 +113,7 @@ def test_clients_stop_one_by_one():
 
 
 def test_two_models_travel_up():
-    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", work=WORK, participation=0.5)
+    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", training=WORK, participation=0.5)
     report = loop.round()
     loop.pool.close()
     assert report.bytes_down == 3 * 4 * (115 + 2)
@@ -121,7 +121,7 @@ def test_two_models_travel_up():
 
 
 def test_variances_are_those_of_the_optima():
-    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", work=WORK, contraction="mean")
+    loop = simulate(tiny_federation(), tiny_model, "selffl_augmented", training=WORK, contraction="mean")
     optima = []
     for _ in range(3):
         loop.round()
@@ -150,7 +150,7 @@ def grouped(groups: Tensor | None) -> Federation:
 
 
 def test_a_cluster_for_each_client_is_selffl_where_all_take_part():
-    data, common = grouped(torch.arange(6)), {"work": WORK, "contraction": "mean"}
+    data, common = grouped(torch.arange(6)), {"training": WORK, "contraction": "mean"}
     a, ours = after(simulate(data, tiny_model, "selffl_cluster", **common), 6)
     b, theirs = after(simulate(data, tiny_model, "selffl", **common), 6)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -161,7 +161,7 @@ def test_a_cluster_for_each_client_is_selffl_where_all_take_part():
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_a_single_cluster_is_the_weighted_average_alone(participation: float):
     data = grouped(torch.zeros(6, dtype=torch.int64))
-    common = {"work": WORK, "participation": participation}
+    common = {"training": WORK, "participation": participation}
     a, ours = after(simulate(data, tiny_model, "selffl_cluster", **common), 6)
     b, theirs = after(simulate(data, tiny_model, "selffl_agg", smoothing=1.0, **common), 6)
     torch.testing.assert_close(a.theta, b.theta, rtol=0, atol=1e-5)
@@ -272,7 +272,7 @@ def test_where_groups_come_from(groups: Tensor | None, options: dict[str, int], 
 
 
 def test_bytes_of_the_cluster_variant_are_those_of_selffl():
-    loop = simulate(tiny_federation(), tiny_model, "selffl_cluster", work=WORK, participation=0.5)
+    loop = simulate(tiny_federation(), tiny_model, "selffl_cluster", training=WORK, participation=0.5)
     report = loop.round()
     figures = loop.algorithm.server_figures(loop.server)
     loop.pool.close()

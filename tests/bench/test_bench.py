@@ -56,7 +56,7 @@ def test_a_loop_that_computes_something_else_is_not_measured(monkeypatch: pytest
     loop = PlainLoop(TINY, federation)
     loop.labels = 9 - loop.labels
     assert disagreement(TINY, federation, loop) <= AGREEMENT  # equal batches bring their own labels
-    object.__setattr__(loop.work, "lr", 1.0)
+    object.__setattr__(loop.training, "lr", 1.0)
     assert disagreement(TINY, federation, loop) > AGREEMENT
     monkeypatch.setattr(PlainLoop, "train", lambda *_: None)
     with pytest.raises(KinfedError, match=r"mlr: engine and plain loop should agree to 0\.0001"):

@@ -103,13 +103,13 @@ def test_methods_that_refuse_the_model_are_left_out_unless_they_were_asked_for()
 def test_selffl_is_compared_at_equal_steps_and_the_threads_are_given_back() -> None:
     torch.set_num_threads(2)
     try:
-        cost = compare(SelfFL(work=TINY.work, use_steps=False), TINY, synthetic(TINY), repeats=2, warm_up=2)
+        cost = compare(SelfFL(training=TINY.training, use_steps=False), TINY, synthetic(TINY), repeats=2, warm_up=2)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
     assert cost.method == "SelfFL"
     assert cost.gradient_ratio == 1.0
-    assert make_algorithm("fedavg", TINY.work).work == TINY.work
+    assert make_algorithm("fedavg", TINY.training).training == TINY.training
 
 
 def test_the_table_marks_what_gradients_do_not_explain() -> None:

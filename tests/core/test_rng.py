@@ -200,17 +200,17 @@ def test_order_and_chunks_do_not_change_draws() -> None:
 def test_no_global_generator_is_read_or_moved() -> None:
     key = rng.fold(rng.root(0, "batches"), 1, torch.arange(4))
 
-    def everything() -> list[Tensor]:
+    def in_order() -> list[Tensor]:
         return [rng.uniform(key, 5), rng.normal(key, 5), rng.permutation(key[0], 9), rng.choose(key[1], 9, 3)]
 
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    first = everything()
+    first = in_order()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(np.array_equal(a, b) for a, b in zip(before[1], np.random.get_state(), strict=True))
     assert random.getstate() == before[2]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        assert all(torch.equal(a, b) for a, b in zip(first, everything(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first, in_order(), strict=True))
 
 
 def test_results_live_where_the_key_lives() -> None:

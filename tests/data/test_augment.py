@@ -14,7 +14,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.data.augment import AUGMENTATIONS, draws
-from kinfed.data.batches import Batches, Work
+from kinfed.data.batches import Batches, LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
@@ -70,21 +70,23 @@ def image_federation(standardize: bool = False) -> Federation:
     return Federation.from_arrays(raw, np.arange(count) % 3, owner, test_fraction=0.2, standardize=standardize)
 
 
-def batches_of(federation: Federation, work: Work, ids: list[int], stream: str = "batches", round: int = 1) -> Batches:
-    return federation.cohort(torch.tensor(ids), 5, round).train.batches(work, stream=stream)
+def batches_of(
+    federation: Federation, training: LocalTraining, ids: list[int], stream: str = "batches", round: int = 1
+) -> Batches:
+    return federation.cohort(torch.tensor(ids), 5, round).train.batches(training, stream=stream)
 
 
 @pytest.mark.parametrize("poisson", [False, True])
 def test_batches_are_the_usual_ones_changed(poisson: bool) -> None:
     """Same examples and labels; the images are what `draws` makes of the raw ones, then standardized."""
     federation = image_federation(standardize=True)
-    work = Work(batch=4, steps=6, poisson=poisson)
+    training = LocalTraining(batch=4, steps=6, poisson=poisson)
     plain = Federation(
         Features(federation.features.raw), federation.labels, 3, federation.train, federation.val, federation.test,
         federation.names,
     )  # fmt: skip
-    changed = list(batches_of(federation, replace(work, augment="crop_flip"), [0, 2]))
-    usual = list(batches_of(plain, work, [0, 2]))
+    changed = list(batches_of(federation, replace(training, augment="crop_flip"), [0, 2]))
+    usual = list(batches_of(plain, training, [0, 2]))
     mean, std = federation.features.mean, federation.features.std
     assert mean is not None
     assert std is not None
@@ -101,23 +103,23 @@ def test_batches_are_the_usual_ones_changed(poisson: bool) -> None:
 
 
 def test_changes_do_not_depend_on_company_or_on_how_many_steps_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation, work = image_federation(), Work(batch=4, epochs=3, steps=None, augment="crop_flip")
-    together = [batch.x for _, batch in batches_of(federation, work, [0, 1, 2])]
+    federation, training = image_federation(), LocalTraining(batch=4, epochs=3, steps=None, augment="crop_flip")
+    together = [batch.x for _, batch in batches_of(federation, training, [0, 1, 2])]
     monkeypatch.setattr("kinfed.data.batches.GATHER_BYTES", 1)
     monkeypatch.setattr("kinfed.data.batches.PLAN_EXAMPLES", 1)
     for client in range(3):
-        for step, (_, batch) in enumerate(batches_of(federation, work, [client])):
+        for step, (_, batch) in enumerate(batches_of(federation, training, [client])):
             real = int((batch.weight > 0).sum())
             assert torch.equal(batch.x[0, :real], together[step][client, :real])
 
 
 def test_rounds_streams_and_steps_change_differently() -> None:
-    federation, work = image_federation(), Work(batch=16, steps=1, augment="crop")
+    federation, training = image_federation(), LocalTraining(batch=16, steps=1, augment="crop")
     other = {
-        "round": batches_of(federation, work, [0], round=2),
-        "stream": batches_of(federation, work, [0], "meta"),
+        "round": batches_of(federation, training, [0], round=2),
+        "stream": batches_of(federation, training, [0], "meta"),
     }
-    usual = next(iter(batches_of(federation, work, [0])))[1].x
+    usual = next(iter(batches_of(federation, training, [0])))[1].x
     for batches in other.values():
         assert not torch.equal(next(iter(batches))[1].x, usual)
     key = torch.tensor([1, 2])
@@ -128,7 +130,7 @@ def test_evaluation_sees_the_images_as_they_are() -> None:
     federation = image_federation()
     cohort = federation.cohort(torch.arange(3), 5, 1)
     for part in (cohort.train, cohort.test):
-        for rows, batch in part.everything():
+        for rows, batch in part.in_order():
             assert rows == slice(None) or isinstance(rows, Tensor)
             index = [part.rows[s : s + c] for s, c in zip(part.start.tolist(), part.count.tolist(), strict=True)]
             for row, own in enumerate(index):
@@ -145,10 +147,13 @@ def test_a_run_with_augmentation_repeats_and_differs_from_one_without(tmp_path: 
 
 def test_what_cannot_be_changed_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean crop_flip"):
-        Work(augment="crop-flip")
+        LocalTraining(augment="crop-flip")
     with pytest.raises(ConfigError, match=r"shape \[4\]"):
         LocalPool(
-            kinfed.make_algorithm("local", Work(augment="flip")), make_task(tiny_model), tiny_federation(), seed=0
+            kinfed.make_algorithm("local", LocalTraining(augment="flip")),
+            make_task(tiny_model),
+            tiny_federation(),
+            seed=0,
         )
     with pytest.raises(ConfigError, match="images"):
         kinfed.run(

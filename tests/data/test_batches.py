@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import torch
-from conftest import MakePart
+from conftest import MakeSplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data import batches as module
-from kinfed.data.batches import Batch, Batches, Part, Work
+from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.features import Features
 from kinfed.errors import ConfigError
 
@@ -25,7 +25,7 @@ sizes_of_clients = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 Steps = dict[int, list[tuple[list[int], list[float]]]]
 
 
-def owned(part: Part, client: int) -> list[int]:
+def owned(part: Split, client: int) -> list[int]:
     begin = int(part.start[client])
     return part.rows[begin : begin + int(part.count[client])].tolist()
 
@@ -45,7 +45,7 @@ def collect(batches: Batches) -> Steps:
         example = batch.x.reshape(*batch.y.shape, -1)[..., 0].to(torch.int64)
         assert torch.equal(part.labels[example], batch.y)
         plain = bool((batch.weight == torch.tensor(1.0) / batch.y.shape[1]).all())
-        assert batch.full == (plain and not batches.work.poisson)
+        assert batch.full == (plain and not batches.training.poisson)
         for r, client in enumerate(batch.ids.tolist()):
             assert set(example[r].tolist()) <= lists[client]  # padding too is the client's own
             real = batch.weight[r] > 0
@@ -57,7 +57,7 @@ def examples(steps: Steps) -> dict[int, list[list[int]]]:
     return {client: [rows for rows, _ in found] for client, found in steps.items()}
 
 
-def stream_of(part: Part, client: int, epochs: int, stream: str = "batches") -> list[list[int]]:
+def stream_of(part: Split, client: int, epochs: int, stream: str = "batches") -> list[list[int]]:
     """The textbook: every epoch sorts the client's examples by draws of its own key."""
     own = owned(part, client)
     root = rng.root(part.seed, stream)
@@ -73,10 +73,10 @@ def stream_of(part: Part, client: int, epochs: int, stream: str = "batches") -> 
 
 @given(sizes_of_clients, st.integers(1, 50), st.integers(1, 12), st.integers(0, 3))
 def test_steps_cut_the_stream_into_windows(
-    make_part: MakePart, sizes: list[int], batch: int, steps: int, seed: int
+    make_split: MakeSplit, sizes: list[int], batch: int, steps: int, seed: int
 ) -> None:
-    part = make_part(sizes, seed=seed, round=seed + 1)
-    found = collect(part.batches(Work(batch=batch, steps=steps)))
+    part = make_split(sizes, seed=seed, round=seed + 1)
+    found = collect(part.batches(LocalTraining(batch=batch, steps=steps)))
     for k, n in enumerate(sizes):
         size = min(batch, n)
         stream = list(chain.from_iterable(stream_of(part, k, -(-steps * size // n))))
@@ -89,9 +89,9 @@ def test_steps_cut_the_stream_into_windows(
         assert sum(counts) == steps * size
 
 
-def test_a_batch_may_hold_an_example_twice_only_across_epochs(make_part: MakePart) -> None:
-    part = make_part([7])
-    rows = list(chain.from_iterable(examples(collect(part.batches(Work(batch=5, steps=7))))[0]))
+def test_a_batch_may_hold_an_example_twice_only_across_epochs(make_split: MakeSplit) -> None:
+    part = make_split([7])
+    rows = list(chain.from_iterable(examples(collect(part.batches(LocalTraining(batch=5, steps=7))))[0]))
     for epoch in range(5):
         assert sorted(rows[7 * epoch : 7 * epoch + 7]) == sorted(owned(part, 0))
     assert len({tuple(rows[7 * e : 7 * e + 7]) for e in range(5)}) == 5  # a fresh order every epoch
@@ -101,9 +101,9 @@ def test_a_batch_may_hold_an_example_twice_only_across_epochs(make_part: MakePar
 
 
 @given(sizes_of_clients, st.integers(1, 50), st.integers(1, 4))
-def test_epochs_use_every_example_once_each(make_part: MakePart, sizes: list[int], batch: int, epochs: int) -> None:
-    part = make_part(sizes)
-    found = collect(part.batches(Work(batch=batch, steps=None, epochs=epochs)))
+def test_epochs_use_every_example_once_each(make_split: MakeSplit, sizes: list[int], batch: int, epochs: int) -> None:
+    part = make_split(sizes)
+    found = collect(part.batches(LocalTraining(batch=batch, steps=None, epochs=epochs)))
     for k, n in enumerate(sizes):
         expected = []
         for order in stream_of(part, k, epochs):
@@ -114,106 +114,110 @@ def test_epochs_use_every_example_once_each(make_part: MakePart, sizes: list[int
             assert weights == pytest.approx([1 / len(rows)] * len(rows))
 
 
-def test_the_last_batch_of_an_epoch_is_smaller(make_part: MakePart) -> None:
-    steps = collect(make_part([5]).batches(Work(batch=2, steps=None, epochs=2)))[0]
+def test_the_last_batch_of_an_epoch_is_smaller(make_split: MakeSplit) -> None:
+    steps = collect(make_split([5]).batches(LocalTraining(batch=2, steps=None, epochs=2)))[0]
     assert [len(rows) for rows, _ in steps] == [2, 2, 1, 2, 2, 1]
     assert steps[2][1] == [1.0]
 
 
 def test_number_of_steps() -> None:
     count = torch.tensor([1, 10, 11, 0])
-    assert Work(batch=10, steps=None, epochs=3).num_steps(count).tolist() == [3, 3, 6, 0]
-    assert Work(batch=10, steps=7).num_steps(count).tolist() == [7] * 4
-    assert Work(epochs=3, steps=None).with_steps(5) == Work(steps=5)
+    assert LocalTraining(batch=10, steps=None, epochs=3).num_steps(count).tolist() == [3, 3, 6, 0]
+    assert LocalTraining(batch=10, steps=7).num_steps(count).tolist() == [7] * 4
+    assert LocalTraining(epochs=3, steps=None).with_steps(5) == LocalTraining(steps=5)
 
 
 # --- purity
 
 
-WORKS = [Work(batch=4, steps=6), Work(batch=4, steps=None, epochs=2), Work(batch=4, steps=5, poisson=True)]
-modes = pytest.mark.parametrize("work", WORKS, ids=["steps", "epochs", "poisson"])
+WORKS = [
+    LocalTraining(batch=4, steps=6),
+    LocalTraining(batch=4, steps=None, epochs=2),
+    LocalTraining(batch=4, steps=5, poisson=True),
+]
+modes = pytest.mark.parametrize("training", WORKS, ids=["steps", "epochs", "poisson"])
 
 
 @modes
 @given(sizes=sizes_of_clients, order=st.randoms(use_true_random=False))
 @settings(max_examples=40)
 def test_chunks_and_order_of_the_cohort_change_nothing(
-    make_part: MakePart, work: Work, sizes: list[int], order: Random
+    make_split: MakeSplit, training: LocalTraining, sizes: list[int], order: Random
 ) -> None:
-    part = make_part(sizes, ids=[3 * k + 5 for k in range(len(sizes))])
-    whole = collect(part.batches(work))
+    part = make_split(sizes, ids=[3 * k + 5 for k in range(len(sizes))])
+    whole = collect(part.batches(training))
     for k in range(len(sizes)):
         client = int(part.ids[k])
-        assert collect(part.take(slice(k, k + 1)).batches(work)) == {client: whole[client]}
+        assert collect(part.take(slice(k, k + 1)).batches(training)) == {client: whole[client]}
     mixed = list(range(len(sizes)))
     order.shuffle(mixed)
-    assert collect(part.take(torch.tensor(mixed)).batches(work)) == whole
-    assert collect(part.batches(work).take(torch.tensor(mixed))) == whole
+    assert collect(part.take(torch.tensor(mixed)).batches(training)) == whole
+    assert collect(part.batches(training).take(torch.tensor(mixed))) == whole
 
 
 @modes
 def test_equal_draws_do_not_tie_an_order_to_the_cohort(
-    make_part: MakePart, work: Work, monkeypatch: pytest.MonkeyPatch
+    make_split: MakeSplit, training: LocalTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws are cut to their first two and last six bits, so that most are equal or nearly so; orders must still
     not depend on who else is sorted."""
     draw = rng.at
     monkeypatch.setattr(module.rng, "at", lambda key, position: draw(key, position) & ((-1 << 62) | 0b111111))
-    part = make_part([40, 33, 37, 5] * 20)
-    whole = collect(part.batches(work))
+    part = make_split([40, 33, 37, 5] * 20)
+    whole = collect(part.batches(training))
     for k in (0, 13, 79):
-        assert collect(part.take(slice(k, k + 1)).batches(work))[k] == whole[k]
+        assert collect(part.take(slice(k, k + 1)).batches(training))[k] == whole[k]
 
 
 @modes
 @pytest.mark.parametrize("limit", ["GATHER_BYTES", "PLAN_EXAMPLES"])
 @pytest.mark.parametrize("room", [1, 40, 200, 1 << 12])
 def test_how_much_is_fetched_at_once_changes_nothing(
-    make_part: MakePart, work: Work, limit: str, room: int, monkeypatch: pytest.MonkeyPatch
+    make_split: MakeSplit, training: LocalTraining, limit: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = make_part([9, 1, 30, 4], shape=(2, 3))
+    part = make_split([9, 1, 30, 4], shape=(2, 3))
 
-    def everything() -> list[tuple[Tensor | slice, Batch]]:
-        return list(part.batches(work))
+    def in_order() -> list[tuple[Tensor | slice, Batch]]:
+        return list(part.batches(training))
 
-    usual = everything()
+    usual = in_order()
     monkeypatch.setattr(module, limit, room)
-    for (rows, a), (again, b) in zip(usual, everything(), strict=True):
+    for (rows, a), (again, b) in zip(usual, in_order(), strict=True):
         assert torch.equal(part.ids[rows], part.ids[again])
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
         assert torch.equal(a.weight, b.weight)
         assert (a.round, a.step, a.full) == (b.round, b.step, b.full)
-    assert collect(part.batches(work)) == collect(replace(part).batches(work))
+    assert collect(part.batches(training)) == collect(replace(part).batches(training))
 
 
 @modes
-def test_seed_round_client_and_stream_give_other_batches(make_part: MakePart, work: Work) -> None:
-    def first(part: Part, stream: str = "batches") -> list[list[int]]:
-        return examples(collect(part.batches(work, stream=stream)))[int(part.ids[0])]
+def test_seed_round_client_and_stream_give_other_batches(make_split: MakeSplit, training: LocalTraining) -> None:
+    def first(part: Split, stream: str = "batches") -> list[list[int]]:
+        return examples(collect(part.batches(training, stream=stream)))[int(part.ids[0])]
 
-    part = make_part([30])
+    part = make_split([30])
     variants = [
         first(part),
-        first(make_part([30], seed=1)),
-        first(make_part([30], round=2)),
-        first(make_part([30], ids=[1])),
+        first(make_split([30], seed=1)),
+        first(make_split([30], round=2)),
+        first(make_split([30], ids=[1])),
         first(part, "second"),
     ]
     assert len({str(variant) for variant in variants}) == len(variants)
-    assert first(make_part([30])) == first(part)
+    assert first(make_split([30])) == first(part)
 
 
-def test_a_named_stream_follows_its_name(make_part: MakePart) -> None:
-    part = make_part([8])
-    found = examples(collect(part.batches(Work(batch=8, steps=2), stream="outer")))
+def test_a_named_stream_follows_its_name(make_split: MakeSplit) -> None:
+    part = make_split([8])
+    found = examples(collect(part.batches(LocalTraining(batch=8, steps=2), stream="outer")))
     assert found[0] == stream_of(part, 0, 2, "outer")
 
 
-def test_first_examples_are_uniform_over_the_client(make_part: MakePart) -> None:
+def test_first_examples_are_uniform_over_the_client(make_split: MakeSplit) -> None:
     """Over 600 clients of ten examples, each place comes first, and second, equally often."""
-    part = make_part([10] * 600)
-    steps = collect(part.batches(Work(batch=1, steps=2)))
+    part = make_split([10] * 600)
+    steps = collect(part.batches(LocalTraining(batch=1, steps=2)))
     for step in range(2):
         places = Counter(owned(part, k).index(steps[k][step][0][0]) for k in range(600))
         assert stats.chisquare([places[i] for i in range(10)]).pvalue > 1e-4
@@ -224,70 +228,80 @@ def test_first_examples_are_uniform_over_the_client(make_part: MakePart) -> None
 
 @pytest.mark.parametrize("steps", [[5, 3, 3, 1], [1, 4, 0, 2], [0, 0, 3, 3], [2, 2, 2, 2], [0, 0, 0, 0]])
 @modes
-def test_unequal_steps_are_those_of_each_client_alone(make_part: MakePart, work: Work, steps: list[int]) -> None:
-    part = make_part([6, 11, 2, 9])
-    batches = part.batches(work, torch.tensor(steps))
+def test_unequal_steps_are_those_of_each_client_alone(
+    make_split: MakeSplit, training: LocalTraining, steps: list[int]
+) -> None:
+    part = make_split([6, 11, 2, 9])
+    batches = part.batches(training, torch.tensor(steps))
     assert len(batches) == max(steps)
     found = collect(batches)
     for k, number in enumerate(steps):
         assert len(found[k]) == number
-        alone = part.take(slice(k, k + 1)).batches(work, torch.tensor([number]))
+        alone = part.take(slice(k, k + 1)).batches(training, torch.tensor([number]))
         assert collect(alone)[k] == found[k]
-    assert collect(part.batches(work).with_steps(torch.tensor(steps))) == found
+    assert collect(part.batches(training).with_steps(torch.tensor(steps))) == found
 
 
 @modes
-def test_rows_are_slices_where_step_counts_fall(make_part: MakePart, work: Work) -> None:
+def test_rows_are_slices_where_step_counts_fall(make_split: MakeSplit, training: LocalTraining) -> None:
     """theta[rows] is then a view, which training writes through."""
-    part = make_part([30, 20, 10, 1])
-    seen = [rows for rows, _ in part.batches(work, torch.tensor([4, 3, 3, 0]))]
+    part = make_split([30, 20, 10, 1])
+    seen = [rows for rows, _ in part.batches(training, torch.tensor([4, 3, 3, 0]))]
     assert all(isinstance(rows, slice) for rows in seen)
     theta = torch.arange(4)
     assert [theta[rows].tolist() for rows in seen] == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0]]
 
 
-def test_steps_of_any_integer_type(make_part: MakePart) -> None:
-    part = make_part([6, 11])
-    wanted = collect(part.batches(Work(), torch.tensor([1, 2])))
-    assert collect(part.batches(Work(), torch.tensor([1, 2], dtype=torch.int32))) == wanted
+def test_steps_of_any_integer_type(make_split: MakeSplit) -> None:
+    part = make_split([6, 11])
+    wanted = collect(part.batches(LocalTraining(), torch.tensor([1, 2])))
+    assert collect(part.batches(LocalTraining(), torch.tensor([1, 2], dtype=torch.int32))) == wanted
 
 
 @modes
-def test_an_empty_cohort_has_no_batches(make_part: MakePart, work: Work) -> None:
-    part = make_part([3, 4]).take(slice(0, 0))
-    assert len(part.batches(work)) == 0
-    assert list(part.batches(work)) == []
-    assert list(part.everything()) == []
+def test_an_empty_cohort_has_no_batches(make_split: MakeSplit, training: LocalTraining) -> None:
+    part = make_split([3, 4]).take(slice(0, 0))
+    assert len(part.batches(training)) == 0
+    assert list(part.batches(training)) == []
+    assert list(part.in_order()) == []
 
 
 @pytest.mark.parametrize("sizes", [[0], [0, 5], [5, 0], [0, 5, 0, 7, 0]])
 @modes
-def test_clients_without_examples_take_no_step(make_part: MakePart, work: Work, sizes: list[int]) -> None:
-    part = make_part(sizes, effort=torch.ones(len(sizes)))
-    found = collect(part.batches(work))
+def test_clients_without_examples_take_no_step(
+    make_split: MakeSplit, training: LocalTraining, sizes: list[int]
+) -> None:
+    part = make_split(sizes, effort=torch.ones(len(sizes)))
+    found = collect(part.batches(training))
     for k, n in enumerate(sizes):
-        assert len(found[k]) == (int(work.num_steps(torch.tensor(n))) if n else 0)
-    assert len(collect(part.batches(work, torch.full((len(sizes),), 3)))[0]) == (3 if sizes[0] else 0)
+        assert len(found[k]) == (int(training.num_steps(torch.tensor(n))) if n else 0)
+    assert len(collect(part.batches(training, torch.full((len(sizes),), 3)))[0]) == (3 if sizes[0] else 0)
 
 
 # --- stragglers
 
 
-def test_stragglers_finish_a_share_of_their_work(make_part: MakePart) -> None:
+def test_stragglers_finish_a_share_of_their_work(make_split: MakeSplit) -> None:
     effort = torch.tensor([1.0, 0.5, 0.0, 0.31, 0.07], dtype=torch.float64)
-    part = make_part([9] * 5, effort=effort)
-    assert part.batches(Work(steps=10)).steps.tolist() == [10, 5, 1, 4, 1]
-    assert part.batches(Work(steps=100)).steps.tolist() == [100, 50, 1, 31, 7]  # 0.07 * 100 > 7 in floating point
-    single = make_part([9] * 5, effort=effort.to(torch.float32))
-    assert torch.equal(single.batches(Work(steps=100)).steps, part.batches(Work(steps=100)).steps)
-    assert part.batches(Work(batch=3, steps=None, epochs=2)).steps.tolist() == [6, 3, 1, 2, 1]
-    assert part.batches(Work(), torch.tensor([0, 2, 3, 0, 1])).steps.tolist() == [0, 1, 1, 0, 1]
-    assert part.take(torch.tensor([3, 1])).batches(Work(steps=10)).steps.tolist() == [4, 5]
+    part = make_split([9] * 5, effort=effort)
+    assert part.batches(LocalTraining(steps=10)).steps.tolist() == [10, 5, 1, 4, 1]
+    assert part.batches(LocalTraining(steps=100)).steps.tolist() == [
+        100,
+        50,
+        1,
+        31,
+        7,
+    ]  # 0.07 * 100 > 7 in floating point
+    single = make_split([9] * 5, effort=effort.to(torch.float32))
+    assert torch.equal(single.batches(LocalTraining(steps=100)).steps, part.batches(LocalTraining(steps=100)).steps)
+    assert part.batches(LocalTraining(batch=3, steps=None, epochs=2)).steps.tolist() == [6, 3, 1, 2, 1]
+    assert part.batches(LocalTraining(), torch.tensor([0, 2, 3, 0, 1])).steps.tolist() == [0, 1, 1, 0, 1]
+    assert part.take(torch.tensor([3, 1])).batches(LocalTraining(steps=10)).steps.tolist() == [4, 5]
 
 
-def test_a_straggler_takes_the_first_steps_of_the_full_work(make_part: MakePart) -> None:
-    full = collect(make_part([9, 9]).batches(Work(batch=4, steps=8)))
-    cut = collect(make_part([9, 9], effort=torch.tensor([1.0, 0.5])).batches(Work(batch=4, steps=8)))
+def test_a_straggler_takes_the_first_steps_of_the_full_work(make_split: MakeSplit) -> None:
+    full = collect(make_split([9, 9]).batches(LocalTraining(batch=4, steps=8)))
+    cut = collect(make_split([9, 9], effort=torch.tensor([1.0, 0.5])).batches(LocalTraining(batch=4, steps=8)))
     assert cut[0] == full[0]
     assert cut[1] == full[1][:4]
 
@@ -296,10 +310,10 @@ def test_a_straggler_takes_the_first_steps_of_the_full_work(make_part: MakePart)
 
 
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6), width=st.integers(1, 50))
-def test_everything_shows_each_example_once_in_order(make_part: MakePart, sizes: list[int], width: int) -> None:
-    part = make_part(sizes)
+def test_everything_shows_each_example_once_in_order(make_split: MakeSplit, sizes: list[int], width: int) -> None:
+    part = make_split(sizes)
     seen: dict[int, list[int]] = {k: [] for k in range(len(sizes))}
-    for rows, batch in part.everything(width):
+    for rows, batch in part.in_order(width):
         assert torch.equal(part.ids[rows], batch.ids)
         assert batch.y.shape[1] <= width
         assert not batch.full
@@ -312,26 +326,26 @@ def test_everything_shows_each_example_once_in_order(make_part: MakePart, sizes:
     assert seen == {k: owned(part, k) for k in range(len(sizes))}
 
 
-def test_small_clients_are_not_padded_to_the_largest(make_part: MakePart) -> None:
-    part = make_part([1000, 300, 40, 10])
-    shapes = [tuple(batch.y.shape) for _, batch in part.everything()]
+def test_small_clients_are_not_padded_to_the_largest(make_split: MakeSplit) -> None:
+    part = make_split([1000, 300, 40, 10])
+    shapes = [tuple(batch.y.shape) for _, batch in part.in_order()]
     assert shapes == [(4, 32), (3, 64), (2, 128), (2, 256), (1, 256), (1, 256), (1, 8)]
-    assert all(isinstance(rows, slice) for rows, _ in part.everything())  # the largest first: models need no copy
-    scattered = [rows for rows, _ in make_part([10, 1000, 40, 300]).everything()][1]
+    assert all(isinstance(rows, slice) for rows, _ in part.in_order())  # the largest first: models need no copy
+    scattered = [rows for rows, _ in make_split([10, 1000, 40, 300]).in_order()][1]
     assert scattered == slice(1, 4)
-    assert [batch.y.shape[1] for _, batch in make_part([300]).everything()] == [256, 44]
+    assert [batch.y.shape[1] for _, batch in make_split([300]).in_order()] == [256, 44]
 
 
 # --- Poisson
 
 
-def test_poisson_batches_include_every_example_with_equal_chance(make_part: MakePart) -> None:
+def test_poisson_batches_include_every_example_with_equal_chance(make_split: MakeSplit) -> None:
     n, size, steps = 12, 3, 2000
-    part = make_part([n])
-    work = Work(batch=size, steps=steps, poisson=True)
+    part = make_split([n])
+    training = LocalTraining(batch=size, steps=steps, poisson=True)
     joins = torch.zeros(steps, n, dtype=torch.float64)
     own = owned(part, 0)
-    for step, (rows, weights) in enumerate(collect(part.batches(work))[0]):
+    for step, (rows, weights) in enumerate(collect(part.batches(training))[0]):
         assert len(set(rows)) == len(rows)
         assert weights == pytest.approx([1 / size] * len(rows))
         joins[step, [own.index(row) for row in rows]] = 1
@@ -347,18 +361,18 @@ def test_poisson_batches_include_every_example_with_equal_chance(make_part: Make
     assert float(correlation.abs().max()) < 5 / steps**0.5
 
 
-def test_poisson_with_a_batch_as_large_as_the_client_takes_all(make_part: MakePart) -> None:
-    part = make_part([4, 1, 6])
-    found = collect(part.batches(Work(batch=5, steps=3, poisson=True)))
+def test_poisson_with_a_batch_as_large_as_the_client_takes_all(make_split: MakeSplit) -> None:
+    part = make_split([4, 1, 6])
+    found = collect(part.batches(LocalTraining(batch=5, steps=3, poisson=True)))
     for k, n in ((0, 4), (1, 1)):
         assert all(sorted(rows) == sorted(owned(part, k)) for rows, _ in found[k])
         assert all(weights == pytest.approx([1 / n] * n) for _, weights in found[k])
     assert all(weights == pytest.approx([1 / 5] * len(weights)) for _, weights in found[2])
 
 
-def test_an_empty_poisson_batch_is_all_padding(make_part: MakePart) -> None:
-    part = make_part([1000])
-    found = collect(part.batches(Work(batch=1, steps=60, poisson=True)))[0]
+def test_an_empty_poisson_batch_is_all_padding(make_split: MakeSplit) -> None:
+    part = make_split([1000])
+    found = collect(part.batches(LocalTraining(batch=1, steps=60, poisson=True)))[0]
     sizes = [len(rows) for rows, _ in found]
     assert 0 in sizes
     assert max(sizes) > 1
@@ -371,15 +385,15 @@ def test_images_are_cast_and_standardized_per_batch() -> None:
     raw = torch.arange(24, dtype=torch.uint8).reshape(6, 1, 2, 2)
     features = Features(raw, torch.tensor([[[10.0]]]), torch.tensor([[[4.0]]]))
     one = torch.zeros(1, dtype=torch.int64)
-    part = Part(features, torch.zeros(6, dtype=torch.int64), one, one, one + 6, torch.arange(6), 0, 1)
-    _, batch = next(iter(part.everything()))
+    part = Split(features, torch.zeros(6, dtype=torch.int64), one, one, one + 6, torch.arange(6), 0, 1)
+    _, batch = next(iter(part.in_order()))
     assert batch.x.shape == (1, 6, 1, 2, 2)
     assert torch.allclose(batch.x[0], (raw.to(torch.float32) - 10) / 4, atol=1e-6)
     assert torch.equal(raw, torch.arange(24, dtype=torch.uint8).reshape(6, 1, 2, 2))
 
 
-def test_rows_of_a_batch(make_part: MakePart) -> None:
-    _, batch = next(iter(make_part([5, 6, 7]).batches(Work(batch=3))))
+def test_rows_of_a_batch(make_split: MakeSplit) -> None:
+    _, batch = next(iter(make_split([5, 6, 7]).batches(LocalTraining(batch=3))))
     some = batch.rows(torch.tensor([2, 0]))
     assert some.ids.tolist() == [2, 0]
     assert torch.equal(some.x, batch.x[[2, 0]])
@@ -388,17 +402,17 @@ def test_rows_of_a_batch(make_part: MakePart) -> None:
     assert (len(some), some.step) == (2, batch.step)
 
 
-# --- Work
+# --- LocalTraining
 
 
 def test_the_rate_decays_from_the_second_round_to_the_floor() -> None:
-    work = Work(lr=0.1, lr_decay=0.5, lr_floor=0.02)
-    assert [work.rate(r) for r in (0, 1, 2, 3, 4, 50)] == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.02, 0.02])
+    training = LocalTraining(lr=0.1, lr_decay=0.5, lr_floor=0.02)
+    assert [training.rate(r) for r in (0, 1, 2, 3, 4, 50)] == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.02, 0.02])
 
 
-def test_batches_carry_the_rate_of_their_round(make_part: MakePart) -> None:
-    work = Work(lr=0.1, lr_decay=0.5)
-    assert make_part([3], round=3).batches(work).lr == pytest.approx(0.025)
+def test_batches_carry_the_rate_of_their_round(make_split: MakeSplit) -> None:
+    training = LocalTraining(lr=0.1, lr_decay=0.5)
+    assert make_split([3], round=3).batches(training).lr == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize(
@@ -426,4 +440,4 @@ def test_batches_carry_the_rate_of_their_round(make_part: MakePart) -> None:
 )
 def test_work_refuses_what_cannot_train(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Work(**options)
+        LocalTraining(**options)

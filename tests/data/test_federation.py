@@ -187,7 +187,7 @@ def test_cohort_sees_its_clients_only():
     assert cohort.train.count.tolist() == [1, 3]
     assert cohort.test.count.tolist() == [2, 1]
     assert cohort.groups.tolist() == [0, 0]
-    batches = {tuple(batch.y[row, :1].tolist()) for _, batch in cohort.train.everything() for row in range(2)}
+    batches = {tuple(batch.y[row, :1].tolist()) for _, batch in cohort.train.in_order() for row in range(2)}
     assert batches == {(1,), (0,)}
     assert federation.population(0).num_groups == 2
 

@@ -115,10 +115,10 @@ def test_explicit_data_folder_wins(tiny_mnist, tmp_path, no_hub):
 def test_standardization_schemes_by_hand():
     raw = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1).repeat(1, 3, 2, 2)
     raw[:, :, 0, 0] = 7  # a constant pixel
-    everything = torch.arange(2)
+    in_order = torch.arange(2)
 
     def at(how, *place):
-        return standardized(raw, how).gather(everything)[(slice(None), *place)].tolist()
+        return standardized(raw, how).gather(in_order)[(slice(None), *place)].tolist()
 
     assert at("unit", 0, 1, 1) == [0.0, 1.0]
     assert at("centred", 0, 1, 1) == [-1.0, 1.0]
@@ -375,10 +375,10 @@ def test_the_catalogue_is_open(monkeypatch):
 def test_letters_take_the_first_ten(tmp_path):
     folder = tmp_path / "data" / "ocr_letters_lowercase"
     write_images(folder / "all-00000-of-00001.parquet", np.zeros((4, 16, 8), np.uint8), [0, 9, 10, 25])
-    ten, everything = load_source("letters"), load_source("letters", options={"letters": 26})
+    ten, in_order = load_source("letters"), load_source("letters", options={"letters": 26})
     assert ten.labels.tolist() == [0, 9]
     assert ten.class_names == list("abcdefghij")
-    assert everything.labels.tolist() == [0, 9, 10, 25]
+    assert in_order.labels.tolist() == [0, 9, 10, 25]
     assert any("stand-in" in note for note in ten.notes)
 
 

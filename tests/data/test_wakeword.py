@@ -359,13 +359,13 @@ def test_a_run_from_a_pre_trained_start_to_relative_false_accepts(recordings, tm
     assert set(found) == {(label, 0) for label in methods}
     assert result.of("selffl_cluster").evaluation is not None
     for one in found.values():
-        assert one.shared is not None
+        assert one.server_model is not None
         assert set(one.personal) <= {(kind, state) for kind in TYPES for state in STATES}
         assert all(cell.ratio is None or cell.ratio >= 0 for cell in one.personal.values())
     again = kinfed.run(**RUN, pretrain=2, algorithms={"w": {"method": "fedavg"}})
-    assert torch.equal(again.of().shared_model, result.of("w").shared_model)  # the same start, whoever else runs
+    assert torch.equal(again.of().server_model, result.of("w").server_model)  # the same start, whoever else runs
     other = kinfed.run(**RUN, algorithms={"w": {"method": "fedavg"}})
-    assert not torch.equal(other.of().shared_model, result.of("w").shared_model)
+    assert not torch.equal(other.of().server_model, result.of("w").server_model)
 
 
 def test_runs_without_a_start_have_nothing_to_compare_with(recordings, tmp_path):

@@ -15,7 +15,7 @@ from loopback import Loopback, write_nodes
 from torch import Tensor
 
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.deploy.exchange import Sent
 from kinfed.deploy.node import Node
@@ -157,7 +157,7 @@ def test_bytes_are_those_of_the_messages(net: Loopback) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_messages_of_every_method_can_be_put_together_again(name: str) -> None:
-    down, up = message_types(make_algorithm(name, Work(), {}))
+    down, up = message_types(make_algorithm(name, LocalTraining(), {}))
     for kind in (down, up):
         made = {field.name: torch.ones(1, 2) for field in dataclasses.fields(kind)}
         assert tree_of(kind, made).named().keys() == made.keys()
@@ -443,7 +443,7 @@ def test_which_examples_are_sampled_is_the_nodes_secret(tmp_path: Path) -> None:
         node = Node.of(config, net.run_config).clients[name]
         own = load_own(node.settings, node.deployment).federation
         cohort = Place(0, 3, (30, 0, 8)).cohort(own, 0, 1)
-        plain, hidden = (list(c.train.batches(node.algorithm.work)) for c in (cohort, node._conceal(cohort)))
+        plain, hidden = (list(c.train.batches(node.algorithm.training)) for c in (cohort, node._conceal(cohort)))
         batches += [torch.cat([b.x.flatten() for _, b in some]) for some in (plain, hidden)]
     assert not torch.equal(batches[0], batches[1])
     assert not torch.equal(batches[1], batches[3])

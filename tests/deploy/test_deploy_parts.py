@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.cli.app import app
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.deploy.node_data import NodeSettings, load_own
 from kinfed.deploy.scaffold import make_app
 from kinfed.deploy.settings import Deployment
@@ -229,7 +229,7 @@ def test_the_page_says_what_leaves_a_node_for_every_method() -> None:
         for name in names.split(",")
     }
     for name in ALGORITHMS:
-        up = message_types(make_algorithm(name, Work(), {}))[1]
+        up = message_types(make_algorithm(name, LocalTraining(), {}))[1]
         wanted = list(up.__dataclass_fields__) or ["nothing"]
         if name != "fedavg_data":  # refused in a deployment
             assert rows.get(name) == wanted, f"{name} sends {wanted}; the page says {rows.get(name)}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, Work
+from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.descent import TURNS_FROM_STEPS, OneByOne, OnLayers, Pull
 from kinfed.engine.sgd import sgd
@@ -114,23 +114,23 @@ def test_weight_decay_takes_the_fast_path_and_means_the_same(name: str) -> None:
     """theta <- theta - lr (g + decay theta), spelled out with plain gradients."""
     task = make_task(NETS[name][0])
     part = federation().cohort(torch.arange(3), 0, 1).train
-    work = Work(lr=0.3, batch=5, epochs=2, steps=None, weight_decay=0.1)
+    training = LocalTraining(lr=0.3, batch=5, epochs=2, steps=None, weight_decay=0.1)
     theta = models(task, 3, "own")
     wanted = theta.clone()
-    for rows, batch in part.batches(work):
+    for rows, batch in part.batches(training):
         wanted[rows] -= 0.3 * (task.grad(wanted[rows], batch) + 0.1 * wanted[rows])
-    torch.testing.assert_close(sgd(task, theta, part.batches(work)), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sgd(task, theta, part.batches(training)), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_fleeting_batches_are_the_batches() -> None:
     part = federation().cohort(torch.arange(3), 0, 1).train
-    work = Work(batch=4, epochs=2, steps=None)
-    kept = list(part.batches(work))  # none of these may be written over
+    training = LocalTraining(batch=4, epochs=2, steps=None)
+    kept = list(part.batches(training))  # none of these may be written over
     seen = 0
-    for (rows, batch), (again, fleeting) in zip(kept, part.batches(work).fleeting(), strict=True):
+    for (rows, batch), (again, reusing_memory) in zip(kept, part.batches(training).reusing_memory(), strict=True):
         assert rows == again
         for name in ("x", "y", "weight", "ids"):
-            assert torch.equal(getattr(batch, name), getattr(fleeting, name))
-        assert (batch.round, batch.step, batch.full) == (fleeting.round, fleeting.step, fleeting.full)
+            assert torch.equal(getattr(batch, name), getattr(reusing_memory, name))
+        assert (batch.round, batch.step, batch.full) == (reusing_memory.round, reusing_memory.step, reusing_memory.full)
         seen += 1
     assert seen == 16  # 30 examples in eight steps, twice

@@ -30,7 +30,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedrep import FedRep
 from kinfed.algorithms.lgfedavg import LGFedAvg
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, ModelError
 from kinfed.testing.workbench import SEED
 
@@ -124,25 +124,25 @@ def test_fedrep_fits_the_head_first_and_then_the_representation() -> None:
 
 
 def test_fedreps_head_takes_as_many_steps_as_the_work_where_none_are_given() -> None:
-    work = ALL.with_steps(2)
-    with by_hand(FedRep(work), model=deep) as plain, by_hand(FedRep(work, head_steps=2), model=deep) as named:
+    training = ALL.with_steps(2)
+    with by_hand(FedRep(training), model=deep) as plain, by_hand(FedRep(training, head_steps=2), model=deep) as named:
         plain.round()
         named.round()
         assert torch.equal(models(plain), models(named))
 
 
 LIMITS = {
-    "fedper": (lambda work: FedPer(work, head_layers=0), "examples"),
-    "fedrep": (lambda work: FedRep(work, head_layers=0), "equal"),
-    "lgfedavg": (lambda work: LGFedAvg(work, head="1,3,5"), "equal"),
+    "fedper": (lambda training: FedPer(training, head_layers=0), "examples"),
+    "fedrep": (lambda training: FedRep(training, head_layers=0), "equal"),
+    "lgfedavg": (lambda training: LGFedAvg(training, head="1,3,5"), "equal"),
 }
 
 
 @pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-def test_everything_shared_is_fedavg(name: str, work: Work) -> None:
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_everything_shared_is_fedavg(name: str, training: LocalTraining) -> None:
     make, weights = LIMITS[name]
-    ours, theirs = run(make(work)), run(FedAvg(work, weights=weights))
+    ours, theirs = run(make(training)), run(FedAvg(training, weights=weights))
     close(ours["server.shared"], theirs["server.w"])
     close(ours["personal models"], theirs["server.w"].expand(6, -1))
 

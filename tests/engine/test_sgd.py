@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 import torch
-from conftest import MakePart
+from conftest import MakeSplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kinfed.data.batches import Batch, Batches, Part, Work
+from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import each_step, sgd
 from kinfed.engine.task import Layer, ModuleTask, Task, make_task
@@ -46,9 +46,9 @@ def random_rows(n: int, size: int, seed: int = 0) -> Tensor:
     return torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
 
 
-def part_with_means(make_part: MakePart, sizes: Sequence[int]) -> tuple[Part, Tensor]:
+def part_with_means(make_split: MakeSplit, sizes: Sequence[int]) -> tuple[Split, Tensor]:
     """Vectors of two equal numbers, scaled to around one; and every client's mean."""
-    part = make_part(sizes, shape=(2,))
+    part = make_split(sizes, shape=(2,))
     part.features.raw /= 10
     means = [
         part.features.raw[part.rows[int(a) : int(a + c)]].mean(0) for a, c in zip(part.start, part.count, strict=True)
@@ -59,55 +59,57 @@ def part_with_means(make_part: MakePart, sizes: Sequence[int]) -> tuple[Part, Te
 # --- closed forms
 
 
-def test_full_batches_follow_the_geometric_series(make_part: MakePart) -> None:
+def test_full_batches_follow_the_geometric_series(make_split: MakeSplit) -> None:
     """theta_k - c = (1 - lr)^k (theta_0 - c) for the mean c of a client's examples."""
-    part, means = part_with_means(make_part, [3, 1, 7])
+    part, means = part_with_means(make_split, [3, 1, 7])
     theta = random_rows(3, 2)
-    trained = sgd(Quadratic(2), theta, part.batches(Work(lr=0.2, batch=99, steps=6)))
+    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(lr=0.2, batch=99, steps=6)))
     torch.testing.assert_close(trained, means + 0.8**6 * (theta - means))
 
 
 @pytest.mark.parametrize("lam", [0.5, torch.tensor([0.0, 0.5, 3.0])])
-def test_a_pull_moves_the_fixed_point(make_part: MakePart, lam: float | Tensor) -> None:
+def test_a_pull_moves_the_fixed_point(make_split: MakeSplit, lam: float | Tensor) -> None:
     """The minimum of f + lam/2 |theta - center|^2 is (c + lam center) / (1 + lam), reached at rate 1 - lr (1 + lam)."""
-    part, means = part_with_means(make_part, [3, 1, 7])
+    part, means = part_with_means(make_split, [3, 1, 7])
     theta, center = random_rows(3, 2), random_rows(3, 2, 1)
-    trained = sgd(Quadratic(2), theta, part.batches(Work(lr=0.2, batch=99, steps=6)), pull=(lam, center))
+    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(lr=0.2, batch=99, steps=6)), pull=(lam, center))
     strength = torch.as_tensor(lam).expand(3)[:, None]
     fixed = (means + strength * center) / (1 + strength)
     torch.testing.assert_close(trained, fixed + (1 - 0.2 * (1 + strength)) ** 6 * (theta - fixed))
 
 
-def test_a_step_by_hand(make_part: MakePart) -> None:
+def test_a_step_by_hand(make_split: MakeSplit) -> None:
     """One client with the examples 0 and 0.1; momentum 0.5, weight decay 0.1, lr 1, from theta = 1:
     g1 = (1 - 0.05) + 0.1 = 1.05, v1 = 1.05, theta1 = -0.05
     g2 = (-0.05 - 0.05) - 0.005 = -0.105, v2 = 0.525 - 0.105 = 0.42, theta2 = -0.47"""
-    part, _ = part_with_means(make_part, [2])
-    work = Work(lr=1.0, batch=2, steps=2, momentum=0.5, weight_decay=0.1)
+    part, _ = part_with_means(make_split, [2])
+    training = LocalTraining(lr=1.0, batch=2, steps=2, momentum=0.5, weight_decay=0.1)
     mask = torch.tensor([True, False])
-    trained = sgd(Quadratic(2), torch.ones(1, 2), part.batches(work), mask=mask)
+    trained = sgd(Quadratic(2), torch.ones(1, 2), part.batches(training), mask=mask)
     assert trained[0].tolist() == pytest.approx([-0.47, 1.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("lam", [None, 1.0])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}, {"momentum": 0.5}])
 def test_a_gradient_that_is_the_parameters_themselves(
-    make_part: MakePart, options: dict[str, float], lam: float | None
+    make_split: MakeSplit, options: dict[str, float], lam: float | None
 ) -> None:
-    part = make_part([4], shape=(2,))
+    part = make_split([4], shape=(2,))
     theta, center = torch.full((1, 2), 2.0), torch.ones(1, 2)
     pull = None if lam is None else (lam, center)
-    trained = sgd(Bowl(2), theta, part.batches(Work(lr=0.1, steps=1, **options)), pull=pull, mask=torch.ones(2))
+    trained = sgd(
+        Bowl(2), theta, part.batches(LocalTraining(lr=0.1, steps=1, **options)), pull=pull, mask=torch.ones(2)
+    )
     wanted = 2 - 0.1 * (2 + (lam or 0.0) * (2 - 1) + options.get("weight_decay", 0.0) * 2)
     torch.testing.assert_close(trained, torch.full((1, 2), wanted))
 
 
-def test_the_rate_is_that_of_the_round_unless_given(make_part: MakePart) -> None:
-    part = make_part([4], shape=(2,), round=3)
-    work = Work(lr=0.4, lr_decay=0.5, steps=1, batch=4)
-    step = Quadratic(2).grad(torch.zeros(1, 2), next(iter(part.batches(work)))[1])
-    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(work)), -0.1 * step)
-    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(work), lr=0.3), -0.3 * step)
+def test_the_rate_is_that_of_the_round_unless_given(make_split: MakeSplit) -> None:
+    part = make_split([4], shape=(2,), round=3)
+    training = LocalTraining(lr=0.4, lr_decay=0.5, steps=1, batch=4)
+    step = Quadratic(2).grad(torch.zeros(1, 2), next(iter(part.batches(training)))[1])
+    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(training)), -0.1 * step)
+    torch.testing.assert_close(sgd(Quadratic(2), torch.zeros(1, 2), part.batches(training), lr=0.3), -0.3 * step)
 
 
 # --- torch.optim
@@ -134,10 +136,10 @@ def textbook(
 ) -> Tensor:
     """One client, one module, one optimizer."""
     module = task.module_of(row)
-    work = batches.work
+    training = batches.training
     named = dict(module.named_parameters())
     optimizer = torch.optim.SGD(
-        [named[name] for name in train], lr=batches.lr, momentum=work.momentum, weight_decay=work.weight_decay
+        [named[name] for name in train], lr=batches.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
     for _, batch in batches:
         optimizer.zero_grad()
@@ -160,15 +162,15 @@ def test_training_is_that_of_torch_optim_client_by_client(
 ) -> None:
     """Epochs give these clients unequal numbers of steps, neither rising nor falling."""
     task = make_task(net, path=path)
-    work = Work(
+    training = LocalTraining(
         lr=0.1, batch=4, **({"steps": 6} if length == "steps" else {"steps": None, "epochs": 2}), **OPTIONS[options]
     )
     data = federation.cohort(torch.arange(len(federation)), 0, 1).train
     theta = torch.stack([task.init(0, number) for number in range(len(federation))])
-    trained = sgd(task, theta, data.batches(work), mask=task.layer_mask(("2",)) if masked else None)
+    trained = sgd(task, theta, data.batches(training), mask=task.layer_mask(("2",)) if masked else None)
     names = ("2.weight", "2.bias") if masked else ("0.weight", "0.bias", "2.weight", "2.bias")
     for k in range(len(federation)):
-        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(work), names)
+        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(training), names)
         torch.testing.assert_close(trained[k], alone, rtol=1e-4, atol=1e-5)
     if masked:
         assert torch.equal(trained[:, : 5 * 4 + 4], theta[:, : 5 * 4 + 4])
@@ -178,14 +180,14 @@ def test_training_is_that_of_torch_optim_client_by_client(
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str, options: str) -> None:
     task = make_task(net, path=path)
-    work = Work(lr=0.1, batch=4, steps=None, epochs=1, **OPTIONS[options])
+    training = LocalTraining(lr=0.1, batch=4, steps=None, epochs=1, **OPTIONS[options])
     data = federation.cohort(torch.arange(len(federation)), 0, 1).train
     theta = task.init(0).expand(len(federation), -1)
     center = torch.stack([task.init(1, number) for number in range(len(federation))])
     lam = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
-    trained = sgd(task, theta, data.batches(work), pull=(lam, center))
+    trained = sgd(task, theta, data.batches(training), pull=(lam, center))
     for k in range(len(federation)):
-        alone = data.take(slice(k, k + 1)).batches(work)
+        alone = data.take(slice(k, k + 1)).batches(training)
         wanted = textbook(task, theta[k], alone, pull=(float(lam[k]), center[k]))
         torch.testing.assert_close(trained[k], wanted, rtol=1e-4, atol=1e-5)
 
@@ -198,38 +200,38 @@ def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str
 @given(steps=st.lists(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 99))
 @settings(max_examples=25)
 def test_each_client_takes_its_own_steps(
-    make_part: MakePart, poisson: bool, momentum: float, steps: list[int], seed: int
+    make_split: MakeSplit, poisson: bool, momentum: float, steps: list[int], seed: int
 ) -> None:
     n = len(steps)
-    part, _ = part_with_means(make_part, [(7 * k + seed) % 9 + 1 for k in range(n)])
+    part, _ = part_with_means(make_split, [(7 * k + seed) % 9 + 1 for k in range(n)])
     theta, center, lam = random_rows(n, 2, seed), random_rows(n, 2, seed + 1), random_rows(n, 1, seed + 2)[:, 0].abs()
-    work = Work(lr=0.1, batch=3, momentum=momentum, poisson=poisson)
+    training = LocalTraining(lr=0.1, batch=3, momentum=momentum, poisson=poisson)
     before = theta.clone()
-    trained = sgd(Quadratic(2), theta, part.batches(work, torch.tensor(steps)), pull=(lam, center))
+    trained = sgd(Quadratic(2), theta, part.batches(training, torch.tensor(steps)), pull=(lam, center))
     assert torch.equal(theta, before)
     for k in range(n):
         row, velocity = theta[k].clone(), torch.zeros(2)
-        for _, batch in part.take(slice(k, k + 1)).batches(work, torch.tensor([steps[k]])):
+        for _, batch in part.take(slice(k, k + 1)).batches(training, torch.tensor([steps[k]])):
             g = row - (batch.weight[0, :, None] * batch.x[0]).sum(0) + lam[k] * (row - center[k])
             velocity = momentum * velocity + g
             row = row - 0.1 * velocity
         torch.testing.assert_close(trained[k], row, rtol=1e-5, atol=1e-5)
 
 
-def test_clients_without_steps_stay_where_they_are(make_part: MakePart) -> None:
-    part = make_part([3, 0, 4], shape=(2,))
+def test_clients_without_steps_stay_where_they_are(make_split: MakeSplit) -> None:
+    part = make_split([3, 0, 4], shape=(2,))
     theta = random_rows(3, 2)
-    trained = sgd(Quadratic(2), theta, part.batches(Work(steps=2)))
+    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(steps=2)))
     assert torch.equal(trained[1], theta[1])
     assert not torch.equal(trained[[0, 2]], theta[[0, 2]])
-    assert torch.equal(sgd(Quadratic(2), theta, part.batches(Work(), torch.zeros(3))), theta)
+    assert torch.equal(sgd(Quadratic(2), theta, part.batches(LocalTraining(), torch.zeros(3))), theta)
 
 
 @pytest.mark.parametrize("steps", [[2, 2], [1, 3], [0, 0]])
-def test_a_shared_start_is_left_as_it_was(make_part: MakePart, steps: list[int]) -> None:
-    part = make_part([3, 4], shape=(2,))
+def test_a_shared_start_is_left_as_it_was(make_split: MakeSplit, steps: list[int]) -> None:
+    part = make_split([3, 4], shape=(2,))
     start = torch.ones(2)
-    trained = sgd(Quadratic(2), start.expand(2, -1), part.batches(Work(), torch.tensor(steps)))
+    trained = sgd(Quadratic(2), start.expand(2, -1), part.batches(LocalTraining(), torch.tensor(steps)))
     assert start.tolist() == [1.0, 1.0]
     trained += 1  # what comes back is the caller's own
     assert start.tolist() == [1.0, 1.0]
@@ -237,14 +239,14 @@ def test_a_shared_start_is_left_as_it_was(make_part: MakePart, steps: list[int])
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.randoms(use_true_random=False))
 @settings(max_examples=25)
-def test_the_order_of_clients_does_not_matter(make_part: MakePart, sizes: list[int], order: Random) -> None:
-    part, _ = part_with_means(make_part, sizes)
-    work = Work(lr=0.1, batch=4, steps=None, epochs=2)
+def test_the_order_of_clients_does_not_matter(make_split: MakeSplit, sizes: list[int], order: Random) -> None:
+    part, _ = part_with_means(make_split, sizes)
+    training = LocalTraining(lr=0.1, batch=4, steps=None, epochs=2)
     theta = random_rows(len(sizes), 2)
-    whole = sgd(Quadratic(2), theta, part.batches(work))
+    whole = sgd(Quadratic(2), theta, part.batches(training))
     mixed = list(range(len(sizes)))
     order.shuffle(mixed)
-    again = sgd(Quadratic(2), theta[mixed], part.take(torch.tensor(mixed)).batches(work))
+    again = sgd(Quadratic(2), theta[mixed], part.take(torch.tensor(mixed)).batches(training))
     torch.testing.assert_close(again, whole[mixed])
 
 
@@ -252,10 +254,10 @@ def test_the_order_of_clients_does_not_matter(make_part: MakePart, sizes: list[i
 
 
 @pytest.mark.parametrize("steps", [[4, 3, 3], [1, 4, 0], [2, 2, 2]])
-def test_each_step_writes_back_whoever_finishes_first(make_part: MakePart, steps: list[int]) -> None:
-    part = make_part([3, 5, 4], shape=(2,))
+def test_each_step_writes_back_whoever_finishes_first(make_split: MakeSplit, steps: list[int]) -> None:
+    part = make_split([3, 5, 4], shape=(2,))
     taken, weight = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1)
-    for batch, (rows, sums) in each_step(part.batches(Work(batch=2), torch.tensor(steps)), taken, weight):
+    for batch, (rows, sums) in each_step(part.batches(LocalTraining(batch=2), torch.tensor(steps)), taken, weight):
         assert len(rows) == len(sums) == len(batch)
         rows += 1
         sums += batch.weight.sum(1, keepdim=True)
@@ -265,7 +267,7 @@ def test_each_step_writes_back_whoever_finishes_first(make_part: MakePart, steps
 
 def test_each_step_agrees_with_sgd(federation: Federation) -> None:
     task = make_task(net)
-    batches = federation.cohort(torch.arange(6), 0, 1).train.batches(Work(batch=4, steps=None, epochs=1))
+    batches = federation.cohort(torch.arange(6), 0, 1).train.batches(LocalTraining(batch=4, steps=None, epochs=1))
     theta = torch.stack([task.init(0, number) for number in range(6)])
     mine = theta.clone()
     for batch, (rows,) in each_step(batches, mine):

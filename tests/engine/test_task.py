@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import MakeBatch, MakePart
+from conftest import MakeBatch, MakeSplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -307,8 +307,8 @@ def test_losses_are_cross_entropies(make_batch: MakeBatch, name: str, path: str)
 
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
-def test_a_broken_model_is_never_right(make_part: MakePart, path: str) -> None:
-    part = make_part([7, 5])
+def test_a_broken_model_is_never_right(make_split: MakeSplit, path: str) -> None:
+    part = make_split([7, 5])
     task = make_task(lambda: nn.Linear(1, 3), path=path)
     theta = starts(task, 2)
     alone = task.score(theta[1:], part.take(torch.tensor([1])))
@@ -321,9 +321,9 @@ def test_a_broken_model_is_never_right(make_part: MakePart, path: str) -> None:
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 300, 0, 17, 256], [0, 0], [257]])
 @pytest.mark.parametrize("favourite", [0, 1, 2])
-def test_scores_are_plain_counts(make_part: MakePart, path: str, sizes: list[int], favourite: int) -> None:
+def test_scores_are_plain_counts(make_split: MakeSplit, path: str, sizes: list[int], favourite: int) -> None:
     """Models that lean towards each class in turn, so that examples which pad a row are right in one case."""
-    part = make_part(sizes)
+    part = make_split(sizes)
     part.features.raw /= 100
     task = make_task(lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3)), path=path)
     theta = 3 * starts(task, len(sizes))
@@ -466,12 +466,12 @@ def test_threads_do_not_share_a_module(make_batch: MakeBatch, path: str) -> None
     with ThreadPoolExecutor(2) as threads:
         for method in ("grad", "logits"):
 
-            def work(i: int, method: str = method) -> Tensor:
+            def training(i: int, method: str = method) -> Tensor:
                 one = batch.rows(slice(i, i + 1))
                 return getattr(task, method)(theta[i : i + 1], one if method == "grad" else one.x)
 
             wanted = plain.grad(theta, batch) if method == "grad" else plain.logits(theta, batch.x)
-            near(torch.cat(list(threads.map(work, range(2)))), wanted)
+            near(torch.cat(list(threads.map(training, range(2)))), wanted)
 
 
 @few_cases
@@ -479,12 +479,12 @@ def test_any_number_of_threads_gives_the_same_bits(make_batch: MakeBatch, name: 
     task, shape = make(name, path)
     theta, batch = starts(task, 8), make_batch(8, 6, shape, 3)
 
-    def work(i: int) -> Tensor:
+    def training(i: int) -> Tensor:
         return task.grad(theta[i : i + 1], batch.rows(slice(i, i + 1)))
 
-    alone = [work(i) for i in range(8)]
+    alone = [training(i) for i in range(8)]
     with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-        assert all(torch.equal(a, b) for a, b in zip(threads.map(work, range(8)), alone, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(threads.map(training, range(8)), alone, strict=True))
 
 
 def slowly_built() -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import Down, FedAvg
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
@@ -25,7 +25,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 
-WORK = Work(batch=5, steps=4)
+WORK = LocalTraining(batch=5, steps=4)
 SEED = 3
 
 
@@ -52,7 +52,7 @@ def watched(method: Any, **hooks: Any) -> tuple[Any, list[list[int]]]:
 @pytest.mark.parametrize("chunk", [1, 2, 4, 100])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_replies_are_each_clients_own_in_ascending_order(chunk: int, workers: int) -> None:
-    pool = pool_of(FedAvg(work=WORK), chunk=chunk, workers=workers)
+    pool = pool_of(FedAvg(training=WORK), chunk=chunk, workers=workers)
     reply = pool.train(torch.tensor([0, 2, 3, 5]), start_of(pool), round=2)
     assert reply.ids.tolist() == [0, 2, 3, 5]
     assert reply.up.count.tolist() == [1, 16, 7, 10]
@@ -67,7 +67,7 @@ def test_replies_are_each_clients_own_in_ascending_order(chunk: int, workers: in
 
 
 def test_clients_of_like_size_share_a_chunk() -> None:
-    method, chunks = watched(FedAvg(work=WORK))
+    method, chunks = watched(FedAvg(training=WORK))
     pool = pool_of(method, chunk=2, workers=1)
     pool.train(torch.arange(6), start_of(pool), round=1)
     assert chunks == [[2, 4], [5, 3], [1, 0]]  # 16 and 13, 10 and 7, 4 and 1 examples
@@ -78,7 +78,7 @@ def test_chunks_fit_the_cache_spread_over_threads_and_are_worth_it(monkeypatch: 
     data, example = tiny_federation((3,) * 20), 6 * 115  # operations of a step for one example
 
     def sizes(path: str = "auto", workers: int = 2) -> list[int]:
-        method, chunks = watched(FedAvg(work=WORK))
+        method, chunks = watched(FedAvg(training=WORK))
         pool = pool_of(method, data, path=path, workers=workers)
         pool.train(torch.arange(20), start_of(pool), round=1)
         pool.close()
@@ -106,7 +106,7 @@ def test_chunks_run_in_the_workers_on_one_torch_thread_each() -> None:
         seen.add((threading.current_thread().name, torch.get_num_threads()))
         return inner(*args)  # type: ignore[no-any-return]
 
-    method, _ = watched(FedAvg(work=WORK), personalize=personalize)
+    method, _ = watched(FedAvg(training=WORK), personalize=personalize)
     pool = pool_of(method, chunk=1, workers=2)
     pool.evaluate(torch.arange(6), start_of(pool), 0)
     assert {threads for _, threads in seen} == {1}
@@ -126,9 +126,9 @@ def test_states_are_kept_in_the_same_order_whichever_chunk_is_done_first() -> No
             last_done.set()
         return out
 
-    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=2, workers=3)
+    pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update), chunk=2, workers=3)
     reply = pool.train(torch.arange(6), start_of(pool), 1)
-    alone = pool_of(FedAvg(work=WORK), chunk=2, workers=1)
+    alone = pool_of(FedAvg(training=WORK), chunk=2, workers=1)
     assert torch.equal(reply.up.delta, alone.train(torch.arange(6), start_of(alone), 1).up.delta)
     assert pool.clients.seen.tolist() == alone.clients.seen.tolist() == [2, 4, 5, 3, 1, 0]
     pool.close()
@@ -142,7 +142,7 @@ def test_effort_belongs_to_its_client() -> None:
         found.update(zip(data.ids.tolist(), data.train.effort.tolist(), strict=True))
         return inner(task, client, down, data)
 
-    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=2)
+    pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update), chunk=2)
     effort = torch.tensor([0.1, 1.0, 0.5, 0.75])
     pool.train(torch.tensor([0, 2, 3, 5]), start_of(pool), 1, effort)
     assert found == {0: pytest.approx(0.1), 2: 1.0, 3: 0.5, 5: 0.75}
@@ -159,8 +159,8 @@ def test_bad_rows_are_cut_out_of_their_chunk(chunk: int) -> None:
         new.theta[data.ids == 5, 7] = torch.inf
         return new, up
 
-    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update), chunk=chunk)
-    clean = pool_of(FedAvg(work=WORK), chunk=chunk)
+    pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update), chunk=chunk)
+    clean = pool_of(FedAvg(training=WORK), chunk=chunk)
     reply = pool.train(torch.arange(6), start_of(pool), 1)
     whole = clean.train(torch.arange(6), start_of(clean), 1)
     good = [0, 1, 3, 4]
@@ -178,7 +178,7 @@ def test_nobody_left_is_an_empty_reply() -> None:
         new, up = inner(*args)
         return new, up.map(lambda tensor: tensor * torch.nan)
 
-    pool = pool_of(hooked(FedAvg(work=WORK), client_update=client_update))
+    pool = pool_of(hooked(FedAvg(training=WORK), client_update=client_update))
     reply = pool.train(torch.tensor([1, 4]), start_of(pool), 1)
     assert (reply.ids.tolist(), reply.up, reply.rejected) == ([], None, [1, 4])
     assert pool.clients.seen.tolist() == []
@@ -186,24 +186,24 @@ def test_nobody_left_is_an_empty_reply() -> None:
 
 
 def test_evaluation_scores_each_clients_model_on_its_own_examples() -> None:
-    pool = pool_of(Ditto(work=WORK), chunk=2, workers=2)
+    pool = pool_of(Ditto(training=WORK), chunk=2, workers=2)
     pool.train(torch.tensor([1, 2, 4]), start_of(pool), 1)
     other = pool.task.init(99)
     asked = torch.tensor([4, 0, 2])
     for split in ("train", "test"):
         found = pool.evaluate(
-            asked, start_of(pool), 1, split=split, shared=lambda who: other.expand(len(who), -1), keep_models=True
+            asked, start_of(pool), 1, split=split, server_model=lambda who: other.expand(len(who), -1), keep_models=True
         )
         assert found.models is not None
         assert found.personal is not None
-        assert found.shared is not None
+        assert found.server_model is not None
         assert found.ids.tolist() == [4, 0, 2]
         for row, k in enumerate(asked):
             own = pool.clients.take(k[None]).named()["v"]
             torch.testing.assert_close(found.models[row : row + 1], own, rtol=0, atol=0)
             examples = pool.federation.split(split)[int(k)]
             x, y = pool.federation.features.gather(examples), pool.federation.labels[examples]
-            for score, theta in ((found.personal, own), (found.shared, other[None])):
+            for score, theta in ((found.personal, own), (found.server_model, other[None])):
                 z = pool.task.logits(theta, x[None])[0]
                 loss = nn.functional.cross_entropy(z, y, reduction="sum")
                 assert float(score.loss[row]) == pytest.approx(float(loss), rel=1e-5)
@@ -214,7 +214,7 @@ def test_evaluation_scores_each_clients_model_on_its_own_examples() -> None:
 
 
 def test_client_figures_come_in_the_order_asked_for() -> None:
-    method = hooked(Local(work=WORK), client_figures=lambda inner, client: {"norm": client.theta.norm(dim=1)})
+    method = hooked(Local(training=WORK), client_figures=lambda inner, client: {"norm": client.theta.norm(dim=1)})
     pool = pool_of(method, chunk=2)
     pool.train(torch.tensor([0, 3, 5]), start_of(pool), 1)
     asked = torch.tensor([5, 0, 3])
@@ -232,7 +232,7 @@ def test_evaluation_reads_the_rounds_own_batches() -> None:
         rounds.add(data.round)
         return inner(task, client, down, data)
 
-    pool = pool_of(hooked(FedAvg(work=WORK), personalize=personalize))
+    pool = pool_of(hooked(FedAvg(training=WORK), personalize=personalize))
     pool.evaluate(torch.arange(6), start_of(pool), 17)
     assert rounds == {17}
     pool.close()
@@ -244,7 +244,7 @@ def test_errors_say_where_they_happened() -> None:
             raise RuntimeError("a bug in the method")
         return inner(task, client, down, data)
 
-    pool = pool_of(hooked(FedAvg(work=WORK), client_update=fails, personalize=fails), chunk=2)
+    pool = pool_of(hooked(FedAvg(training=WORK), client_update=fails, personalize=fails), chunk=2)
     with pytest.raises(RuntimeError, match="a bug in the method") as caught:
         pool.train(torch.arange(6), start_of(pool), 4)
     assert caught.value.__notes__ == ["in client_update of client(s) [5, 3] in round 4"]
@@ -256,7 +256,7 @@ def test_errors_say_where_they_happened() -> None:
 
 def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     before = set(threading.enumerate())
-    pool = pool_of(FedAvg(work=WORK))
+    pool = pool_of(FedAvg(training=WORK))
     first = pool.train(torch.arange(6), start_of(pool), 1)
     assert set(threading.enumerate()) > before
     pool.close()
@@ -268,7 +268,7 @@ def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
 
 
 def test_states_on_disk_give_the_same_bits(tmp_path: Path) -> None:
-    in_memory, on_disk = pool_of(Ditto(work=WORK)), pool_of(Ditto(work=WORK), state_folder=tmp_path)
+    in_memory, on_disk = pool_of(Ditto(training=WORK)), pool_of(Ditto(training=WORK), state_folder=tmp_path)
     for round, ids in enumerate((torch.tensor([1, 4]), torch.arange(6), torch.tensor([0, 1, 5])), 1):
         for pool in (in_memory, on_disk):
             pool.train(ids, start_of(pool), round)

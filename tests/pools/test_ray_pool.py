@@ -20,7 +20,7 @@ import torch
 import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.ditto import Ditto
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
@@ -48,7 +48,7 @@ pytestmark = [
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
 SEED = 3
-WORK = Work(batch=5, steps=4)
+WORK = LocalTraining(batch=5, steps=4)
 STORE = 80_000_000
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 0}
 
@@ -138,7 +138,7 @@ def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     task = make_task(
         lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 30_000), torch.nn.Linear(30_000, 3))
     )
-    method = Ditto(Work(batch=5, steps=1))
+    method = Ditto(LocalTraining(batch=5, steps=1))
     pool = cluster.pool(method, task, data, SEED)
     where = {ray.get(place.worker.__ray_call__.remote(_node)) for place in pool._places}
     assert len(where) == 2
@@ -198,7 +198,7 @@ def test_epsilon_and_noise_are_those_of_the_local_pool() -> None:
     settings = {"clients": 4, "rounds": 2, "seeds": (0,), "model": "mlr", "dp_noise": 1.0, "algorithms": "ditto"}
     ours, theirs = kinfed.run(pool="ray", **settings).of("ditto"), kinfed.run(**settings).of("ditto")
     assert ours.privacy == theirs.privacy
-    torch.testing.assert_close(ours.shared_model, theirs.shared_model, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours.server_model, theirs.server_model, rtol=0, atol=1e-6)
 
 
 # ---- losses ----

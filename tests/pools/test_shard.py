@@ -16,7 +16,7 @@ from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import Down, FedAvg
 from kinfed.algorithms.mocha import Mocha
 from kinfed.core.tree import Nothing
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import SPLITS, Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError
@@ -28,7 +28,7 @@ from kinfed.privacy.noise import simulated
 from kinfed.testing import tiny_federation, tiny_model
 
 SEED = 3
-WORK = Work(batch=5, steps=4)
+WORK = LocalTraining(batch=5, steps=4)
 
 
 def whole() -> Federation:
@@ -59,9 +59,9 @@ def test_a_client_with_much_work_gets_a_shard_of_its_own() -> None:
 
 def test_work_is_counted_in_examples_of_a_round_and_an_evaluation() -> None:
     data = whole()
-    steps = expected_work(FedAvg(Work(batch=5, steps=4)), data)
+    steps = expected_work(FedAvg(LocalTraining(batch=5, steps=4)), data)
     assert steps.tolist() == (4 * data.train.count.clamp_max(5) + data.test.count).tolist()
-    epochs = expected_work(FedAvg(Work(batch=5, steps=None, epochs=2)), data)
+    epochs = expected_work(FedAvg(LocalTraining(batch=5, steps=None, epochs=2)), data)
     assert bool((epochs >= data.train.count).all())
 
 
@@ -79,7 +79,7 @@ def test_a_shard_holds_its_clients_examples_and_nobody_elses() -> None:
         for name in SPLITS:
             one, other = getattr(ours, name), getattr(theirs, name)
             assert one.longest == other.longest
-            (_, a), (_, b) = next(one.everything()), next(other.everything())
+            (_, a), (_, b) = next(one.in_order()), next(other.everything())
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
             tags = shard.tags[shard.split(name)[k]]
@@ -132,14 +132,14 @@ def test_two_workers_do_what_one_local_pool_does(method: Any) -> None:
             torch.testing.assert_close(reply.up.delta, wanted.up.delta[ids], rtol=0, atol=1e-6)
             assert kept.ids.tolist() == members
             assert kept.run == "run"
-    want = pool.evaluate(torch.arange(6), lambda who: message(task, len(who)), 2, shared=lambda who: message(task, len(who)).w, keep_models=True)  # fmt: skip # noqa: E501
+    want = pool.evaluate(torch.arange(6), lambda who: message(task, len(who)), 2, server_model=lambda who: message(task, len(who)).w, keep_models=True)  # fmt: skip # noqa: E501
     for worker, members in zip(workers, MEMBERS, strict=True):
         ids = torch.tensor(members)
         down = compact(message(task, 3))
         found = worker.evaluate(ids, down, 2, "test", down.w, True)
         torch.testing.assert_close(found.models, want.models[ids], rtol=0, atol=1e-6)
         assert torch.equal(found.personal.correct, want.personal.correct[ids])
-        assert torch.equal(found.shared.correct, want.shared.correct[ids])
+        assert torch.equal(found.server_model.correct, want.server_model.correct[ids])
         assert found.record is None
 
 

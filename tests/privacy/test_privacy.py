@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Draw, Part, Work
+from kinfed.data.batches import Batch, Draw, LocalTraining, Split
 from kinfed.data.features import Features
 from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
@@ -259,9 +259,9 @@ def test_a_secret_replaces_the_seed() -> None:
 
 def test_a_secret_hides_which_examples_are_sampled() -> None:
     data = tiny_federation().cohort(torch.arange(6), 0, 1)
-    work = Work(batch=5, steps=3, poisson=True)
+    training = LocalTraining(batch=5, steps=3, poisson=True)
     hidden = Secret.new().conceal(data)
-    seen, unseen = ([batch.x for _, batch in d.train.batches(work)] for d in (data, hidden))
+    seen, unseen = ([batch.x for _, batch in d.train.batches(training)] for d in (data, hidden))
     assert [x.shape for x in seen] != [x.shape for x in unseen] or not torch.equal(seen[0], unseen[0])
     assert (hidden.seed, hidden.val, hidden.test) == (data.seed, data.val, data.test)
 
@@ -299,7 +299,7 @@ def test_gradients_are_counted_by_client_and_sample() -> None:
 
 def test_methods_that_look_at_examples_are_seen() -> None:
     task = make_task(dense)
-    data = Part(Features(torch.zeros(4, 5)), torch.zeros(4).long(), torch.tensor([0]), torch.tensor([0]),
+    data = Split(Features(torch.zeros(4, 5)), torch.zeros(4).long(), torch.tensor([0]), torch.tensor([0]),
                 torch.tensor([4]), torch.arange(4), 0, 1)  # fmt: skip
     made = PrivateTask(task, 1.0, 1.0, simulated(0))
     for look in (
@@ -347,11 +347,11 @@ def test_private_tasks_and_records_travel() -> None:
 
 def test_poisson_batches_say_which_samples_they_are() -> None:
     """Equal for equal (stream, round, client, step) in any cohort, different for any other."""
-    data, work = tiny_federation(), Work(batch=5, steps=3, poisson=True)
+    data, training = tiny_federation(), LocalTraining(batch=5, steps=3, poisson=True)
     whole = data.cohort(torch.arange(6), 0, 1).train
     keys = {}
     for stream in ("batches", "meta"):
-        for step, (_, batch) in enumerate(whole.batches(work, stream=stream)):
+        for step, (_, batch) in enumerate(whole.batches(training, stream=stream)):
             assert batch.draw is not None
             assert batch.draw.expected.tolist() == [1, 4, 5, 5, 5, 5]
             assert batch.draw.q.tolist() == pytest.approx([1, 1, 5 / 16, 5 / 7, 5 / 13, 5 / 10])
@@ -361,12 +361,12 @@ def test_poisson_batches_say_which_samples_they_are() -> None:
             assert some.draw.q.tolist() == batch.draw.q[[2, 4]].tolist()
             keys |= {(stream, step, client): key for client, key in enumerate(batch.draw.key.tolist())}
     assert len(set(keys.values())) == 2 * 3 * 6
-    for step, (_, batch) in enumerate(data.cohort(torch.tensor([4]), 0, 1).train.batches(work)):
+    for step, (_, batch) in enumerate(data.cohort(torch.tensor([4]), 0, 1).train.batches(training)):
         assert batch.draw is not None
         assert batch.draw.key.tolist() == [keys["batches", step, 4]]
-    assert all(batch.draw is None for _, batch in whole.batches(Work(batch=5, steps=2)))
+    assert all(batch.draw is None for _, batch in whole.batches(LocalTraining(batch=5, steps=2)))
     with pytest.raises(ConfigError, match="epochs"):
-        Work(epochs=1, steps=None, poisson=True)
+        LocalTraining(epochs=1, steps=None, poisson=True)
 
 
 def test_the_example_in_the_documents_runs() -> None:

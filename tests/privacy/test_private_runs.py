@@ -21,7 +21,7 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.cli.app import main
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task, make_task
@@ -37,7 +37,7 @@ from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
-WORK = Work(batch=5, steps=4, poisson=True, lr=0.05)
+WORK = LocalTraining(batch=5, steps=4, poisson=True, lr=0.05)
 SIZES = (3, 4, 16, 7, 13, 10)
 
 
@@ -135,8 +135,8 @@ class Greedy(FedAvg):
     """Takes twice the gradients it says."""
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
-        once = sgd(task, w, data.train.batches(self.work))
-        return sgd(task, once, data.train.batches(self.work, stream="again"))
+        once = sgd(task, w, data.train.batches(self.training))
+        return sgd(task, once, data.train.batches(self.training, stream="again"))
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Adapting(FedAvg):
     steps: int = 0
 
     def personalize(self, task: Task, client: Any, down: Any, data: Cohort) -> Tensor:
-        return sgd(task, down.w, data.train.batches(self.work, stream=self.stream))
+        return sgd(task, down.w, data.train.batches(self.training, stream=self.stream))
 
     def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
         return {1: torch.full_like(count, self.steps)}
@@ -179,7 +179,7 @@ def test_methods_that_ask_more_than_they_say_are_stopped() -> None:
 def test_training_that_nobody_recorded_is_an_error() -> None:
     with private_loop(method("local"), Privacy(noise=1.0)) as loop:
         assert loop.privacy is not None
-        with pytest.raises(RuntimeError, match="no gradient was recorded"), loop.privacy.training(torch.tensor([1])):
+        with pytest.raises(RuntimeError, match="no gradient was recorded"), loop.privacy.recording(torch.tensor([1])):
             pass
 
 
@@ -433,7 +433,7 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
     assert warm.of().privacy is not None
     assert whole.of().privacy is not None
     assert warm.of().privacy["epsilon"] == whole.of().privacy["epsilon"]  # type: ignore[index]
-    assert torch.equal(warm.of().shared_model, whole.of().shared_model)  # type: ignore[arg-type]
+    assert torch.equal(warm.of().server_model, whole.of().server_model)  # type: ignore[arg-type]
     calls = counting()
     with pytest.raises(Interrupted):
         kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "cut",

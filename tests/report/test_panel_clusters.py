@@ -228,7 +228,7 @@ def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
     titles = {m.algorithm: [p.title for p in panel.panels(m)] for m in comparison.methods}
     for name in ("ifca", "cfl", "flhc"):
         assert "Clusters of clients" in titles[name]
-    assert "Own or global model" in titles["apfl"]
+    assert "Own or server model" in titles["apfl"]
     made = {m.algorithm: clusters(m) for m in comparison.methods}
     assert made["cfl"] is not None
     assert len(made["cfl"].figures) == 3
@@ -236,4 +236,4 @@ def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
         drawable(() if found is None else found.figures)
     page = build([out]).read_text(encoding="utf-8")
     assert "The tree of splits of CFL" in page
-    assert "Own or global model" in page
+    assert "Own or server model" in page

@@ -92,7 +92,7 @@ def test_a_finished_run_is_read_as_written(finished: Path) -> None:
     assert [r.number for r in fedavg.rounds] == list(range(1, 61))
     assert fedavg.rounds[0].metrics == {}
     assert run.trials[0].final.metrics.keys() == {"personal"}
-    assert "global_accuracy" not in run.trials[0].clients[0].values
+    assert "server_accuracy" not in run.trials[0].clients[0].values
     assert run.federations[0].sizes == [c.n_train for c in fedavg.clients]
 
 
@@ -390,7 +390,7 @@ def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) ->
     total = np.mean([entry["bytes_down"] + entry["bytes_up"] for entry in ditto]) / 1e6
     assert float(row["mb_total"]) == pytest.approx(total)
     assert float(row["mb_per_round"]) == pytest.approx(total / 60)
-    assert rows[0]["global_accuracy"] == ""
+    assert rows[0]["server_accuracy"] == ""
     assert len(list(csv.DictReader(io.StringIO(tables.seeds_csv(comparison))))) == 6 * 3
     assert len(list(csv.DictReader(io.StringIO(tables.rounds_csv(comparison))))) == 6 * 3 * 60
     written = (finished / "clients.csv").read_text()
@@ -600,7 +600,7 @@ def test_a_task_without_accuracy_is_ranked_by_loss(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", **SMALL)
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for entry in lines:
-        for kind in ("personal", "global"):
+        for kind in ("personal", "server"):
             entry[kind] = entry[kind] and {"loss": entry[kind]["loss"]}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
     (folder / "clients.csv").unlink()

@@ -48,7 +48,7 @@ def test_every_part_is_a_run_that_could_start(name, scale):
         assert config.model.name in MODELS
         for label, options in config.algorithms.items():
             own = {key: value for key, value in options.items() if key != "method"}
-            assert make_algorithm(options["method"], config.work, own), label
+            assert make_algorithm(options["method"], config.training, own), label
         assert len(config.seeds) == {"smoke": 2, "small": 3}.get(scale, len(config.seeds)) >= 2
         assert scale == "smoke" or config.rounds >= 20
         assert scale != "smoke" or config.dataset.name == "digits"
@@ -147,7 +147,7 @@ def test_methods_without_affinities_and_clients_without_kin_are_left_out(tmp_pat
 
 def test_one_model_methods_count_by_the_shared_model(tmp_path):
     results = [
-        {"algorithm": label, "seed": 3, "personal": {"accuracy": 0.9}, "global": {"accuracy": 0.2}}
+        {"algorithm": label, "seed": 3, "personal": {"accuracy": 0.9}, "server": {"accuracy": 0.2}}
         for label in (*ONE_MODEL, "cfl")
     ]
     (tmp_path / "summary.json").write_text(json.dumps({"results": results}))
@@ -172,7 +172,7 @@ def test_a_recipe_from_runs_to_page(tmp_path):
     table = tables_of(done)[0]
     assert [name for name, _ in table.rows] == ["Local training", "FedAvg", "FedFomo, n = 5"]
     ours = done.found.of("cifar10-5", "fedavg", SCORED)
-    assert ours == done.found.of("cifar10-5", "fedavg", "global.accuracy")
+    assert ours == done.found.of("cifar10-5", "fedavg", "server.accuracy")
     assert 0 <= min(done.found.of("cifar10-5", "fedfomo-5", "kin.top").values()) <= 1
     assert set(done.found.of("cifar10-5", "federation", "emd_code")) == {0, 1}
     judged = {verdict.claim: verdict.status for verdict in verdicts(small, done.found, "small")}

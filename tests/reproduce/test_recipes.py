@@ -85,7 +85,7 @@ def recipe_of(measured: Measured, **more: object) -> Recipe:
     table = Table(
         "Accuracy | all",
         {"a": "Method A", "b": "Method_B", "gone": "Never run"},
-        [Column("One", "p"), Column("Two", "p", "global.accuracy"), Column("Elsewhere", "q")],
+        [Column("One", "p"), Column("Two", "p", "server.accuracy"), Column("Elsewhere", "q")],
         published("method | One | Two\n a | 90.5 ± 0.5 | -\n b | 80 | 70"),
     )
     claims = [
@@ -102,7 +102,7 @@ def recipe_of(measured: Measured, **more: object) -> Recipe:
 
 
 MEASURED: Measured = {
-    "a": {"personal.accuracy": {0: 0.9, 1: 0.92, 2: 0.91}, "global.accuracy": {0: 0.5, 1: 0.5, 2: 0.5}},
+    "a": {"personal.accuracy": {0: 0.9, 1: 0.92, 2: 0.91}, "server.accuracy": {0: 0.5, 1: 0.5, 2: 0.5}},
     "b": {"personal.accuracy": {0: 0.7, 1: 0.71, 2: 0.72}},
 }
 
@@ -156,7 +156,7 @@ def test_tables_as_text() -> None:
 
 
 def test_aliases_are_other_models_of_a_method() -> None:
-    found = Found({"p": MEASURED}, {"a_global": ("a", "global")})
+    found = Found({"p": MEASURED}, {"a_global": ("a", "server")})
     assert found.of("p", "a_global", "personal.accuracy") == {0: 0.5, 1: 0.5, 2: 0.5}
     assert found.of("p", "nobody", "personal.accuracy") == {}
 
@@ -220,7 +220,7 @@ def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:
 
 def test_summary_becomes_measurements() -> None:
     result = {
-        "algorithm": "x", "seed": 3, "rounds": 4, "personal": {"accuracy": 0.5}, "global": None, "bytes_down": 8,
+        "algorithm": "x", "seed": 3, "rounds": 4, "personal": {"accuracy": 0.5}, "server": None, "bytes_down": 8,
         "bytes_up": 4, "seconds": 2.0, "alternatives": {"before": {"accuracy": 0.25}},
         "privacy": {"epsilon": [1.0, 2.5]},
     }  # fmt: skip

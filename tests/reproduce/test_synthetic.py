@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.reproduce.studies.synthetic import Method, Protocol, Worlds, ditto, fedavg, perfedavg, pfedme, selffl
@@ -42,10 +42,10 @@ def in_the_loop(
     """The protocol with the method's class: FedAvg first, then the method from its model."""
     world = draw(CASE, seed)
     task = world.task(protocol.start, F64)
-    work = Work(lr=protocol.lr, batch=100, steps=protocol.steps)
+    training = LocalTraining(lr=protocol.lr, batch=100, steps=protocol.steps)
     first = 1
     for method, own, last in (("fedavg", {}, protocol.warm), (name, options, protocol.warm + protocol.rounds)):
-        algorithm = make_algorithm(method, work, own)
+        algorithm = make_algorithm(method, training, own)
         pool = LocalPool(algorithm, task, world.federation, seed, workers=1)
         loop = Loop(algorithm, task, pool, world.federation.population(seed, rate), Schedule(rate), first_round=first)
         while loop.completed < last:
@@ -169,7 +169,7 @@ def test_the_study_finds_what_the_documentation_says():
         return at[case, method, rate, "server_best"]
 
     for case in ("homogeneous", "heterogeneous"):
-        # few active clients: the smoothing average is what makes the global model steady
+        # few active clients: the smoothing average is what makes the server model steady
         assert server(case, control, 0.1) < 0.5 * server(case, plain, 0.1)
         assert server(case, known, 0.1) < 0.5 * server(case, plain, 0.1)
         # personal models gain beyond it

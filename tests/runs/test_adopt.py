@@ -69,7 +69,7 @@ def write_table(path: Path, clients: list[int], count: int = 20, **columns: Call
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All methods but the convex MOCHA, which needs a linear model."""
     folder = tmp_path_factory.mktemp("adopt") / "run"
     methods = [name for name in ALGORITHMS if name != "mocha"]
@@ -100,19 +100,19 @@ def adopted(folder: Path, method: str, who: Federation | None = None, **more: An
 
 
 @pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
-def test_every_method_serves_a_newcomer(everything: Path, method: str) -> None:
-    found = adopted(everything, method)
+def test_every_method_serves_a_newcomer(in_order: Path, method: str) -> None:
+    found = adopted(in_order, method)
     assert found.rounds == 3
     assert (found.n_train, found.n_test) in ((45, 15), (36, 15))  # some hold out validation examples
     assert found.adopted is not None
-    assert found.alone == adopted(everything, "fedavg").alone  # one control for all, validation examples or not
+    assert found.alone == adopted(in_order, "fedavg").alone  # one control for all, validation examples or not
     assert bool(torch.isfinite(found.model).all())
-    assert torch.equal(found.model, adopted(everything, method).model)
+    assert torch.equal(found.model, adopted(in_order, method).model)
 
 
 @pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
-def test_the_others_are_served_as_before(everything: Path, method: str) -> None:
-    opened = FinishedRun.open(everything)
+def test_the_others_are_served_as_before(in_order: Path, method: str) -> None:
+    opened = FinishedRun.open(in_order)
     made, task = opened.method(method), opened.task(tiny)
     before, after = opened.server(method, made, task), with_newcomer(opened, method, made, task, None)
     ids = torch.arange(CLIENTS)
@@ -132,9 +132,9 @@ def test_the_others_are_served_as_before(everything: Path, method: str) -> None:
         ("pfedhn", "embedding"),
     ],
 )
-def test_methods_that_cannot_serve_newcomers_say_why(everything: Path, method: str, reason: str) -> None:
+def test_methods_that_cannot_serve_newcomers_say_why(in_order: Path, method: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        adopted(everything, method)
+        adopted(in_order, method)
 
 
 def test_mocha_says_why(tmp_path: Path) -> None:
@@ -154,12 +154,12 @@ def cohort(opened: FinishedRun, who: Federation, round: int) -> Any:
     return replace(data.train, ids=torch.tensor([CLIENTS]))
 
 
-def test_fedavg_is_fine_tuned_from_the_servers_model(everything: Path) -> None:
-    opened, who = FinishedRun.open(everything), newcomer()
+def test_fedavg_is_fine_tuned_from_the_servers_model(in_order: Path) -> None:
+    opened, who = FinishedRun.open(in_order), newcomer()
     method, task = opened.method("fedavg"), opened.task(tiny)
     w = opened.server("fedavg", method, task).named()["w"]
-    wanted = sgd(task, w[None], cohort(opened, who, 3).batches(method.work))
-    found = adopted(everything, "fedavg", who)
+    wanted = sgd(task, w[None], cohort(opened, who, 3).batches(method.training))
+    found = adopted(in_order, "fedavg", who)
     assert torch.equal(found.model, wanted[0])
     score = task.score(w[None], who.cohort(torch.tensor([0]), 0, 0).test)
     assert found.server is not None
@@ -167,14 +167,14 @@ def test_fedavg_is_fine_tuned_from_the_servers_model(everything: Path) -> None:
     assert found.server.loss == pytest.approx(float(score.loss / score.count))
 
 
-def test_alone_is_local_training_from_the_start(everything: Path) -> None:
-    opened, who = FinishedRun.open(everything), newcomer()
+def test_alone_is_local_training_from_the_start(in_order: Path) -> None:
+    opened, who = FinishedRun.open(in_order), newcomer()
     method, task = opened.method("fedavg"), opened.task(tiny)
     theta = task.init(0)[None]
     for number in range(1, 6):
-        theta = sgd(task, theta, cohort(opened, who, number).batches(method.work))
+        theta = sgd(task, theta, cohort(opened, who, number).batches(method.training))
     score = task.score(theta, who.cohort(torch.tensor([0]), 0, 0).test)
-    found = adopted(everything, "fedavg", who, rounds=5)
+    found = adopted(in_order, "fedavg", who, rounds=5)
     assert found.alone is not None
     assert found.alone.loss == pytest.approx(float(score.loss / score.count), rel=1e-6)
 
@@ -216,8 +216,8 @@ def test_newcomers_find_their_context(from_table: Path, tmp_path: Path, context:
 
 
 @pytest.mark.parametrize("method", ["cfl", "flhc", "cgpfl_heur"])
-def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(everything: Path, method: str) -> None:
-    opened = FinishedRun.open(everything)
+def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(in_order: Path, method: str) -> None:
+    opened = FinishedRun.open(in_order)
     made, task = opened.method(method), opened.task(tiny)
     server: Any = with_newcomer(opened, method, made, task, None)
     field, models = ("context", "omega") if method == "cgpfl_heur" else ("cluster", "model")
@@ -232,21 +232,21 @@ def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(everything: P
         assert torch.equal(getattr(placed, field)[:-1], label[:-1])
 
 
-def test_a_context_without_clients_is_not_joined(everything: Path) -> None:
-    opened = FinishedRun.open(everything)
+def test_a_context_without_clients_is_not_joined(in_order: Path) -> None:
+    opened = FinishedRun.open(in_order)
     made, task = opened.method("cgpfl"), opened.task(tiny)
     server: Any = with_newcomer(opened, "cgpfl", made, task, None)
     data = newcomer().cohort(torch.tensor([0]), 0, 1)
     data.ids = torch.tensor([CLIENTS])
-    best = sgd(task, task.init(0)[None], data.train.batches(replace(made.work, steps=200)))
+    best = sgd(task, task.init(0)[None], data.train.batches(replace(made.training, steps=200)))
     rows = torch.cat([task.init(0, 1)[None], task.init(0, 2)[None], best])
     for label, allowed in (([0, 1] * 4 + [1, -1], {0, 1}), ([0, 1, 2] * 3 + [-1], {2})):
         placed: Any = made.adopt(task, replace(server, omega=rows, context=torch.tensor(label)), data)
         assert int(placed.context[-1]) in allowed
 
 
-def test_fedfomos_newcomer_prefers_what_does_best_on_its_validation_examples(everything: Path) -> None:
-    opened = FinishedRun.open(everything)
+def test_fedfomos_newcomer_prefers_what_does_best_on_its_validation_examples(in_order: Path) -> None:
+    opened = FinishedRun.open(in_order)
     made, task = opened.method("fedfomo"), opened.task(tiny)
     server: Any = with_newcomer(opened, "fedfomo", made, task, None)
     data = newcomer().with_validation(0.2, 0).cohort(torch.tensor([0]), 0, 1)
@@ -262,24 +262,24 @@ def test_fedfomos_newcomer_prefers_what_does_best_on_its_validation_examples(eve
     assert torch.equal(placed.affinity[:CLIENTS], server.affinity[:CLIENTS])
 
 
-def test_held_out_examples_do_not_matter(everything: Path) -> None:
+def test_held_out_examples_do_not_matter(in_order: Path) -> None:
     who = newcomer()
     labels = who.labels.clone()
     labels[who.test.rows] = (labels[who.test.rows] + 1) % CLASSES
     other = replace(who, labels=labels)
     for method in ("cgpfl", "fedfomo", "ditto"):
-        first, second = adopted(everything, method, who), adopted(everything, method, other)
+        first, second = adopted(in_order, method, who), adopted(in_order, method, other)
         assert torch.equal(first.model, second.model)
         assert first.adopted != second.adopted
 
 
-def test_the_run_is_left_alone(everything: Path) -> None:
+def test_the_run_is_left_alone(in_order: Path) -> None:
     def stamp() -> dict[str, tuple[int, int]]:
-        files = [path for path in everything.rglob("*") if path.is_file()]
+        files = [path for path in in_order.rglob("*") if path.is_file()]
         return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
     before = stamp()
-    adopted(everything, "cgpfl")
+    adopted(in_order, "cgpfl")
     assert stamp() == before
 
 
@@ -414,34 +414,34 @@ def test_tables_that_do_not_fit_are_refused(from_table: Path, tmp_path: Path, te
         newcomer_from_table(from_table, table, "kind")
 
 
-def test_another_number_of_features_is_refused(everything: Path, tmp_path: Path) -> None:
+def test_another_number_of_features_is_refused(in_order: Path, tmp_path: Path) -> None:
     table = tmp_path / "new.csv"
     table.write_text("a,b,y\n1,2,0\n")
     with pytest.raises(DataError, match=r"take 6 features .* has 2"):
-        newcomer_from_table(everything, table, "y")
+        newcomer_from_table(in_order, table, "y")
 
 
 # What is refused besides.
 
 
-def test_bad_requests(everything: Path, from_table: Path) -> None:
+def test_bad_requests(in_order: Path, from_table: Path) -> None:
     with pytest.raises(ConfigError, match="choose one with --algorithm"):
-        adopt(everything, newcomer(), model=tiny)
+        adopt(in_order, newcomer(), model=tiny)
     with pytest.raises(ConfigError, match="no algorithm 'cgpf'"):
-        adopted(everything, "cgpf")
+        adopted(in_order, "cgpf")
     with pytest.raises(ConfigError, match="no seed '8'"):
-        adopted(everything, "cgpfl", seed=8)
+        adopted(in_order, "cgpfl", seed=8)
     with pytest.raises(ConfigError, match="at least one round; got 0"):
-        adopted(everything, "cgpfl", rounds=0)
+        adopted(in_order, "cgpfl", rounds=0)
     with pytest.raises(ConfigError, match="one client joins at a time; got a federation of 9"):
-        adopted(everything, "cgpfl", federation())
+        adopted(in_order, "cgpfl", federation())
     with pytest.raises(ConfigError, match="no groups"):
-        adopted(everything, "cgpfl", group="phone")
+        adopted(in_order, "cgpfl", group="phone")
     wide = Federation.from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [0] * 4)
     with pytest.raises(ConfigError, match=r"examples of shape \[6\] and know 4 classes; the newcomer has \[2\] and 4"):
-        adopted(everything, "cgpfl", wide)
+        adopted(in_order, "cgpfl", wide)
     with pytest.raises(ModelError, match="model mlp, which the configuration names, has other parameters"):
-        adopt(everything, newcomer(), "cgpfl")
+        adopt(in_order, newcomer(), "cgpfl")
     with pytest.raises(ModelError, match="the model given has other parameters"):
         adopt(from_table, newcomer(), "cgpfl", model=tiny)
 
@@ -493,9 +493,9 @@ def test_groups_matter_where_the_method_says_so(tmp_path: Path) -> None:
 # Use.
 
 
-def test_the_model_is_a_plain_state_dict(everything: Path, tmp_path: Path) -> None:
-    found = adopted(everything, "cgpfl")
-    found.save(everything, tmp_path / "mine.safetensors")
+def test_the_model_is_a_plain_state_dict(in_order: Path, tmp_path: Path) -> None:
+    found = adopted(in_order, "cgpfl")
+    found.save(in_order, tmp_path / "mine.safetensors")
     module = tiny()
     module.load_state_dict(load_file(tmp_path / "mine.safetensors"))
     task = make_task(tiny)

@@ -14,7 +14,7 @@ from kinfed.runs.config import RunConfig, make_config
 def test_defaults_are_the_demo() -> None:
     config = make_config()
     assert config.dataset.name == "digits"
-    assert config.work.steps == 20
+    assert config.training.steps == 20
     assert "local" in config.algorithms
 
 

@@ -42,7 +42,7 @@ def test_a_run_writes_what_the_documentation_says(tmp_path: Path) -> None:
     assert [line["personal"] is not None for line in lines[:4]] == [False, True, False, True]
     summary = json.loads((folder / "summary.json").read_text())["results"]
     assert {(r["algorithm"], r["seed"]) for r in summary} == {("local", 0), ("ditto", 0), ("local", 1), ("ditto", 1)}
-    assert summary[0]["global"] is None
+    assert summary[0]["server"] is None
     with (folder / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * 5
@@ -137,11 +137,11 @@ def test_own_data_and_own_model(tmp_path: Path) -> None:
     )  # fmt: skip
     module = result.personal_model("b")
     part = small_federation().cohort(torch.tensor([1]), 0, 1).test
-    x, y = next(part.everything())[1].x[0], next(part.everything())[1].y[0]
+    x, y = next(part.in_order())[1].x[0], next(part.in_order())[1].y[0]
     right = (module(x).argmax(1) == y).double().mean()
     assert float(right) == pytest.approx(float(result.of().evaluation.personal.correct[1] / len(y)))
     assert result.personal_model(1).state_dict().keys() == module.state_dict().keys()
-    assert result.global_model() is not None
+    assert result.server_model() is not None
 
 
 def test_other_data_is_another_run(tmp_path: Path) -> None:

@@ -161,14 +161,14 @@ def test_lines_are_valid_json_with_a_fixed_order(tmp_path: Path) -> None:
                 "algorithm": "ditto",
                 "seed": 0,
                 "personal": {"loss": float("nan"), "accuracy": 0.1 + 0.2},
-                "global": None,
+                "server": None,
                 "method": {"rho": torch.tensor([1.0, torch.inf]), "k": np.float32(0.5), "n": torch.tensor(4), 7: True},
             }
         )
     assert (tmp_path / "rounds.jsonl").read_text() == (
-        '{"algorithm": "ditto", "seed": 0, "round": 3, "global": null, '
+        '{"algorithm": "ditto", "seed": 0, "round": 3, '
         '"method": {"7": true, "k": 0.5, "n": 4, "rho": [1.0, null]}, '
-        '"personal": {"accuracy": 0.30000000000000004, "loss": null}, "seconds": 1.5}\n'
+        '"personal": {"accuracy": 0.30000000000000004, "loss": null}, "seconds": 1.5, "server": null}\n'
     )
     with pytest.raises(TypeError, match=r"value\.a\[1\] is a set"), opened(tmp_path, resume=True) as run:
         run.append_round(record("ditto", 0, 4) | {"a": [1, {2}]})
@@ -322,11 +322,11 @@ def test_models_come_back(tmp_path: Path) -> None:
     reader = RunFolder(tmp_path)
     found = reader.read_models("ditto", 0)
     assert torch.equal(found.personal, personal)
-    assert found.shared is not None
-    assert torch.equal(found.shared, shared)
+    assert found.server_model is not None
+    assert torch.equal(found.server_model, shared)
     expanded = reader.read_models("a/b", 1)
     assert torch.equal(expanded.personal, shared.expand(4, 5))
-    assert expanded.shared is None
+    assert expanded.server_model is None
     with pytest.raises(StorageError, match=r"no models of fedavg with seed 0; stored: a%2Fb-1, ditto-0"):
         reader.read_models("fedavg", 0)
     path = tmp_path / "models" / "ditto-0.safetensors"

@@ -18,7 +18,7 @@ from test_cli import kinfed as command
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.search_spaces import SPACES, Range, parse_ranges, space_of
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 from kinfed.runs.config import RunConfig, make_config
@@ -54,7 +54,7 @@ def test_every_method_has_a_space_whose_corners_it_accepts() -> None:
     for name, space in SPACES.items():
         for ends in itertools.product(*((r.low, r.high) for r in space.values())):
             options = {k: int(v) if space[k].whole else v for k, v in zip(space, ends, strict=True)}
-            make_algorithm(name, Work(), options)
+            make_algorithm(name, LocalTraining(), options)
         assert not set(space) & set(ALGORITHMS[name].preset), f"{name} is what it is by its preset"
     with pytest.raises(TypeError):
         SPACES["ditto"]["lam"] = Range(1, 2)  # type: ignore[index]
@@ -84,7 +84,7 @@ def test_the_value_of_a_trial_is_the_mean_client_accuracy_on_validation_data(tmp
         values = []
         for seed in (0, 1):
             federation = data.with_validation(0.2, seed)
-            algorithm = make_algorithm("ditto", settings.work, trial.settings)
+            algorithm = make_algorithm("ditto", settings.training, trial.settings)
             loop = kinfed.simulate(federation, "mlr", algorithm, seed=seed, workers=1)
             for _ in loop.rounds(3):
                 pass
@@ -145,7 +145,7 @@ def test_what_runs_is_what_is_written_down(tmp_path: Path, data: Federation, mon
     begin = Experiment.begin
 
     def watched(self: Experiment, algorithm: Any, seed: int) -> Loop:
-        ran.append({"lr": algorithm.work.lr, "lam": algorithm.lam})
+        ran.append({"lr": algorithm.training.lr, "lam": algorithm.lam})
         return begin(self, algorithm, seed)
 
     monkeypatch.setattr(Experiment, "begin", watched)

@@ -17,7 +17,7 @@ from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg, Server, Up
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Population
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError, ConfigError
@@ -26,7 +26,7 @@ from kinfed.server.loop import Loop, Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.testing.workbench import SEED, hooked
 
-WORK = Work(batch=5, steps=4)
+WORK = LocalTraining(batch=5, steps=4)
 MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters
 
 
@@ -57,7 +57,7 @@ class Watch:
         return inner(server, ids)
 
     def _client_update(self, inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
-        steps = data.train.batches(self.method.work).steps
+        steps = data.train.batches(self.method.training).steps
         self.steps |= dict(zip(data.ids.tolist(), steps.tolist(), strict=True))
         self.rounds.append(data.round)
         return inner(task, client, down, data)
@@ -122,7 +122,7 @@ def test_seeds_sample_differently() -> None:
 
 def test_all_methods_of_a_seed_are_sampled_alike() -> None:
     called = []
-    for method in (FedAvg(work=WORK), Ditto(work=WORK), Local(work=WORK), FedProx(work=WORK)):
+    for method in (FedAvg(training=WORK), Ditto(training=WORK), Local(training=WORK), FedProx(training=WORK)):
         watch = Watch(method)
         with Bench(method).loop(Schedule(0.5), algorithm=watch.method) as loop:
             for _ in range(5):
@@ -173,7 +173,7 @@ def test_losses_and_efforts_come_at_their_rate() -> None:
 
 def test_drop_outs_are_counted_paid_for_and_change_nothing() -> None:
     schedule = Schedule(dropout=0.4)
-    watch = Watch(FedAvg(work=WORK))
+    watch = Watch(FedAvg(training=WORK))
     lost_ever = 0
     with Bench(watch.method).loop(schedule, algorithm=watch.method) as loop:
         for number in range(1, 6):
@@ -195,7 +195,7 @@ def test_fedavg_drops_stragglers_and_fedprox_keeps_their_part() -> None:
     effort = schedule.effort(SEED, 1, torch.arange(6))
     slow = effort < 1
     assert 0 < int(slow.sum()) < 6
-    for method, keeps in ((FedAvg(work=WORK), False), (FedProx(work=WORK), True), (Local(work=WORK), True)):
+    for method, keeps in ((FedAvg(training=WORK), False), (FedProx(training=WORK), True), (Local(training=WORK), True)):
         watch = Watch(method)
         size = 0 if isinstance(method, Local) else MODEL_BYTES
         with Bench(method).loop(schedule, algorithm=watch.method, chunk=2) as loop:
@@ -210,7 +210,7 @@ def test_fedavg_drops_stragglers_and_fedprox_keeps_their_part() -> None:
 
 
 def test_rejected_updates_were_sent_and_are_counted() -> None:
-    bench = Bench(FedAvg(work=WORK))
+    bench = Bench(FedAvg(training=WORK))
     raw = bench.federation.features.raw.clone()
     data = replace(bench.federation, features=replace(bench.federation.features, raw=raw))
     raw[data.train[3]] = torch.inf
@@ -232,7 +232,7 @@ class Plans(FedAvg):
         return Server(server.w + 1, server.c)
 
 
-@pytest.mark.parametrize("method", [FedAvg(work=WORK), Plans(work=WORK)], ids=["FedAvg", "Plans"])
+@pytest.mark.parametrize("method", [FedAvg(training=WORK), Plans(training=WORK)], ids=["FedAvg", "Plans"])
 def test_a_round_without_replies_leaves_the_server_as_it_was(method: FedAvg) -> None:
     watch = Watch(method)
     with Bench(method).loop(LosesAll(participation=0.5), algorithm=watch.method) as loop:
@@ -247,7 +247,7 @@ def test_a_round_without_replies_leaves_the_server_as_it_was(method: FedAvg) -> 
 
 
 def test_the_plan_reaches_downloads_and_aggregation() -> None:
-    with Bench(Plans(work=replace(WORK, lr=1e-12))).loop(Schedule()) as loop:
+    with Bench(Plans(training=replace(WORK, lr=1e-12))).loop(Schedule()) as loop:
         start = loop.server.named()["w"].clone()
         loop.round()
         torch.testing.assert_close(loop.server.named()["w"], start + 1)
@@ -255,7 +255,7 @@ def test_the_plan_reaches_downloads_and_aggregation() -> None:
 
 def test_rounds_count_from_one_or_from_where_a_warm_start_ended() -> None:
     for first in (1, 6):
-        watch = Watch(FedAvg(work=WORK))
+        watch = Watch(FedAvg(training=WORK))
         data, task = tiny_federation(), make_task(tiny_model)
         pool = LocalPool(watch.method, task, data, SEED)
         loop = Loop(watch.method, task, pool, data.population(SEED), first_round=first)
@@ -287,7 +287,7 @@ def test_a_loaded_run_goes_on_from_its_round() -> None:
 
 
 def test_a_method_may_call_on_other_clients_than_those_sampled() -> None:
-    watch = Watch(FedAvg(work=WORK), call=lambda inner, server, ids: torch.tensor([1, 4]))
+    watch = Watch(FedAvg(training=WORK), call=lambda inner, server, ids: torch.tensor([1, 4]))
     with Bench("fedavg").loop(Schedule(0.5), algorithm=watch.method) as loop:
         report = loop.round()
         assert (report.active, report.dropped) == (2, 0)
@@ -297,7 +297,7 @@ def test_a_method_may_call_on_other_clients_than_those_sampled() -> None:
 
 def test_methods_are_told_the_participation_that_happens() -> None:
     data, task = tiny_federation(), make_task(tiny_model)
-    method = FedAvg(work=WORK, smoothing="participation")
+    method = FedAvg(training=WORK, smoothing="participation")
 
     def loop(clients: Population, schedule: Schedule | None) -> Loop:
         return Loop(method, task, LocalPool(method, task, data, SEED), clients, schedule)
@@ -316,7 +316,7 @@ def test_a_method_may_refuse_the_population() -> None:
 
     with (
         pytest.raises(ConfigError, match="NeedsMany needs at least 7 clients; got 6"),
-        Bench("fedavg").loop(algorithm=NeedsMany(work=WORK)),
+        Bench("fedavg").loop(algorithm=NeedsMany(training=WORK)),
     ):
         pass
 
@@ -331,31 +331,31 @@ def test_evaluation_covers_all_clients_on_the_split_asked_for() -> None:
             found = loop.evaluate(split)
             assert found.ids.tolist() == list(range(6))
             assert found.personal is not None
-            assert found.shared is not None
+            assert found.server_model is not None
             assert found.personal.count.tolist() == loop.pool.federation.split(split).count.tolist()
             assert found.models is None
         with pytest.raises(ConfigError, match="a split is one of train, val, test; got 'tset'"):
             loop.evaluate("tset")
     with Bench("local").loop() as loop:
-        assert loop.evaluate().shared is None
+        assert loop.evaluate().server_model is None
 
 
 def test_evaluation_plans_for_all_clients() -> None:
-    watch = Watch(FedAvg(work=WORK))
+    watch = Watch(FedAvg(training=WORK))
     with Bench(watch.method).loop(Schedule(0.5), algorithm=watch.method) as loop:
         loop.evaluate()
         assert watch.prepared == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_the_global_score_is_that_of_the_servers_model_not_of_the_plan() -> None:
-    with Bench(Plans(work=WORK)).loop(Schedule()) as loop:
+    with Bench(Plans(training=WORK)).loop(Schedule()) as loop:
         start = loop.server.named()["w"].clone()
         found = loop.evaluate()
         assert torch.equal(loop.server.named()["w"], start)  # the plan was for the evaluation only
         cohort = loop.pool.federation.cohort(torch.arange(6), SEED, 0)
         by_hand = loop.task.score(start.expand(6, -1), cohort.test)
-        assert found.shared is not None
-        assert torch.equal(found.shared.loss, by_hand.loss)
+        assert found.server_model is not None
+        assert torch.equal(found.server_model.loss, by_hand.loss)
 
 
 def test_states_of_another_method_are_refused() -> None:
@@ -383,7 +383,7 @@ def test_aggregate_sees_messages_in_the_order_of_ids() -> None:
         found.update(zip(ids.tolist(), up.count.tolist(), strict=True))
         return inner(server, ids, up)  # type: ignore[no-any-return]
 
-    method = hooked(FedAvg(work=WORK), aggregate=aggregate)
+    method = hooked(FedAvg(training=WORK), aggregate=aggregate)
     with Bench(method).loop(Schedule(), algorithm=method, chunk=4) as loop:
         loop.round()
         assert list(found) == [0, 1, 2, 3, 4, 5]

@@ -17,7 +17,7 @@ from torch import Tensor
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.fedavg import FedAvg, Up
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Reply
@@ -28,7 +28,7 @@ from kinfed.server.robust import RULES, Clip, Krum, Median, Rule, TrimmedMean, m
 from kinfed.server.screening import Form, screen
 from kinfed.testing import Bench, tiny_federation, tiny_model
 
-WORK = Work(batch=5, steps=4)
+WORK = LocalTraining(batch=5, steps=4)
 SEED = 3
 
 
@@ -370,5 +370,5 @@ def test_a_run_with_a_rule_differs_from_one_without_and_leaves_local_alone() -> 
     plain = kinfed.run(algorithms="local,ditto", **settings)
     robust = kinfed.run(algorithms="local,ditto", robust="median", **settings)
     assert torch.equal(plain.of("local").evaluation.personal.loss, robust.of("local").evaluation.personal.loss)
-    assert not torch.equal(plain.of("ditto").shared_model, robust.of("ditto").shared_model)
+    assert not torch.equal(plain.of("ditto").server_model, robust.of("ditto").server_model)
     assert robust.of("ditto").personal["accuracy"] > 0.3

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.fedavg import Client, Down, FedAvg, Server, Up
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
 from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
 
-WORK = Work(batch=5, steps=5)
+WORK = LocalTraining(batch=5, steps=5)
 
 
 def linear_model() -> nn.Module:
@@ -237,7 +237,7 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
 @pytest.mark.parametrize(("method", "check", "message"), BROKEN, ids=[f"{m.__name__}-{c}" for m, c, _ in BROKEN])
 def test_broken_promises_are_noticed(method: type[FedAvg], check: str, message: str) -> None:
     with pytest.raises(ContractError, match=f"(?s){method.__name__}, {check}: .*{message}"):
-        CHECKS[check](Bench(method(work=WORK)))
+        CHECKS[check](Bench(method(training=WORK)))
 
 
 def test_every_check_is_seen_to_fail() -> None:
@@ -247,7 +247,7 @@ def test_every_check_is_seen_to_fail() -> None:
 
 def test_a_method_of_ones_own_is_put_to_all_checks() -> None:
     with pytest.raises(ContractError, match="DoesNotLearn, it_learns"):
-        check_algorithm(DoesNotLearn(work=WORK))
+        check_algorithm(DoesNotLearn(training=WORK))
 
 
 def test_a_method_may_bring_its_own_data_and_model() -> None:
@@ -256,7 +256,7 @@ def test_a_method_may_bring_its_own_data_and_model() -> None:
     labels = draw.integers(0, 2, 90)
     words = 5 * labels[:, None] + draw.integers(0, 5, (90, 3))  # every class has its own words
     data = Federation.from_arrays(words, labels, draw.integers(0, 4, 90), tokens=True)
-    check_algorithm(FedAvg(work=Work(lr=0.5, batch=5, steps=5)), federation=data, model=BagOfWords)
+    check_algorithm(FedAvg(training=LocalTraining(lr=0.5, batch=5, steps=5)), federation=data, model=BagOfWords)
 
 
 class BagOfWords(nn.Module):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.engine.sgd import sgd
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.local_pool import LocalPool
@@ -19,7 +19,7 @@ from kinfed.theory.gaussian import CASES, Case, GaussianTask, draw
 
 F64 = torch.float64
 SMALL = Case(s0=0.01, low=3, high=8, clients=5)
-FULL = Work(lr=1e-3, batch=100, steps=7)
+FULL = LocalTraining(lr=1e-3, batch=100, steps=7)
 
 
 def test_the_papers_two_cases():
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_the_weighted_losses(dims: int, batch: int, seed
     world = draw(dataclasses.replace(SMALL, dims=dims), seed)
     task = world.task(dtype=F64)
     part = world.federation.cohort(torch.tensor([3, 0, 4]), 0, 1).train
-    for rows, b in part.batches(Work(batch=batch, epochs=1, steps=None)):
+    for rows, b in part.batches(LocalTraining(batch=batch, epochs=1, steps=None)):
         theta = torch.linspace(0, 2, 3 * dims, dtype=F64).reshape(3, dims)[rows].requires_grad_()
         (task.losses(theta, b) * b.weight).sum().backward()
         torch.testing.assert_close(task.grad(theta.detach(), b), theta.grad, rtol=1e-6, atol=1e-6)
@@ -88,7 +88,7 @@ def test_batches_of_an_epoch_average_to_the_full_gradient():
     task = world.task(dtype=F64)
     theta = torch.full((2, 1), 0.5, dtype=F64)
     part = world.federation.cohort(torch.arange(2), 0, 1).train
-    grads = [task.grad(theta, batch) for _, batch in part.batches(Work(batch=2, steps=None, epochs=1))]
+    grads = [task.grad(theta, batch) for _, batch in part.batches(LocalTraining(batch=2, steps=None, epochs=1))]
     expected = (theta.squeeze(1) - world.z.squeeze(1)) / world.s
     torch.testing.assert_close(torch.stack(grads).mean(0).squeeze(1), expected, rtol=1e-6, atol=1e-5)
 
@@ -144,7 +144,7 @@ def test_unknown_cases_are_refused():
 def test_every_method_runs(name: str):
     world = draw(SMALL, 0)
     federation, task = world.federation.with_validation(0.3, 0), world.task()
-    algorithm = make_algorithm(name, Work(lr=1e-3, batch=2, steps=3))
+    algorithm = make_algorithm(name, LocalTraining(lr=1e-3, batch=2, steps=3))
     try:
         loop = Loop(algorithm, task, LocalPool(algorithm, task, federation, 1), federation.population(1, 0.6))
     except KinfedError as error:  # a method that needs what this task does not have, such as several layers

@@ -98,15 +98,15 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
             raise ConfigError(f"contexts and inner_steps must be at least 1; got {self.contexts}, {self.inner_steps}")
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha lies in (0, 1]; got {self.alpha}")
-        if not 0 < self._pull(self.work.lr) <= 1:
-            raise ConfigError(f"pull (by default lr * lam) must lie in (0, 1]; got {self._pull(self.work.lr):g}")
-        if not 0 < self._inner_lr(self.work.lr) * self.lam < 2:
+        if not 0 < self._pull(self.training.lr) <= 1:
+            raise ConfigError(f"pull (by default lr * lam) must lie in (0, 1]; got {self._pull(self.training.lr):g}")
+        if not 0 < self._inner_lr(self.training.lr) * self.lam < 2:
             raise ConfigError(f"the proximal steps are unstable for personal_lr * lam >= 2; got lam = {self.lam}")
         if self.recluster not in ("active", "all"):
             raise ConfigError(f"recluster is active or all; got {self.recluster!r}")
-        if self.work.momentum:
+        if self.training.momentum:
             raise ConfigError(
-                f"the proximal steps of {type(self).__name__} have no momentum; got {self.work.momentum}: "
+                f"the proximal steps of {type(self).__name__} have no momentum; got {self.training.momentum}: "
                 "set this method's own momentum to 0"
             )
 
@@ -115,7 +115,7 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
         return lr * self.lam if self.pull is None else self.pull
 
     def _inner_lr(self, lr: float) -> float:
-        return lr if self.personal_lr is None else self.personal_lr * lr / self.work.lr
+        return lr if self.personal_lr is None else self.personal_lr * lr / self.training.lr
 
     def check(self, task: Task, clients: Population) -> None:
         super().check(task, clients)
@@ -144,14 +144,14 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
         return Down(self.global_models(server, ids))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.work)
+        batches = data.train.batches(self.training)
         eta, pull = self._inner_lr(batches.lr), self._pull(batches.lr)
         # With weight decay κ: λ (θ − ω) + κ θ = (λ + κ) (θ − ω λ/(λ + κ))
-        hold = self.lam + self.work.weight_decay
+        hold = self.lam + self.training.weight_decay
         own = client.seen[:, None].to(down.omega.device) & (not self.restart)
         omega, theta = down.omega.clone(), torch.where(own, client.theta, down.omega)
         for batch, (w, x) in each_step(batches, omega, theta):
-            centre = w * (self.lam / hold) if self.work.weight_decay else w
+            centre = w * (self.lam / hold) if self.training.weight_decay else w
             for _ in range(self.inner_steps):
                 task.descend_(x, batch, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
             w.lerp_(x, pull)  # ω ← ω − β (2/N) (ω − θ)
@@ -207,7 +207,7 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
         return lloyd(points, centres, held=held.cpu().numpy())
 
     def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
-        return {self.inner_steps: self.work.num_steps(count)}
+        return {self.inner_steps: self.training.num_steps(count)}
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return torch.where(client.seen[:, None].to(down.omega.device), client.theta, down.omega)
@@ -232,7 +232,7 @@ class CGPFL(Algorithm[Server, Client, Down, Up]):
             "contexts_in_use": int(torch.unique(server.context[server.context >= 0]).numel()),
             "moved": int(server.moved),
             "spread": float(server.spread),
-            "beta": self._pull(self.work.lr) * len(server.context) / 2,
+            "beta": self._pull(self.training.lr) * len(server.context) / 2,
             "context": server.context,
             "distances": distances(server.omega),
         }

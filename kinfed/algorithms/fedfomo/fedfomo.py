@@ -96,7 +96,7 @@ class FedFomo(Fomo[Client, Down]):
         if self.newcomers == "train" and not bool(client.seen.all()):
             mixed = torch.where(client.seen[:, None].to(mixed.device), mixed, client.old)
         kept = client.seen & ~(w > 0).any(1)
-        theta = sgd(task, mixed, data.train.batches(self.work))
+        theta = sgd(task, mixed, data.train.batches(self.training))
         sent = down.models.shape[1] + 1
         reported = torch.zeros(len(data), self.models)
         reported[:, :sent] = w[:, :sent].to(torch.float32)

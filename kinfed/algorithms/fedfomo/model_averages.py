@@ -97,7 +97,7 @@ class FedFomoMA(Fomo[Client, Down]):
         start = self._start(client, down, w)
         if self.newcomers == "train":
             start = torch.where(client.seen[:, None].to(start.device), start, client.theta)
-        theta = sgd(task, start, data.train.batches(self.work))
+        theta = sgd(task, start, data.train.batches(self.training))
         reported = torch.zeros(len(data), self.models)
         reported[:, : w.shape[1]] = w.to(torch.float32)
         return Client(theta, torch.ones_like(client.seen), client.unusable + unusable), Up(theta, reported, None)

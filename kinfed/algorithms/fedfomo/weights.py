@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from kinfed.core.kernels import IN_CACHE, squared_distances
-from kinfed.data.batches import Part
+from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort
 from kinfed.engine.task import Task
 
 TINY = 1e-9  # distances and sums below this count as zero
 
 
-def judges(data: Cohort) -> Part:
+def judges(data: Cohort) -> Split:
     """Every client's validation examples; the training examples of those who have none."""
     val, train = data.val, data.train
     lacks = val.count == 0
@@ -29,10 +29,10 @@ def judges(data: Cohort) -> Part:
     )
 
 
-def mean_losses(task: Task, models: list[Tensor], part: Part) -> Tensor:
+def mean_losses(task: Task, models: list[Tensor], part: Split) -> Tensor:
     """[n, len(models)] float64: mean loss of each model [n, P] on each client's examples, which are fetched once."""
     total = torch.zeros(len(part.count), len(models), dtype=torch.float64)
-    for rows, batch in part.everything():
+    for rows, batch in part.in_order():
         real = batch.weight > 0
         for number, theta in enumerate(models):
             losses = torch.where(real, task.losses(theta[rows], batch), 0.0)

@@ -73,7 +73,7 @@ class SelfFLAugmented(SelfFLClient[Server, Client, Down, Up]):
     def _server(self) -> SelfFL:
         """The server's side, which is Algorithm 1's with θ_{m,t} for θ_m^t."""
         rules = {name: value for name, value in self.options().items() if name not in ("tol", "max_extra")}
-        return SelfFL(self.work, **rules)
+        return SelfFL(self.training, **rules)
 
     def init_server(self, task: Task, clients: Population) -> Server:
         return self._server.init_server(task, clients)
@@ -105,7 +105,7 @@ class SelfFLAugmented(SelfFLClient[Server, Client, Down, Up]):
     def converge(self, task: Task, theta: Tensor, data: Cohort) -> Tensor:
         """θ after further epochs, each client until its training loss settles. Each epoch has an order of its own."""
         x = theta.clone()
-        epoch = replace(self.work, steps=None, epochs=1)
+        epoch = replace(self.training, steps=None, epochs=1)
         left = torch.arange(len(data))
         before = task.mean_loss(x, data.train)
         for number in range(self.max_extra):

@@ -96,7 +96,7 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
     def _client(self) -> SelfFL:
         """The client's side, which is Algorithm 1's."""
         own = ("clusters", "recluster_every", "groups")
-        return SelfFL(self.work, **{name: value for name, value in self.options().items() if name not in own})
+        return SelfFL(self.training, **{name: value for name, value in self.options().items() if name not in own})
 
     def init_server(self, task: Task, clients: Population) -> Server:
         theta = task.init(clients.seed)

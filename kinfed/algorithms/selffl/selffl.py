@@ -37,7 +37,7 @@ from torch import Tensor
 from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, mean_of
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, Plan, Rules, Running, start_of
 from kinfed.core.tree import Tree
-from kinfed.data.batches import Work
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Population
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task
@@ -101,8 +101,10 @@ class SelfFLClient(Rules, Algorithm[S, C, D, U]):
             truth(task)
 
     @property
-    def local_work(self) -> Work:
-        return self.work if self.fixed_epochs is None else replace(self.work, steps=None, epochs=self.fixed_epochs)
+    def local_work(self) -> LocalTraining:
+        return (
+            self.training if self.fixed_epochs is None else replace(self.training, steps=None, epochs=self.fixed_epochs)
+        )
 
     def variance(self, task: Task, models: Running, data: Cohort) -> Tensor:
         """[n] float64 s_m: of the models so far (16), or the true one where it is to be used."""
@@ -110,15 +112,15 @@ class SelfFLClient(Rules, Algorithm[S, C, D, U]):
 
     def decide(self, task: Task, past: Running, s0: Tensor, others: Tensor, data: Cohort) -> Plan:
         """(18) and (19), in float64."""
-        work, count = self.local_work, data.train.count
-        usual = work.num_steps(count)
+        training, count = self.local_work, data.train.count
+        usual = training.num_steps(count)
         if self.l_init is not None and self.use_steps and self.fixed_epochs is None:
             usual = torch.full_like(usual, self.l_init)
         plan = self.plan(
             self.variance(task, past, data),
             s0.cpu().to(torch.float64),
             others.cpu().to(torch.float64),
-            self.step_size(work.rate(data.round), count.clamp_max(work.batch), count),
+            self.step_size(training.rate(data.round), count.clamp_max(training.batch), count),
             usual,
         )
         return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained

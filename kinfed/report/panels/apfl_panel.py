@@ -47,7 +47,7 @@ def mixing(method: Method) -> Panel | None:
     figures = [_over_rounds(method, shares)]
     if shares.sizes is not None and len(set(shares.sizes)) > 1:
         figures.append(_by_size(method, shares))
-    return Panel("Own or global model", text, tuple(figures))
+    return Panel("Own or server model", text, tuple(figures))
 
 
 def _recorded(method: Method) -> Shares | None:

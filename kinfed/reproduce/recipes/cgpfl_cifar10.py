@@ -55,6 +55,6 @@ RECIPE = Recipe(
         "the smaller network with 62,006 parameters: methods are far from converged, and levels cannot be compared "
         "with the paper's.",
     },
-    aliases={"fedavg_global": ("fedavg", "global")},
+    aliases={"fedavg_global": ("fedavg", "server")},
     inside=[(PART, "cgpfl_heur")],
 )  # fmt: skip

@@ -116,6 +116,6 @@ RECIPE = Recipe(
         "smoke": "digits with 20 clients in place of MNIST.",
         "small": "only the columns of logistic regression, as in the paper; the networks take hours on two cores.",
     },
-    aliases={"fedavg_global": ("fedavg", "global")},
+    aliases={"fedavg_global": ("fedavg", "server")},
     inside=[("mnist-mlr", "cgpfl_heur"), ("mnist-mlr", "cgpfl")],
 )  # fmt: skip

@@ -96,7 +96,7 @@ def measured(folder: Path) -> Measured:
 def scored(folder: Path) -> Measured:
     found: Measured = {}
     for result in storage.read_json(folder / "summary.json")["results"]:
-        kind = "global" if result["algorithm"] in ONE_MODEL else "personal"
+        kind = "server" if result["algorithm"] in ONE_MODEL else "personal"
         by_seed = found.setdefault(result["algorithm"], {}).setdefault(SCORED, {})
         by_seed[int(result["seed"])] = float(result[kind]["accuracy"])
     return found

@@ -31,18 +31,18 @@ RECIPE = Recipe(
     parts=parts,
     tables=[
         Table("Accuracy (%)", METHODS, [
-            Column("Global model", "letters", "global.accuracy"),
+            Column("Global model", "letters", "server.accuracy"),
             Column("Personal models", "letters"),
             Column("Personal, worst 10 %", "letters", "personal.worst10"),
         ]),
     ],
     claims=[
         Claim.above("The start contributes most: above steps and weights alone, global model", "letters", "selffl_init",
-                    ["selffl_steps", "selffl_agg"], "global.accuracy"),
-        Claim.above("All three parts above FedAvg, global model", "letters", "selffl", ["fedavg"], "global.accuracy"),
+                    ["selffl_steps", "selffl_agg"], "server.accuracy"),
+        Claim.above("All three parts above FedAvg, global model", "letters", "selffl", ["fedavg"], "server.accuracy"),
         *(Claim.above(f"{METHODS[row]} above smoothing alone, {kind} model", "letters", row, ["selffl_control"],
                       f"{kind}.accuracy", asked_by="kinfed")
-          for row in ("selffl_init", "selffl_steps", "selffl_agg", "selffl") for kind in ("global", "personal")),
+          for row in ("selffl_init", "selffl_steps", "selffl_agg", "selffl") for kind in ("server", "personal")),
     ],
     notes=["All variants share the smoothing average; the paper does not say whether its ablation does."],
     stand_ins={

@@ -61,7 +61,7 @@ def options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
 
 FIGURES = (("Accuracy", "personal.accuracy"), ("Client mean", "personal.accuracy_mean"),
            ("Worst 10 %", "personal.worst10"), ("Largest 10 %", "personal.top10"),
-           ("Global model", "global.accuracy"))  # fmt: skip
+           ("Global model", "server.accuracy"))  # fmt: skip
 
 RECIPE = Recipe(
     name="selffl-mnist",
@@ -79,10 +79,10 @@ RECIPE = Recipe(
     claims=[
         Claim.above("Self-FL above all baselines, personal models (Fig. 1a)", "active-10", "selffl", RIVALS),
         Claim.above("Self-FL above all baselines, worst 10 %", "active-10", "selffl", RIVALS, "personal.worst10"),
-        Claim.above("Self-FL's global model above FedAvg's", "active-10", "selffl", ["fedavg"], "global.accuracy"),
+        Claim.above("Self-FL's global model above FedAvg's", "active-10", "selffl", ["fedavg"], "server.accuracy"),
         *(Claim.above(f"With C = 0.02 Self-FL converges more slowly than FedAvg and Ditto, {kind} models (Fig. 9)",
                       "active-2", "selffl", ["fedavg", "ditto"], f"{kind}.accuracy", lower_is_better=True)
-          for kind in ("personal", "global")),
+          for kind in ("personal", "server")),
         Claim.above("Self-FL above smoothing alone, personal models", "active-10", "selffl", ["selffl_control"],
                     asked_by="kinfed"),
         Claim.above("Steps (19) alone above smoothing alone", "active-10", "selffl_steps", ["selffl_control"],

@@ -63,7 +63,7 @@ def training_accuracy(folder: Path) -> Measured:
 
 
 FIGURES = (("Training", "train.accuracy"), ("Test", "personal.accuracy"),
-           ("Test, client mean", "personal.accuracy_mean"), ("Test, global model", "global.accuracy"))  # fmt: skip
+           ("Test, client mean", "personal.accuracy_mean"), ("Test, global model", "server.accuracy"))  # fmt: skip
 TRIALS = (("", ""), ("trial-", ", trial of the code on biased data"))
 BIASED = ("a small and biased part of Sentiment140 (94 users with at least 5 tweets; the label follows the date), 50-d "
           "vectors and a smaller LSTM: a trial of the code. No figure here says anything about Sent140.")  # fmt: skip

@@ -104,7 +104,7 @@ def measured(folder: Path) -> Measured:
     """Relative false accepts by type and state, of all types together, and their spread; sizes of training data."""
     out: Measured = {}
     for (label, seed), found in detections(folder).items():
-        for kind, cells in (("personal", found.personal), ("global", found.shared)):
+        for kind, cells in (("personal", found.personal), ("server", found.server_model)):
             for name, value in _figures(cells or {}).items():
                 out.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
     config = read_config(folder)
@@ -147,12 +147,12 @@ def _exists(kind: str, state: str) -> bool:
 
 
 def _more_active_is_better(found: Found) -> Mapping[str, BySeed]:
-    more, fewer = (found.of(part, "selffl", "global.fa.all.normal") for part in ("select-25", "select-10"))
+    more, fewer = (found.of(part, "selffl", "server.fa.all.normal") for part in ("select-25", "select-10"))
     return {"C = 0.1": {seed: fewer[seed] - more[seed] for seed in more.keys() & fewer.keys()}}
 
 
 def _below_start(found: Found) -> Mapping[str, BySeed]:
-    return {"start": {seed: 1.0 - value for seed, value in found.of("types", "selffl", "global.fa.all.normal").items()}}
+    return {"start": {seed: 1.0 - value for seed, value in found.of("types", "selffl", "server.fa.all.normal").items()}}
 
 
 def _fewer(text: str, part: str, row: str, rivals: list[str], metric: str, **more: Any) -> Claim:
@@ -173,35 +173,35 @@ RECIPE = Recipe(
         Table("Training examples (Table 2)", {state: state for state in STATES},
               [Column(t, "types", f"train.{t}", 1.0, 0) for t in TYPES],
               {(s, t): Published(SIZES[s][i]) for s in STATES for i, t in enumerate(TYPES) if _exists(t, s)}),
-        Table("Global models, normal state (Table 3)", METHODS, _columns("types", "global", "normal"),
+        Table("Global models, normal state (Table 3)", METHODS, _columns("types", "server", "normal"),
               published(TABLE_3)),
         Table("Personal models, normal state (Table 4)", METHODS, _columns("types", "personal", "normal"),
               published(TABLE_4)),
         *(Table(f"20 clients, C = 0.25, global models, {state} (Tables 7 and 8)", SELECTED,
-                _columns("select-25", "global", state),
+                _columns("select-25", "server", state),
                 {key: value for key, value in published(text).items() if _exists(key[1], state)})
           for state, text in TABLE_7.items()),
         *(Table(f"20 clients, C = 0.1, global models, {state} (Table 8)", {"selffl": "Client-level"},
-                _columns("select-10", "global", state),
+                _columns("select-10", "server", state),
                 {key: value for key, value in published(text).items() if _exists(key[1], state)})
           for state, text in TABLE_8.items()),
     ],
     claims=[
         _fewer("Self-FL's global model has fewest false accepts (Table 3, all types together)", "types", "selffl",
-               ["fedavg-w", "fedavg-e", "ditto-w", "ditto-e", "perfedavg"], "global.fa.all.normal"),
+               ["fedavg-w", "fedavg-e", "ditto-w", "ditto-e", "perfedavg"], "server.fa.all.normal"),
         _fewer("Weights by examples ruin FedAvg's global model: at least 3 times the false accepts more", "types",
-               "fedavg-e", ["fedavg-w"], "global.fa.all.normal", by=3.0),
+               "fedavg-e", ["fedavg-w"], "server.fa.all.normal", by=3.0),
         _fewer("Weights by examples ruin Ditto's global model: at least 3 times the false accepts more", "types",
-               "ditto-e", ["ditto-w"], "global.fa.all.normal", by=3.0),
+               "ditto-e", ["ditto-w"], "server.fa.all.normal", by=3.0),
         _fewer("Self-FL's personal models have fewest false accepts (Table 4, all types together)", "types", "selffl",
                ["fedavg-e", "ditto-e", "perfedavg"], "personal.fa.all.normal"),
         _fewer("Cluster-level Self-FL is more even over types and states (Table 7)", "select-25", "selffl_cluster",
-               ["selffl"], "global.fa.spread"),
+               ["selffl"], "server.fa.spread"),
         Claim("More active clients are better (Table 8, normal state)", _more_active_is_better, "", 1.0),
         Claim("Self-FL's global model has fewer false accepts than the start", _below_start, "", 1.0,
               asked_by="kinfed"),
         _fewer("Self-FL below smoothing alone, global model", "types", "selffl", ["selffl_control"],
-               "global.fa.all.normal", asked_by="kinfed"),
+               "server.fa.all.normal", asked_by="kinfed"),
         _fewer("Self-FL below smoothing alone, personal models", "types", "selffl", ["selffl_control"],
                "personal.fa.all.normal", asked_by="kinfed"),
         Untestable("The figures themselves", "39,000 hours of private recordings stand behind them"),

@@ -40,7 +40,7 @@ class Detections:
     """A method under one seed. Cells in which the two rates do not exist are absent."""
 
     personal: ByCell
-    shared: ByCell | None  # the global model, where there is one
+    server_model: ByCell | None  # the server model, where there is one
 
 
 def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[tuple[str, int], Detections]:
@@ -60,11 +60,13 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
         threshold = operating_threshold(baseline, data, false_reject)
         for label in run.config.algorithms:
             models = RunFolder(folder).read_models(label, seed)
-            shared = None
-            if models.shared is not None:
-                shared = by_cell(scores(task, models.shared.expand(len(data), -1), data), baseline, data, threshold)
+            server_model = None
+            if models.server_model is not None:
+                server_model = by_cell(
+                    scores(task, models.server_model.expand(len(data), -1), data), baseline, data, threshold
+                )
             personal = by_cell(scores(task, models.personal, data), baseline, data, threshold)
-            found[label, seed] = Detections(personal, shared)
+            found[label, seed] = Detections(personal, server_model)
     return found
 
 
