@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.base import Algorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
 from kinfed.data.federation import SPLITS, Federation, fingerprint
@@ -149,7 +149,7 @@ class Experiment:
             made = build_federation(self.config, seed) if self._given is None else self._given
             share = self.config.validation
             if share == "auto":
-                share = 0.2 if any(a.needs_validation for a in self.algorithms.values()) else 0.0
+                share = 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
             if share and not int(made.val.count.sum()):
                 made = made.with_validation(share, seed)
             if self.config.foreign_targets:
@@ -172,7 +172,7 @@ class Experiment:
         for seed in self.config.seeds:
             clients = self.federation(seed).population(seed, self.config.participation)
             for algorithm in self.algorithms.values():
-                algorithm.check(task, clients)
+                check_algorithm_settings(algorithm, task, clients)
                 if rule is not None:
                     check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
                 if algorithm.training.augment is not None:
@@ -226,7 +226,7 @@ class Experiment:
     def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, data: Federation, seed: int, rounds: range,
               folder: RunFolder | None = None) -> Loop:  # fmt: skip
         states = folder.path / "states" if folder is not None and self.config.state == "disk" else None
-        data, clients = algorithm.exchange(data, data.population(seed, self.config.participation))
+        data, clients = prepare_data(algorithm, data, data.population(seed, self.config.participation))
         accounts, schedule = None, self.config.schedule
         if self.config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -285,8 +285,7 @@ class Experiment:
             while loop.completed < rounds:
                 self.observer.round("pre-training", seed, loop.round(), None)
                 self._stop_if_asked()
-        w = algorithm.global_model(loop.server)
-        assert w is not None
+        w = algorithm.server_models(loop.server).models[0]
         if checkpoints is not None:
             checkpoints.save(label, rounds, {"w": w}, {})
         return w
@@ -308,8 +307,7 @@ class Experiment:
             self.observer.round("warm start", seed, loop.round(), None)
             self._stop_if_asked()
         loop.pool.close()
-        w = loop.algorithm.global_model(loop.server)
-        assert w is not None
+        w = loop.algorithm.server_models(loop.server).models[0]
         asked = Ledger() if loop.privacy is None else loop.privacy.ledger
         if checkpoints is not None:
             checkpoints.save(label, self.config.warm_start, {"w": w} | asked.named(), {})
@@ -357,7 +355,8 @@ class Experiment:
         finally:
             loop.pool.close()
         personal, server_model = judge(evaluation, data, task)
-        w = algorithm.global_model(loop.server)
+        models = algorithm.server_models(loop.server)
+        w = models.models[0] if models is not None and models.assignment is None else None
         if folder is not None and evaluation.models is not None:
             folder.write_models(label, seed, evaluation.models, w)
         return MethodResult(
@@ -378,7 +377,7 @@ class Experiment:
         every = self.config.eval_every
         due = report.round == last or (every > 0 and report.round % every == 0)
         personal = server_model = None
-        figures = loop.algorithm.server_figures(loop.server)
+        figures = loop.algorithm.figures(loop.server)
         method: dict[str, Any] = {k: v for k, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
         if due:
             evaluation = loop.evaluate()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import Algorithm, RoundInfo, check_algorithm_settings
 from kinfed.core import rng
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Population
@@ -99,7 +99,7 @@ class Loop:
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
-        algorithm.check(task, self.clients)
+        check_algorithm_settings(algorithm, task, self.clients)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(clients.num_clients))
         self.server: Tree = algorithm.init_server(task, self.clients)
@@ -108,10 +108,13 @@ class Loop:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
         number, seed = self.completed + 1, self.clients.seed
-        chosen = self.schedule.active(seed, number, self.clients.num_clients)
-        active = self.algorithm.call(self.server, chosen)
+        info = self._info(number)
+        drawn = self.schedule.active(seed, number, self.clients.num_clients)
+        server, active = self.algorithm.plan(self.server, drawn, info)
         if self.privacy is not None:
-            active = self.privacy.admit(active)
+            admitted = self.privacy.admit(active)
+            if len(admitted) < len(active):  # what the plan sums or chooses is over those who take part
+                server, active = self.algorithm.plan(self.server, admitted, info)[0], admitted
         if not len(active):
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
@@ -120,9 +123,8 @@ class Loop:
             ids = ids[~self.schedule.lost(seed, number, ids)]
         if self.schedule.stragglers:
             effort = self.schedule.effort(seed, number, ids)
-            if not self.algorithm.keeps_stragglers:
+            if "keeps stragglers" not in self.algorithm.traits:
                 ids, effort = ids[effort >= 1], None
-        server = self.algorithm.prepare(self.server, active)
         sent: list[int] = []  # bytes of every message; appending is safe from the pool's threads
 
         def download(who: Tensor) -> Tree:
@@ -138,7 +140,7 @@ class Loop:
                 record.join(reply.record)
         reply, note = self._usable(reply)
         if len(reply.ids):
-            self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
+            self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
         self.completed = number
         before_down, before_up = self.clients.exchanged if number == self._first else (0, 0)
         return RoundReport(
@@ -164,7 +166,10 @@ class Loop:
             found, needed = len(reply.ids), self.robust.least
             note = f"{found} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
             return replace(reply, ids=reply.ids[:0], up=None), note
-        return replace(reply, up=robust_rows(self.robust, self.algorithm.averaged(), reply.up)), ""
+        return replace(reply, up=robust_rows(self.robust, averaged_fields(self.algorithm), reply.up)), ""
+
+    def _info(self, number: int) -> RoundInfo:
+        return RoundInfo(number - self._first + 1, self.clients)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""
@@ -174,19 +179,15 @@ class Loop:
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""
         ids = torch.arange(self.clients.num_clients)
-        server = self.algorithm.prepare(self.server, ids)
-
-        def server_model(who: Tensor) -> Tensor | None:
-            return self.algorithm.global_models(self.server, who)
-
-        has_server_model = server_model(ids[:1]) is not None
+        server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
+        models = self.algorithm.server_models(self.server)
         with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
             evaluation = self.pool.evaluate(
                 ids,
                 lambda who: self.algorithm.download(server, who),
                 self.completed,
                 split=split,
-                server_model=server_model if has_server_model else None,
+                server_model=None if models is None else models.rows,
                 keep_models=keep_models,
             )
             if record is not None and evaluation.record is not None:
@@ -213,9 +214,19 @@ class Loop:
         self.completed = completed
 
 
+def averaged_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[str, ...]:
+    """The fields of updates that a robust average may take the place of; ConfigError with the reason where none."""
+    if isinstance(algorithm.averages, str):
+        raise ConfigError(
+            f"{type(algorithm).__name__} {algorithm.averages}, so a robust average could not keep its promise; leave "
+            "out robust or the method"
+        )
+    return algorithm.averages
+
+
 def check_robust(rule: Rule, algorithm: Algorithm[Any, Any, Any, Any], called: int) -> None:
     """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
-    algorithm.averaged()
+    averaged_fields(algorithm)
     if called < rule.least:
         raise ConfigError(
             f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
@@ -223,14 +234,17 @@ def check_robust(rule: Rule, algorithm: Algorithm[Any, Any, Any, Any], called: i
         )
 
 
-def robust_rows(rule: Rule, averaged: str, up: Tree) -> Tree:
-    """Updates of which every row is the rule's result: any mean of them is that result too. Numbers of examples, which
-    are clients' claims, become equal."""
-    if not averaged:
+def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree) -> Tree:
+    """Updates of which every row is the rule's result: any mean of them is that result too. Several fields are judged
+    as one row. Numbers of examples, which are clients' claims, become equal."""
+    if not averages:
         return up
-    rows: Tensor = getattr(up, averaged)
-    one = rule(rows.flatten(1)).reshape(rows.shape[1:])
-    changed = {averaged: one.expand(rows.shape)}
+    fields: dict[str, Tensor] = {name: getattr(up, name) for name in averages}
+    widths = [rows[0].numel() for rows in fields.values()]
+    flat = [rows.flatten(1) for rows in fields.values()]
+    row = rule(flat[0] if len(flat) == 1 else torch.cat(flat, 1))
+    parts = zip(fields.items(), torch.split(row, widths), strict=True)
+    changed = {name: part.reshape(rows.shape[1:]).expand(rows.shape) for (name, rows), part in parts}
     if isinstance(count := getattr(up, COUNT, None), Tensor):
         changed[COUNT] = torch.ones_like(count)
     return replace(up, **changed)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.base import Algorithm, check_algorithm_settings
 from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
@@ -90,7 +90,7 @@ class Bench:
 
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""
-        lacks = self.algorithm.needs_validation and not int(federation.val.count.sum())
+        lacks = "needs validation" in self.algorithm.traits and not int(federation.val.count.sum())
         return federation.with_validation(0.25, SEED) if lacks else federation
 
     def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
@@ -115,9 +115,9 @@ class Bench:
     def fewest(self) -> int:
         """The smallest population that the method accepts with these hyper-parameters."""
         task = make_task(self.model)
-        for count in range(max(self.algorithm.min_clients, 1), len(self.federation)):
+        for count in range(1, len(self.federation)):
             try:
-                self.algorithm.check(task, self.resized((1,) * count, 0).population(SEED))
+                check_algorithm_settings(self.algorithm, task, self.resized((1,) * count, 0).population(SEED))
             except ConfigError:
                 continue
             return count
@@ -138,7 +138,7 @@ class Bench:
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = make_task(self.model) if task is None else task
-        federation, clients = algorithm.exchange(federation, federation.population(SEED))
+        federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
         pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
         try:
             yield Loop(algorithm, task, pool, clients, schedule)
