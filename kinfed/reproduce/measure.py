@@ -23,7 +23,8 @@ from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.reproduce.recipe import Found, Measured, Part, Recipe, Scale, Study
 from kinfed.runs.config import RunConfig, make_config
-from kinfed.runs.experiment import Observer, Silent, run
+from kinfed.runs.experiment import run
+from kinfed.runs.observer import NullObserver, Observer
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
 USUAL: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
@@ -72,7 +73,7 @@ def reproduce(
             )
         if known is None:
             storage.make_folder(record.parent)
-            known = _measure(part, config, seeds, record, identity, observer or Silent(), should_stop)
+            known = _measure(part, config, seeds, record, identity, observer or NullObserver(), should_stop)
         home = (part.under if isinstance(part, Part) else None) or part.name
         found.setdefault(home, {}).update(
             {

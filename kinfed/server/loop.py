@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -73,14 +73,18 @@ class RoundReport:
 
 
 class Loop:
-    """Call `round()` again and again; `evaluate()` whenever you like."""
+    """Call `round()` again and again; `evaluate()` whenever you like. A loop has threads or processes until `close`:
+
+    with Loop(...) as loop:
+        loop.round()
+    """
 
     def __init__(
         self,
         algorithm: Algorithm[Any, Any, Any, Any],
         task: Task,
         pool: Pool,
-        clients: Population,
+        population: Population,
         schedule: Schedule | None = None,
         *,
         first_round: int = 1,
@@ -91,25 +95,25 @@ class Loop:
         self.algorithm = algorithm
         self.task = task
         self.pool = pool
-        self.schedule = schedule or Schedule(clients.participation)
-        # Who takes part is the schedule's to say: what a method is told must be what happens.
-        self.clients = replace(clients, participation=self.schedule.participation)
+        self.schedule = schedule or Schedule(population.participation)
+        # The schedule decides participation; the algorithm is told what happens.
+        self.population = replace(population, participation=self.schedule.participation)
         self.completed = first_round - 1
-        self._first = first_round
+        self.first_round = first_round
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
-        check_algorithm_settings(algorithm, task, self.clients)
+        check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
-            check_robust(robust, algorithm, self.schedule.size(clients.num_clients))
-        self.server: Tree = algorithm.init_server(task, self.clients)
+            check_robust(robust, algorithm, self.schedule.size(population.num_clients))
+        self.server: Tree = algorithm.init_server(task, self.population)
 
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
-        number, seed = self.completed + 1, self.clients.seed
+        number, seed = self.completed + 1, self.population.seed
         info = self._info(number)
-        drawn = self.schedule.active(seed, number, self.clients.num_clients)
+        drawn = self.schedule.active(seed, number, self.population.num_clients)
         server, active = self.algorithm.plan(self.server, drawn, info)
         if self.privacy is not None:
             admitted = self.privacy.admit(active)
@@ -142,7 +146,7 @@ class Loop:
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
         self.completed = number
-        before_down, before_up = self.clients.exchanged if number == self._first else (0, 0)
+        before_down, before_up = self.population.exchanged if number == self.first_round else (0, 0)
         return RoundReport(
             round=number,
             seconds=time.perf_counter() - began,
@@ -169,7 +173,7 @@ class Loop:
         return replace(reply, up=robust_rows(self.robust, averaged_fields(self.algorithm), reply.up)), ""
 
     def _info(self, number: int) -> RoundInfo:
-        return RoundInfo(number - self._first + 1, self.clients)
+        return RoundInfo(number - self.first_round + 1, self.population)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""
@@ -178,7 +182,7 @@ class Loop:
 
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""
-        ids = torch.arange(self.clients.num_clients)
+        ids = torch.arange(self.population.num_clients)
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
         models = self.algorithm.server_models(self.server)
         with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
@@ -193,6 +197,16 @@ class Loop:
             if record is not None and evaluation.record is not None:
                 record.join(evaluation.record)
         return evaluation
+
+    def close(self) -> None:
+        """End the pool's threads, processes and connections. May be called twice."""
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold."""

@@ -137,7 +137,7 @@ def bytes_are_counted(bench: Bench) -> None:
 
     watched = hooked(bench.algorithm, download=download, client_update=client_update)
     with bench.loop(Schedule(dropout=0.4), algorithm=watched) as loop:
-        before = dict(zip(sent, loop.clients.exchanged, strict=True))
+        before = dict(zip(sent, loop.population.exchanged, strict=True))
         for _ in range(3):
             sent.update(before)
             before = {"down": 0, "up": 0}

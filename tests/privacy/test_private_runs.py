@@ -111,7 +111,7 @@ def test_methods_ask_what_they_say_and_say_what_leaks(
             loop.round()  # raises where more is asked than `gradients` says
             round_ledger = {k: n - before.batches.get(k, 0) for k, n in loop.privacy.ledger.batches.items()}
             before = loop.privacy.ledger
-            said = made.gradients(loop.clients.train_count)  # type: ignore[arg-type]
+            said = made.gradients(loop.population.train_count)  # type: ignore[arg-type]
             if said is None:
                 continue
             for client in {entry[0] for entry, batches in round_ledger.items() if batches}:
@@ -416,7 +416,7 @@ def test_noise_is_found_for_the_plan_of_the_run() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     settings = SMALL | {"dp_noise": None, "dp_epsilon": 5.0, "algorithms": "fedavg,ditto"}
     result = kinfed.run(**settings, federation=federation())
-    fedavg, ditto = (result.of(name).privacy for name in ("fedavg", "ditto"))
+    fedavg, ditto = (result.result(name).privacy for name in ("fedavg", "ditto"))
     assert fedavg is not None
     assert ditto is not None
     for privacy in (fedavg, ditto):
@@ -430,10 +430,10 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
     settings = SMALL | {"algorithms": {"fedavg": {"weights": "equal"}}, "rounds": 2, "dp_strict": True}
     warm = kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "warm")
     whole = kinfed.run(**settings | {"rounds": 6}, federation=federation())
-    assert warm.of().privacy is not None
-    assert whole.of().privacy is not None
-    assert warm.of().privacy["epsilon"] == whole.of().privacy["epsilon"]  # type: ignore[index]
-    assert torch.equal(warm.of().server_model, whole.of().server_model)  # type: ignore[arg-type]
+    assert warm.result().privacy is not None
+    assert whole.result().privacy is not None
+    assert warm.result().privacy["epsilon"] == whole.result().privacy["epsilon"]  # type: ignore[index]
+    assert torch.equal(warm.result().server_model, whole.result().server_model)  # type: ignore[arg-type]
     calls = counting()
     with pytest.raises(Interrupted):
         kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "cut",
@@ -447,7 +447,7 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
 def test_clipping_alone_says_so() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     result = kinfed.run(**SMALL | {"dp_noise": 0.0, "rounds": 1, "algorithms": "local"}, federation=federation())
-    privacy = result.of().privacy
+    privacy = result.result().privacy
     assert privacy is not None
     assert privacy["epsilon_max"] == math.inf
 

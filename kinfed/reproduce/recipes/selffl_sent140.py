@@ -10,8 +10,9 @@ import torch
 from kinfed.engine.mixture import task_for
 from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Measured, Scale
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import NullObserver
 
 METHODS = {
     "fedavg": "FedAvg",
@@ -50,7 +51,7 @@ def parts(scale: Scale) -> list[Part]:
 def training_accuracy(folder: Path) -> Measured:
     """Accuracy of the personal models on their clients' training tweets, weighted by these."""
     config = read_config(folder)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
     out: Measured = {}
     for label in config.algorithms:
         for seed in config.seeds:

@@ -11,7 +11,8 @@ from kinfed.data.sources.wakeword import PAPER_EXAMPLES, SIZES, STATES, TYPES
 from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable, published
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measured, Published, Scale
 from kinfed.reproduce.studies.detection import ByCell, detections
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.runs.experiment import Experiment, read_config
+from kinfed.runs.observer import NullObserver
 
 METHODS = {
     "selffl": "Self-FL",
@@ -108,7 +109,7 @@ def measured(folder: Path) -> Measured:
             for name, value in _figures(cells or {}).items():
                 out.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
     config = read_config(folder)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
     for seed in config.seeds:
         data = experiment.federation(seed)
         assert data.tags is not None

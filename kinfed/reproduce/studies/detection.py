@@ -25,9 +25,10 @@ from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.adopt import FinishedRun
-from kinfed.runs.experiment import Experiment, Silent
+from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.metrics import RelativeFalseAccepts, relative_false_accepts
+from kinfed.runs.observer import NullObserver
 
 FALSE_REJECT = 0.05
 _AT_ONCE = 500
@@ -50,7 +51,7 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
     experiment: Experiment | None = None
     for seed in FinishedRun.open(folder).config.seeds:
         run = FinishedRun.open(folder, seed)
-        experiment = experiment or Experiment(run.config, None, None, Silent(), lambda: False)
+        experiment = experiment or Experiment(run.config, None, None, NullObserver(), lambda: False)
         task, data, start = experiment.task(), experiment.federation(seed), run.start()
         if start is None:
             raise ConfigError(
