@@ -40,7 +40,9 @@ from kinfed.runs.method_run import Interrupted as Interrupted
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, MethodResult, RunResult
-from kinfed.server.loop import Loop, Schedule, check_robust
+from kinfed.server.loop import Loop
+from kinfed.server.robust import check_robust
+from kinfed.server.schedule import Schedule
 
 if TYPE_CHECKING:
     from kinfed.pools.ray_pool import RayCluster

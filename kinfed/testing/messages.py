@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfed.algorithms.base import RoundInfo, option_values
 from kinfed.core.tree import Tree
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
 

@@ -21,7 +21,8 @@ from kinfed.data.ragged import Ragged
 from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]

@@ -208,7 +208,7 @@ def test_a_resumed_run_does_not_pay_again(first: int) -> None:
 
 def test_a_first_round_nobody_replies_in_still_costs_the_exchange() -> None:
     class Nobody(Schedule):
-        def lost(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
+        def dropouts(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
             return torch.ones(len(ids), dtype=torch.bool)
 
     data = tiny_federation(SIZES)

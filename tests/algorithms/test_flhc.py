@@ -130,7 +130,7 @@ class Misses(Schedule):
 
     dropout: float = 0.5
 
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         return (ids == 4) & (round == 1)
 
 

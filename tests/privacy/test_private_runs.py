@@ -518,7 +518,7 @@ def test_stragglers_are_counted_for_what_they_do() -> None:
         loop.round()
         assert loop.privacy is not None
         done = [sum(e.batches for e in events) for events in loop.privacy.events()]
-        effort = schedule.effort(0, 1, torch.arange(6))
+        effort = schedule.completed_share(0, 1, torch.arange(6))
         assert done == torch.ceil(effort * 4 - 1e-6).long().tolist()
         assert min(done) < 4
         assert all(covers((Event(1.0, 1, 4),), events) for events in loop.privacy.events())
