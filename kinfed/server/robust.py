@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.core.kernels import pairwise_squared_distances
 from kinfed.core.options import check_options, make_options, option
 from kinfed.core.registry import Registry
 from kinfed.core.tree import Tree
@@ -115,7 +116,7 @@ class Krum(Rule):
 
     def __call__(self, rows: Tensor) -> Tensor:
         near = len(rows) - self.hostile - 2
-        square = _distances(rows).fill_diagonal_(torch.inf)
+        square = pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
         score = square.sort(1).values[:, :near].sum(1)  # Σ over the n − f − 2 nearest of ‖u_i − u_j‖²
         nearest = score.argsort(stable=True)[: min(self.keep or near, near)]
         return _by_columns(_mean, rows[nearest.sort().values])
@@ -185,13 +186,3 @@ def _by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 def _mean(rows: Tensor) -> Tensor:
     return rows.mean(0, dtype=torch.float64)
-
-
-def _distances(rows: Tensor) -> Tensor:
-    """[n, n] float64: squared distances ‖a‖² + ‖b‖² − 2⟨a, b⟩. One row's size does not touch the others' distances."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for block in torch.split(rows, max(1, BLOCK // max(len(rows), 1)), 1):
-        wide = block.to(torch.float64)
-        gram.addmm_(wide, wide.T)
-    square = gram.diagonal()
-    return (square[:, None] + square - 2 * gram).clamp_min_(0)
