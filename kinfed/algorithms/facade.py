@@ -29,7 +29,7 @@ from kinfed.core import rng
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
@@ -42,6 +42,7 @@ __all__ = [
     "Cohort",
     "ConfigError",
     "DeltaUp",
+    "Federation",
     "LocalTraining",
     "ModelDown",
     "ModelState",
