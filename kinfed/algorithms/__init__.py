@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm")
 LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
+_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 
 
@@ -101,8 +102,20 @@ _add(
     "own models held near the mean of all (what papers call MOCHA on networks)",
 )
 _add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
-_add("cgpfl", "cgpfl.cgpfl:CGPFL", "CGPFL", "K context models on the server, found by clustering")
-_add("cgpfl_heur", "cgpfl.heuristic:CGPFLHeur", "CGPFL-Heur", "CGPFL that chooses K after the first round")
+_add(
+    "cgpfl",
+    "cgpfl.cgpfl:CGPFL",
+    "CGPFL",
+    "K context models on the server, found by clustering",
+    space=_ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
+)
+_add(
+    "cgpfl_heur",
+    "cgpfl.heuristic:CGPFLHeur",
+    "CGPFL-Heur",
+    "CGPFL that chooses K after the first round",
+    space=_ENVELOPE,
+)
 _add(
     "fedfomo",
     "fedfomo.fedfomo:FedFomo",

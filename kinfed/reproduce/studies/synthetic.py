@@ -153,15 +153,15 @@ def selffl(
     z, s, theta = worlds.z, worlds.s, start
     own = trained = start[:, None].expand_as(z)  # what (18) starts from, and the personal model
     models = Running(torch.zeros(z.shape, dtype=torch.int64), torch.zeros_like(z)[..., None], torch.zeros_like(z))
-    s0 = torch.full_like(theta, worlds.case.s0 if rules.known else 0.0)
-    uploaded = s if rules.known else torch.full_like(s, UNKNOWN)
+    s0 = torch.full_like(theta, worlds.case.s0 if rules.known_variances else 0.0)
+    uploaded = s if rules.known_variances else torch.full_like(s, UNKNOWN)
     step_size = rules.step_size(protocol.lr, worlds.count, worlds.count)
-    usual = torch.full(z.shape, protocol.steps)
+    default_steps = torch.full(z.shape, protocol.steps)
     c = rules.smoothing_weight(participation)
     for here in active:
-        others = _sent(rules.others(uploaded, s0, here))
-        now = s if rules.known else rules.own_variance(models)
-        plan = rules.plan(now, _sent(s0)[:, None].expand_as(z), others, step_size, usual)
+        others = _sent(rules.sum_of_others(uploaded, s0, here))
+        now = s if rules.known_variances else rules.own_variance(models)
+        plan = rules.local_plan(now, _sent(s0)[:, None].expand_as(z), others, step_size, default_steps)
         ratio = plan.ratio * (models.n > 0)
         begin = start_of(theta[:, None, None], own[..., None], ratio).squeeze(-1) if rules.use_init else theta[:, None]
         x = toward(begin, z, protocol.lr / s, plan.steps)
@@ -173,10 +173,10 @@ def selffl(
             torch.where(here, added.m2, models.m2),
         )
         own, trained = torch.where(here, y, own), torch.where(here, x, trained)
-        if not rules.known:
+        if not rules.known_variances:
             uploaded = torch.where(here, _sent(rules.own_variance(models)), uploaded)
-            s0 = rules.between(y[..., None], s0, here)
-        weight = rules.weights(uploaded, s0, here) if rules.use_agg else worlds.count * here
+            s0 = rules.variance_between(y[..., None], s0, here)
+        weight = rules.client_weights(uploaded, s0, here) if rules.use_agg else worlds.count * here
         theta = average(theta, y, weight, c)
     return State(theta, torch.where(models.n > 0, trained, theta[:, None]))
 

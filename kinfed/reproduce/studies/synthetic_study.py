@@ -34,7 +34,8 @@ from kinfed.theory.gaussian import CASES, Case
 RATES = (0.1, 0.2, 0.5, 0.8, 1.0)
 
 ESTIMATED = Rules(contraction="gd", l_max=None)
-KNOWN = replace(ESTIMATED, known=True, domain="all")  # what is known of a client does not wait for it to be active
+# What is known of a client does not wait for it to be active.
+KNOWN = replace(ESTIMATED, known_variances=True, domain="all")
 
 
 def only(part: str) -> Rules:
