@@ -119,7 +119,7 @@ def test_many_clients_are_sampled_from_largest_to_smallest():
     classes = [[k % 10] for k in range(100)]
     f = clients_with(classes)
     keep = torch.arange(100) % 6 + 1  # unequal sizes
-    train, _ = f.train.cut(keep)
+    train, _ = f.train.split_at(keep)
     d = describe(Federation(f.features, f.labels, 10, train, f.val, f.test, f.names, notes=["something to know"]))
     text = printed(d)
     assert f"{MOST_CLIENTS} of 100 clients, from the largest to the smallest" in text

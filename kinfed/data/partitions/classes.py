@@ -117,7 +117,7 @@ class Pathological(CountRule):
         flat = slots.reshape(-1)
         shard = Ragged.grouped(torch.arange(places), flat, source.num_classes)
         number = torch.empty(places, dtype=torch.int64)
-        number[shard.rows] = shard.place
+        number[shard.rows] = shard.position
         size = available[flat] // per_class[flat] + (number < available[flat] % per_class[flat])
         counts = dealing.table(slots, size.reshape(clients, self.shards), source.num_classes)
         left = int(available.sum() - counts.sum())

@@ -71,7 +71,7 @@ class Column(Partition):
         val = Ragged.empty(everyone)
         if source.is_val is not None:
             marked = source.is_val[owned.rows]
-            owned, val = owned.where(~marked), owned.where(marked)
+            owned, val = owned.filter(~marked), owned.filter(marked)
         if official is None:
             train, test = hold_out(
                 owned, self.test_fraction, name_keys(rng.root(seed, "test-split"), source.owner_names)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +19,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.data import federation_files
+from kinfed.core import cache, rng, storage
 from kinfed.data.federation import Ragged, fingerprint
 from kinfed.data.partitions import dealing, embedding
 from kinfed.data.partitions.base import Partition, Shares, require_positive
 from kinfed.data.partitions.embedding import Embedder
 from kinfed.data.source import Source
-from kinfed.data.sources.hub import cache_folder
-from kinfed.errors import ConfigError, StorageError
-
-log = logging.getLogger(__name__)
+from kinfed.errors import ConfigError
 
 _CACHE_FORMAT = "embedded-1"
 HELD_OUT = 0.1  # of the rows judge a network where the data set has no test split
@@ -106,8 +101,8 @@ class Latent(Partition):
     def _clusters(self, source: Source) -> tuple[Tensor, list[str]]:
         """[N] the cluster of every example, and what a reader should know about the embedding."""
         slow = self.embedder != "pca" or len(source) >= CACHED_FROM
-        identity = _identity(source, self._embedder()) if slow else None
-        stored = _cached(source.name, identity, f"{self.groups}-clusters", lambda: self._find(source, identity))
+        identity = f"{source.name}-{_identity(source, self._embedder())}" if slow else None
+        stored = _cached(identity, f"{self.groups}-clusters", lambda: self._find(source, identity))
         accuracy = float(stored["accuracy"])
         if self.embedder == "pca":
             note = "clusters of the pixels' principal components, a stand-in for the VGG-11 embeddings of the paper"
@@ -122,7 +117,7 @@ class Latent(Partition):
         from sklearn.cluster import KMeans
         from sklearn.exceptions import ConvergenceWarning
 
-        stored = _cached(source.name, identity, "embedding", lambda: _embed(source, self._embedder()))
+        stored = _cached(identity, "embedding", lambda: _embed(source, self._embedder()))
         model = KMeans(self.groups, n_init=5, max_iter=100, random_state=embedding.SEED)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct examples than groups, refused below
@@ -148,24 +143,11 @@ def _identity(source: Source, embedder: Embedder) -> str:
     """Equal for equal examples, scaled in the same way, embedded by the same rule."""
     settings: list[Any] = [_CACHE_FORMAT, fingerprint(source.features, source.labels), source.standardize]
     optional = {"mean": source.features.mean, "std": source.features.std, "is_test": source.is_test}
-    settings.append(federation_files.digest({name: tensor for name, tensor in optional.items() if tensor is not None}))
+    settings.append(storage.checksum({name: tensor for name, tensor in optional.items() if tensor is not None}))
     settings.append(dataclasses.asdict(embedder))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _cached(name: str, identity: str | None, what: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _cached(identity: str | None, kind: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of make(), kept in the cache folder; without an identity they are simply made."""
-    if identity is None:
-        return make()
-    path = cache_folder() / "embedded" / f"{name}-{identity}-{what}.safetensors"
-    if path.exists():
-        try:
-            return federation_files.read_tensors(path)[0]
-        except StorageError as error:
-            log.warning("%s; making it again", error)
-    tensors = make()
-    try:
-        federation_files.write_tensors(path, tensors)
-    except StorageError as error:
-        log.warning("%s; it will be made again next time", error)
-    return tensors
+    return make() if identity is None else cache.cached("embedded", f"{identity}-{kind}", make)

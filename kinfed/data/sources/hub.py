@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinfed.core.cache import cache_folder
 from kinfed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,6 @@ class ParquetSet:
     repository: str | None = None
     advice: str = ""  # said when it is missing and cannot be fetched
     within: str = ""  # folder of the repository that holds the files, where it holds several versions
-
-
-def cache_folder() -> Path:
-    if chosen := os.environ.get("KINFED_CACHE"):
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "kinfed"
 
 
 def data_folder(chosen: Path | None) -> Path:

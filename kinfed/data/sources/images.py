@@ -6,9 +6,7 @@ two threads measured slower than one.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from kinfed.data import federation_files
-from kinfed.data.sources.hub import cache_folder
-from kinfed.errors import DataError, StorageError
-
-log = logging.getLogger(__name__)
+from kinfed.core import cache
+from kinfed.errors import DataError
 
 _CACHE_FORMAT = "decoded-1"
 
@@ -76,22 +71,7 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
 
 def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of make(), kept in the cache folder for as long as the files keep names, sizes and times."""
-    state = hashlib.sha256(_CACHE_FORMAT.encode())
-    for file in files:
-        status = file.stat()
-        state.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    path = cache_folder() / "decoded" / f"{name}-{state.hexdigest()[:16]}.safetensors"
-    if path.exists():
-        try:
-            return federation_files.read_tensors(path)[0]
-        except StorageError as error:
-            log.warning("%s; decoding again", error)
-    tensors = dict(make())
-    try:
-        federation_files.write_tensors(path, tensors)
-    except StorageError as error:
-        log.warning("%s; %s will be decoded again next time", error, name)
-    return tensors
+    return cache.cached("decoded", f"{name}-{cache.files_identity(files, _CACHE_FORMAT)}", make)
 
 
 def _pixels(image: bytes | Path | None, row: int, where: str) -> np.ndarray[Any, Any]:
