@@ -12,8 +12,8 @@ from typing import Any
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.finetune import Finetuned
 from kinfed.core.options import OptionDoc, documented
-from kinfed.data.partitions.partition import PARTITIONS
-from kinfed.data.sources.catalogue import SOURCES
+from kinfed.data.partitions import PARTITIONS
+from kinfed.data.sources import SOURCES
 from kinfed.engine.models import MODELS
 
 
@@ -36,8 +36,8 @@ def options_of(name: str) -> list[OptionDoc]:
             for doc in (*_algorithm_options(entry.method), *_algorithm_options(Finetuned))
         ]
     if name in PARTITIONS:
-        return documented(PARTITIONS[name])
-    return documented(SOURCES[name].options if name in SOURCES else MODELS[name].options)
+        return PARTITIONS[name].describe_options()
+    return SOURCES[name].describe_options() if name in SOURCES else documented(MODELS[name].options)
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:

@@ -14,8 +14,8 @@ from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
 from kinfed.data.describe import describe, emd, emd_code
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Ragged
-from kinfed.data.partitions.partition import make_federation
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.partitions import make_federation
+from kinfed.data.sources import load_source
 
 
 def clients_with(classes_each: list[list[int]], num_classes: int = 10, per_class: int = 6, **more) -> Federation:

@@ -14,15 +14,16 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfed.core import cache, rng, storage
+from kinfed.core.options import option
 from kinfed.data.federation import Ragged, fingerprint
 from kinfed.data.partitions import dealing, embedding
-from kinfed.data.partitions.base import Partition, Shares, require_positive
+from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
 from kinfed.data.partitions.embedding import Embedder
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
@@ -33,30 +34,30 @@ PAPER_ACCURACY = 0.85
 CACHED_FROM = 10_000  # examples; principal components of fewer are quicker made than found again
 
 
+@PARTITIONS.register(
+    "latent", summary="groups of clients share clusters of similar examples (FedFomo's latent distributions)"
+)
 @dataclass(frozen=True)
 class Latent(Partition):
     """D clusters of similar examples, each dealt equally to its share of the clients (FedFomo)."""
 
-    name: ClassVar[str] = "latent"
-    summary: ClassVar[str] = "groups of clients share clusters of similar examples (FedFomo's latent distributions)"
-    groups: Annotated[int, "D, the number of latent distributions"] = 5
-    embedder: Annotated[
-        Literal["pca", "cnn", "vgg11"], "what makes examples comparable: pca of pixels, or a network trained here"
-    ] = "pca"
-    components: Annotated[int, "principal components that clusters are sought in"] = 256
-    by_label: Annotated[bool, "every class is a distribution (FedFomo's code for CIFAR-10 with D = 10)"] = False
-    epochs: Annotated[int, "training of the embedding network"] = 10
-    image_size: Annotated[int | None, "pixels the network's images are scaled to; 224 in the paper's code"] = None
+    groups: int = option(5, "D, the number of latent distributions", ge=1)
+    embedder: Literal["pca", "cnn", "vgg11"] = option(
+        "pca", "what makes examples comparable: pca of pixels, or a network trained here"
+    )
+    components: int = option(256, "principal components that clusters are sought in", ge=1)
+    by_label: bool = option(False, "every class is a distribution (FedFomo's code for CIFAR-10 with D = 10)")
+    epochs: int = option(10, "training of the embedding network", ge=1)
+    image_size: int | None = option(None, "pixels the network's images are scaled to; 224 in the paper's code")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(groups=self.groups)
-        self._embedder()  # refuses its options
+        self._embedder()  # an image_size that is too small for the network is refused there
 
     def _embedder(self) -> Embedder:
         return Embedder(self.embedder, self.components, self.epochs, self.image_size)
 
-    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
+    def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         clients = self.clients(num_clients)
         if clients < self.groups:
             raise ConfigError(
@@ -65,21 +66,21 @@ class Latent(Partition):
             )
         distribution, notes = self._by_label(source) if self.by_label else self._clusters(source)
         member_of = torch.arange(clients) * self.groups // clients  # neighbours share a distribution
-        pool, official = self.pools(source)
-        owned = self._deal(pool, distribution, member_of, self.key(seed, "rows"))
+        rows, official = self.train_and_test_rows(source)
+        owned = self._deal(rows, distribution, member_of, self.key(seed, "rows"))
         if bool((owned.count == 0).any()):
             short = int(member_of[owned.count == 0][0])
             raise ConfigError(
-                f"latent distribution {short} has {int((distribution[pool] == short).sum())} training examples for "
+                f"latent distribution {short} has {int((distribution[rows] == short).sum())} training examples for "
                 f"{int((member_of == short).sum())} clients; use fewer clients or groups"
             )
         names = source.class_names if self.by_label else None
         group_names = names or [f"distribution {g}" for g in range(self.groups)]
         if official is None:
-            train, test = self.divided(owned, seed)
+            train, test = self.hold_out_test(owned, seed)
         else:
             train, test = owned, self._deal(official, distribution, member_of, self.key(seed, "test-rows"))
-        return Shares(train, test, groups=member_of, group_names=group_names, notes=notes)
+        return Assignment(train, test, groups=member_of, group_names=group_names, notes=notes)
 
     def _deal(self, rows: Tensor, distribution: Tensor, member_of: Tensor, key: Tensor) -> Ragged:
         """The rows of every distribution, in random order, in equal parts to its clients."""
@@ -135,8 +136,8 @@ def _embed(source: Source, embedder: Embedder) -> dict[str, Tensor]:
         held_out[source.rows(test=True)] = True
     else:
         held_out[rng.permutation(rng.root(embedding.SEED, "held-out"), len(source))[: int(HELD_OUT * len(source))]] = 1
-    made = embedder(features, source.labels, source.num_classes, held_out)
-    return {"x": made.x, "accuracy": torch.tensor(torch.nan if made.accuracy is None else made.accuracy)}
+    vectors = embedder(features, source.labels, source.num_classes, held_out)
+    return {"x": vectors.x, "accuracy": torch.tensor(torch.nan if vectors.accuracy is None else vectors.accuracy)}
 
 
 def _identity(source: Source, embedder: Embedder) -> str:

@@ -1,4 +1,4 @@
-"""Encoded images (PNG, WebP, JPEG, ...) to one uint8 array, decoded once and kept in the cache folder.
+"""Encoded images (PNG, WebP, JPEG, ...) to one uint8 array.
 
 Decoding stays in one thread: Pillow spends most of the time for small images holding the interpreter lock, and
 two threads measured slower than one.
@@ -7,21 +7,17 @@ two threads measured slower than one.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from kinfed.core import cache
 from kinfed.errors import DataError
-
-_CACHE_FORMAT = "decoded-1"
 
 
 def decode(images: Sequence[bytes | Path | None], where: str) -> Tensor:
@@ -43,8 +39,8 @@ def decode(images: Sequence[bytes | Path | None], where: str) -> Tensor:
     return stacked[:, None] if first.ndim == 2 else stacked.permute(0, 3, 1, 2).contiguous()
 
 
-def image_bytes(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes | Path | None]:
-    """What `decode` takes, from a hub column (struct of bytes and path), bytes, or paths relative to `folder`."""
+def encoded_values(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes | Path | None]:
+    """Encoded images (or sounds) from a hub column (struct of bytes and path), bytes, or paths relative to `folder`."""
     kind = column.type
     if pa.types.is_struct(kind):
         values = [value or {} for value in column.to_pylist()]
@@ -54,24 +50,6 @@ def image_bytes(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return [None if path is None else folder / path for path in column.to_pylist()]
     raise DataError(f"{where}: images should be bytes, paths, or structs of both; got {kind}")
-
-
-def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
-    try:
-        present = pq.read_schema(file).names
-        if lacking := [name for name in columns or [] if name not in present]:
-            raise DataError(
-                f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}. "
-                "Is it a file of this data set?"
-            )
-        return pq.read_table(file, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
-
-
-def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of make(), kept in the cache folder for as long as the files keep names, sizes and times."""
-    return cache.cached("decoded", f"{name}-{cache.files_identity(files, _CACHE_FORMAT)}", make)
 
 
 def _pixels(image: bytes | Path | None, row: int, where: str) -> np.ndarray[Any, Any]:
