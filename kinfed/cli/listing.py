@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.core.options import OptionDoc, documented
-from kinfed.data.partitions.partition import PARTITIONS
-from kinfed.data.sources.catalogue import SOURCES
+from kinfed.data.partitions import PARTITIONS
+from kinfed.data.sources import SOURCES
 from kinfed.engine.models import MODELS
 
 
@@ -24,5 +24,5 @@ def options_of(name: str) -> list[OptionDoc]:
     if name in ALGORITHMS:
         return ALGORITHMS[name].describe_options()
     if name in PARTITIONS:
-        return documented(PARTITIONS[name])
-    return documented(SOURCES[name].options if name in SOURCES else MODELS[name].options)
+        return PARTITIONS[name].describe_options()
+    return SOURCES[name].describe_options() if name in SOURCES else documented(MODELS[name].options)

@@ -53,7 +53,7 @@ from kinfed.algorithms.facade import (
     rng,
     weighted_mean,
 )
-from kinfed.core.kernels import coordinates
+from kinfed.core.kernels import coordinates, pairwise_distances
 
 NONE = -1  # the context of a client that has not replied yet
 
