@@ -27,14 +27,13 @@ from report_fixture import stop_early, write_run
 
 from kinfed.errors import KinfedError, StorageError
 from kinfed.report import build, figures, method_tables, palette
-from kinfed.report import panels as panel_registry
 from kinfed.report.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
 from kinfed.report.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.comparison import Comparison, Method, cautions, compare
 from kinfed.report.formats import format_number
 from kinfed.report.gain_figures import gain_against_size, sorted_gains
 from kinfed.report.html import environment
-from kinfed.report.panels import Panel, panels, register_panel, series
+from kinfed.report.panels import PANELS, Panel, panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
 from kinfed.report.statistics import average, clear_winner, difference, gains, leader, summarize_gains
 from kinfed.runs.reader import ClientResult, Federation, Final, Run, Trial, load_run, load_runs
@@ -628,11 +627,9 @@ def test_plain_numbers_of_a_method_become_curves_and_constants_text(comparison: 
     assert panels(comparison.methods[0]) == []
 
 
-def test_a_registered_panel_is_on_the_page(monkeypatch: pytest.MonkeyPatch, finished: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(panel_registry, "_PANELS", [])
-
-    @register_panel
-    def affinities(method: Method) -> Panel | None:
+def test_a_registered_panel_is_on_the_page(finished: Path, tmp_path: Path) -> None:
+    @PANELS.register("listeners", summary="who listens to whom")
+    def listeners(method: Method) -> Panel | None:
         recorded = series(method, "affinity")
         if not recorded:
             return None
@@ -642,7 +639,10 @@ def test_a_registered_panel_is_on_the_page(monkeypatch: pytest.MonkeyPatch, fini
         figure = Figure("Affinities.", [trace], layout(axis(), axis(), "of"))
         return Panel("Who listens to whom <now>", "Rows listen.", (figure,))
 
-    text = own_text(build([finished], tmp_path / "report.html").read_text())
+    try:
+        text = own_text(build([finished], tmp_path / "report.html").read_text())
+    finally:
+        PANELS.unregister("listeners")
     assert text.count("<h4>Who listens to whom &lt;now&gt;</h4>") == 1
     assert "Inside the methods" in text
 

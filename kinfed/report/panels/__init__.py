@@ -3,9 +3,9 @@
 A panel is a function from one method, over all its seeds, to a `Panel`, or to None where the method did not record
 what the panel needs. Registering it is all that is needed to have it on the page:
 
-    from kinfed.report.panels import Panel, register_panel, series
+    from kinfed.report.panels import PANELS, Panel, series
 
-    @register_panel
+    @PANELS.register("mixing-weights", summary="how much of its own model each client keeps")
     def mixing_weights(method: Method) -> Panel | None:
         alphas = series(method, "alpha")
         if not alphas:
@@ -21,42 +21,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kinfed.core.registry import Registry
 from kinfed.report.comparison import Method
-from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.base import Panel, series
-from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, contexts, distances
-from kinfed.report.panels.clusters_panel import clusters
-from kinfed.report.panels.fedfomo_panel import who_helps_whom
-from kinfed.report.panels.privacy_panel import privacy
-from kinfed.report.panels.scalars_panel import scalars
-from kinfed.report.panels.selffl_panel import decisions
 
-__all__ = ["Panel", "PanelMaker", "panels", "register_panel", "series"]
+__all__ = ["PANELS", "Panel", "panels", "series"]
 
-PanelMaker = Callable[[Method], Panel | None]
+PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 
-# In the order of the page.
-_PANELS: list[PanelMaker] = [
-    scalars,
-    mixing,
-    clusters,
-    contexts,
-    distances,
-    choice_of_number,
-    accuracy_by_number,
-    who_helps_whom,
-    decisions,
-    privacy,
-]
-
-
-def register_panel(make: PanelMaker) -> PanelMaker:
-    """Have the panel on every page that it has something to show for, after those registered before."""
-    if make not in _PANELS:
-        _PANELS.append(make)
-    return make
+# In the order of the page: name, where it is, what it shows.
+for _name, _location, _summary in (
+    ("recorded", "scalars_panel:scalars", "every plain number that a method records, over rounds"),
+    ("mixing", "apfl_panel:mixing", "APFL: how much of its own model each client keeps"),
+    ("clusters", "clusters_panel:clusters", "who trains with whom, for methods that record clusters"),
+    ("contexts", "cgpfl_panel:contexts", "CGPFL: who belongs to which context"),
+    ("context-distances", "cgpfl_panel:distances", "CGPFL: how far apart the context models are"),
+    ("context-choice", "cgpfl_panel:choice_of_number", "CGPFL-Heur: how many contexts there should be"),
+    ("context-accuracy", "cgpfl_panel:accuracy_by_number", "CGPFL: accuracy against the number of contexts"),
+    ("affinity", "fedfomo_panel:who_helps_whom", "FedFomo: who helps whom"),
+    ("decisions", "selffl_panel:decisions", "Self-FL: who learns alone, who from all"),
+    ("privacy", "privacy_panel:privacy", "what a private run promises to whom"),
+):
+    PANELS.register(_name, f"{__name__}.{_location}", summary=_summary)
 
 
 def panels(method: Method) -> list[Panel]:
     """Everything there is to show about the method."""
-    return [panel for make in _PANELS if (panel := make(method)) is not None]
+    return [panel for entry in PANELS.values() if (panel := entry.target(method)) is not None]
