@@ -23,6 +23,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 CLEAR = "rgba(0,0,0,0)"
 
 MAX_POINTS_OF_A_CURVE = 400
+MAX_NAMED_ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,12 @@ def log_axis(title: str, low: float, high: float) -> Layout:
     )
 
 
+def round_axis(rounds: Iterable[float], title: str = "Round") -> Layout:
+    """Of figures over these rounds, which are labelled one by one while they are few: there is no round 2.5."""
+    each = sorted(set(rounds))
+    return axis(title, tickvals=each) if len(each) <= MAX_NAMED_ROUNDS else axis(title)
+
+
 def size_axis(sizes: Iterable[int]) -> Layout:
     """Of figures with clients by the number of their training examples; logarithmic where sizes differ much."""
     title, known = "Training examples of the client", [size for size in sizes if size > 0]
@@ -165,6 +172,7 @@ def layout(x: Layout, y: Layout, above: str, legend_below: bool = False, **more:
         "legend": {"orientation": "h", "y": -0.24, "font": {"size": 12, "color": MUTED}},
         "modebar": {"bgcolor": CLEAR, "color": AXIS, "activecolor": MUTED},
         "hovermode": "closest",
+        "barmode": "stack",
         "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
         "xaxis": {"showgrid": False, "ticks": "outside", "showline": True} | x,
         "yaxis": y,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.algorithms.cgpfl.bound import complexity, confidence, label_discrepancy
-from kinfed.report.chart import Figure, Layout, axis, escape, layout, subsampled
+from kinfed.report.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.comparison import Method, family
 from kinfed.report.formats import plural
 from kinfed.report.marks import dots, heat, line
@@ -93,7 +93,7 @@ def _cost_curve(method: Method, costs: dict[int, float]) -> Figure:
     return Figure(
         description=f"Mean squared distance of the personal models of {method.label} from their contexts, over rounds.",
         data=[line([n for n, _ in points], [v for _, v in points], method.style.color, hover, dots=True)],
-        layout=layout(axis("Round"), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
+        layout=layout(round_axis(costs), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
         height=280,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from kinfed.report.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.comparison import Comparison, Method
 from kinfed.report.figures import metric_figure, over_rounds, reading
-from kinfed.report.marks import CurvePoint, bars, curve, level, of_method
+from kinfed.report.marks import bars, curve, method_level
 from kinfed.report.panels.base import Panel, series
 from kinfed.runs.reader import ClientResult, Kind
 
@@ -91,13 +91,13 @@ def accuracy_against_epsilon(comparison: Comparison) -> Figure | None:
     low, high = min(everything), max(everything)
 
     def draw(method: Method, kind: Kind) -> list[Trace]:
-        points, by_round = over_rounds(method, kind, metric), spent[method.index]
+        by_round, epsilons = over_rounds(method, kind, metric), spent[method.index]
         name = f"<b>{escape(method.label)}</b><br>"
-        if points and not by_round:
+        if by_round and not epsilons:
             hover = f"{name}{reading(metric, spread='')}, not private"
-            return of_method(method, [level((low, high), points[-1].mean, method.style.color, hover, method.label)])
-        by_epsilon = [CurvePoint(by_round[round(p.x)], p.mean, p.sd) for p in points if round(p.x) in by_round]
-        return curve(method, by_epsilon, f"{name}at ε = %{{x:.3g}}: {reading(metric)}") if by_epsilon else []
+            return [method_level(method, (low, high), by_round[max(by_round)].mean, hover)]
+        points = [(epsilons[number], mean) for number, mean in by_round.items() if number in epsilons]
+        return curve(method, points, f"{name}at ε = %{{x:.3g}}: {reading(metric)}") if points else []
 
     title = "Largest ε of any client so far"
     x = log_axis(title, low, high) if high > 10 * low else axis(title)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kinfed.report.chart import Figure, axis, escape, layout
+from kinfed.report.chart import Figure, axis, escape, layout, round_axis
 from kinfed.report.comparison import Method
 from kinfed.report.formats import plural
 from kinfed.report.marks import bars, line
@@ -164,7 +164,7 @@ def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
         description=f"Local steps by the rule over rounds, for {one.client} and the median of all clients.",
         data=data,
         layout=layout(
-            axis(f"Round; {escape(one.client)}{seeds}"),
+            round_axis(rounds, f"Round; {escape(one.client)}{seeds}"),
             axis(nticks=5, rangemode="tozero"),
             "Steps of one client; dotted: median",
         ),
