@@ -12,7 +12,7 @@ from kinfed.reproduce.recipe import BySeed
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def against(
+def line_chart(
     x: Layout,
     series: Mapping[str, Sequence[tuple[float, BySeed]]],
     above: str,

@@ -15,20 +15,20 @@ from kinfed.report.panels.panel import panels
 from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.result_tables import (
-    Filled,
+    FilledTable,
     csv_text,
+    filled_tables,
     latex_table,
     markdown_page,
     ours_text,
-    provenance,
-    tables_of,
+    provenance_text,
 )
 from kinfed.runs.reader import load_run
 
 
 def write_reproduction(reproduction: Reproduction) -> Path:
     """index.html with the figures, results.md, results.csv, results.tex, and the full report of every run."""
-    out, tables = reproduction.out, tables_of(reproduction)
+    out, tables = reproduction.out, filled_tables(reproduction)
     for folder in reproduction.run_folders.values():
         build([folder])
     files = {
@@ -41,11 +41,11 @@ def write_reproduction(reproduction: Reproduction) -> Path:
     return write_page(out / "index.html", _page(reproduction, tables, files))
 
 
-def _page(reproduction: Reproduction, tables: Sequence[Filled], files: Mapping[str, tuple[str, str]]) -> str:
+def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Mapping[str, tuple[str, str]]) -> str:
     recipe = reproduction.recipe
     comparisons = _comparisons(reproduction)
-    said = verdicts(recipe, reproduction.found, reproduction.scale)
-    drawn = recipe.figures(reproduction.found, comparisons)
+    said = verdicts(recipe, reproduction.results, reproduction.scale)
+    drawn = recipe.figures(reproduction.results, comparisons)
     sections = {
         ("claims", "Claims"): _claims(said),
         ("tables", "Ours beside theirs"): "".join(_table(table) for table in tables),
@@ -67,13 +67,13 @@ def _page(reproduction: Reproduction, tables: Sequence[Filled], files: Mapping[s
         kicker=f"kinfed reproduce {recipe.name} --scale {reproduction.scale}",
         heading=recipe.title,
         lead=(notes([f"Stand-in: {stand_in}"]) if stand_in else "")
-        + f'<div class="lead"><p>{esc(f"{recipe.paper.citation}: {recipe.shows}.")}</p>'
+        + f'<div class="lead"><p>{esc(f"{recipe.paper.citation}: {recipe.reproduces}.")}</p>'
         f"<p>{esc(recipe.about)}</p></div>",
         links=list(present),
         main="\n".join(
             f'<section id="{name}"><h2>{esc(title)}</h2>{body}</section>' for (name, title), body in present.items()
         ),
-        footer=[provenance(reproduction)],
+        footer=[provenance_text(reproduction)],
     )
 
 
@@ -91,7 +91,7 @@ def _claims(every: Sequence[Verdict]) -> str:
     elsewhere = [verdict.claim for verdict in every if verdict.sentence == NOT_RUN]
     rows = "".join(
         f'<tr><td class="{_class(verdict)}">{esc(verdict.status)}</td><td>{esc(verdict.claim)}'
-        + (" <em>(our question)</em>" if verdict.asked_by == "kinfed" else "")
+        + (" <em>(our question)</em>" if verdict.source == "kinfed" else "")
         + f"</td><td>{esc(verdict.sentence)}</td></tr>"
         for verdict in said
     )
@@ -109,7 +109,7 @@ def _class(verdict: Verdict) -> str:
     return {"reproduced": "yes", "not reproduced": "no"}.get(verdict.status, "open")
 
 
-def _table(table: Filled) -> str:
+def _table(table: FilledTable) -> str:
     head = '<th scope="col">Method</th>'
     for number, column in enumerate(table.columns):
         span = ' colspan="2"' if table.has_theirs(number) else ""
@@ -120,7 +120,7 @@ def _table(table: Filled) -> str:
         for number, (cell, column) in enumerate(zip(cells, table.columns, strict=True)):
             body += f'<td class="number">{esc(ours_text(cell, column))}</td>'
             if table.has_theirs(number):
-                body += f'<td class="number paper">{"–" if cell.theirs is None else esc(str(cell.theirs))}</td>'
+                body += f'<td class="number paper">{"–" if cell.published is None else esc(str(cell.published))}</td>'
         body += "</tr>"
     caption = f"<p>{esc(table.table.caption)}</p>" if table.table.caption else ""
     beside = _beside(table)
@@ -132,7 +132,7 @@ def _table(table: Filled) -> str:
     )
 
 
-def _beside(table: Filled) -> str:
+def _beside(table: FilledTable) -> str:
     """A dot for ours and a ring for theirs, row by row; one view for every column that the paper has too."""
     names = [safe(name) for name, _ in table.rows]
     data: list[Trace] = []
@@ -147,7 +147,8 @@ def _beside(table: Filled) -> str:
         common = {"type": "scatter", "mode": "markers", "y": names, "meta": {"view": column.heading}}
         data += [
             {
-                **common, "name": "paper", "x": numbers(cell.theirs.value if cell.theirs else None for cell in cells),
+                **common, "name": "paper",
+                "x": numbers(cell.published.value if cell.published else None for cell in cells),
                 "marker": {"symbol": "circle-open", "color": MUTED, "size": 11, "line": {"width": 2}},
                 "hovertemplate": "%{y}, paper: %{x:.4g}<extra></extra>",
             },
@@ -183,7 +184,7 @@ def _curves(comparisons: dict[str, Comparison]) -> str:
 
 def _inside(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> str:
     blocks = []
-    for part, algorithm in reproduction.recipe.inside:
+    for part, algorithm in reproduction.recipe.method_figures:
         for method in comparisons[part].methods if part in comparisons else ():
             if method.algorithm == algorithm:
                 for panel in panels(method):
@@ -209,11 +210,11 @@ TALLIED = ("Claims reproduced", "Not reproduced", "Not tested", "Our questions: 
 
 def tally(one: Reproduction) -> tuple[int, ...]:
     """Verdicts on the paper's claims, then on our questions, in the order of TALLIED."""
-    said = verdicts(one.recipe, one.found, one.scale)
-    theirs = [verdict.status for verdict in said if verdict.asked_by == "paper"]
-    ours = [verdict.status for verdict in said if verdict.asked_by == "kinfed"]
-    yes, no = theirs.count("reproduced"), theirs.count("not reproduced")
-    return yes, no, len(theirs) - yes - no, ours.count("reproduced"), ours.count("not reproduced")
+    said = verdicts(one.recipe, one.results, one.scale)
+    published = [verdict.status for verdict in said if verdict.source == "paper"]
+    ours = [verdict.status for verdict in said if verdict.source == "kinfed"]
+    yes, no = published.count("reproduced"), published.count("not reproduced")
+    return yes, no, len(published) - yes - no, ours.count("reproduced"), ours.count("not reproduced")
 
 
 def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
@@ -223,7 +224,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
         cells = "".join(f'<td class="number">{count}</td>' for count in tally(one))
         rows += (
             f'<tr><th scope="row"><a href="{esc(one.out.name)}/index.html">{esc(one.recipe.name)}</a></th>'
-            f"<td>{esc(one.recipe.title)}</td><td>{esc(f'{one.recipe.paper.name}: {one.recipe.shows}')}</td>"
+            f"<td>{esc(one.recipe.title)}</td><td>{esc(f'{one.recipe.paper.name}: {one.recipe.reproduces}')}</td>"
             f"{cells}<td>{esc(one.scale)}</td></tr>"
         )
     headings = ("Recipe", "What", "In the paper", *TALLIED, "Scale")
@@ -239,7 +240,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
             "from paired differences over seeds.</p></div>",
             links=[],
             main=f'<section id="recipes">{scroll(table, "Recipes")}</section>',
-            footer=sorted({one.made for one in reproductions}),
+            footer=sorted({one.provenance for one in reproductions}),
             figures=False,
         ),
     )
@@ -260,7 +261,7 @@ def write_markdown(reproductions: Sequence[Reproduction], folder: Path) -> Path:
         write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
         counts = " | ".join(str(count) for count in tally(one))
         lines.append(
-            f"| [{one.recipe.name}]({one.recipe.name}.md) | {one.recipe.paper.name}: {one.recipe.shows} "
+            f"| [{one.recipe.name}]({one.recipe.name}.md) | {one.recipe.paper.name}: {one.recipe.reproduces} "
             f"| {counts} | {one.scale} |"
         )
     return write_page(folder / "README.md", "\n".join(lines) + "\n")

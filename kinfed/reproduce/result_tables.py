@@ -13,46 +13,46 @@ from kinfed.report.statistics import Average, average
 from kinfed.report.tables import latex_tabular, shown
 from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.recipe import Column, Found, Published, Table
+from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable
 
 
 @dataclass(frozen=True)
 class Cell:
     ours: Average | None
-    theirs: Published | None
+    published: PublishedNumber | None
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTable:
     """A table with what was measured. Rows and columns that this scale did not run are left out."""
 
-    table: Table
-    columns: tuple[Column, ...]
+    table: ResultTable
+    columns: tuple[ResultColumn, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # name, cells
 
     def has_theirs(self, column: int) -> bool:
-        return any(cells[column].theirs is not None for _, cells in self.rows)
+        return any(cells[column].published is not None for _, cells in self.rows)
 
 
-def filled(table: Table, found: Found) -> Filled | None:
-    columns = tuple(column for column in table.columns if column.part in found)
+def filled(table: ResultTable, results: Results) -> FilledTable | None:
+    columns = tuple(column for column in table.columns if column.part in results)
     rows = []
     for row, name in table.rows.items():
         cells = tuple(
-            Cell(average(found.of(column.part, row, column.metric)), table.theirs.get((row, column.heading)))
+            Cell(average(results.get(column.part, row, column.metric)), table.published.get((row, column.heading)))
             for column in columns
         )
         if any(cell.ours is not None for cell in cells):
             rows.append((name, cells))
-    return Filled(table, columns, tuple(rows)) if rows else None
+    return FilledTable(table, columns, tuple(rows)) if rows else None
 
 
-def tables_of(reproduction: Reproduction) -> list[Filled]:
-    every = (filled(table, reproduction.found) for table in reproduction.recipe.tables)
+def filled_tables(reproduction: Reproduction) -> list[FilledTable]:
+    every = (filled(table, reproduction.results) for table in reproduction.recipe.tables)
     return [table for table in every if table is not None]
 
 
-def ours_text(cell: Cell, column: Column, plus_minus: str = "±") -> str:
+def ours_text(cell: Cell, column: ResultColumn, plus_minus: str = "±") -> str:
     if cell.ours is None:
         return "–"
     mean = shown(cell.ours.mean * column.factor, column.digits)
@@ -61,7 +61,7 @@ def ours_text(cell: Cell, column: Column, plus_minus: str = "±") -> str:
     return f"{mean} {plus_minus} {cell.ours.sd * column.factor:.{column.digits}f}"
 
 
-def _headings(table: Filled) -> list[str]:
+def _headings(table: FilledTable) -> list[str]:
     out = []
     for number, column in enumerate(table.columns):
         out.append(column.heading)
@@ -70,24 +70,24 @@ def _headings(table: Filled) -> list[str]:
     return out
 
 
-def _texts(table: Filled) -> list[list[str]]:
+def _texts(table: FilledTable) -> list[list[str]]:
     rows = []
     for name, cells in table.rows:
         row = [name]
         for number, (cell, column) in enumerate(zip(cells, table.columns, strict=True)):
             row.append(ours_text(cell, column))
             if table.has_theirs(number):
-                row.append("–" if cell.theirs is None else str(cell.theirs))
+                row.append("–" if cell.published is None else str(cell.published))
         rows.append(row)
     return rows
 
 
-def console_table(table: Filled) -> rich.table.Table:
+def console_table(table: FilledTable) -> rich.table.Table:
     out = rich.table.Table(title=table.table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     out.add_column("")
     for heading in _headings(table):
-        theirs = heading.endswith(", paper")
-        out.add_column("paper" if theirs else heading, justify="right", style="dim" if theirs else None)
+        published = heading.endswith(", paper")
+        out.add_column("paper" if published else heading, justify="right", style="dim" if published else None)
     for row in _texts(table):
         out.add_row(*row)
     return out
@@ -104,7 +104,7 @@ def console_verdicts(found: Sequence[Verdict]) -> rich.table.Table:
     return out
 
 
-def markdown_table(table: Filled) -> str:
+def markdown_table(table: FilledTable) -> str:
     headings = ["", *_headings(table)]
     lines = [_line(headings), "|---|" + "---:|" * (len(headings) - 1), *(_line(row) for row in _texts(table))]
     return "\n".join(lines) + "\n"
@@ -114,7 +114,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def csv_text(tables: Sequence[Filled]) -> str:
+def csv_text(tables: Sequence[FilledTable]) -> str:
     """One line per table, row and column: what was measured, and what the paper says."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -122,37 +122,37 @@ def csv_text(tables: Sequence[Filled]) -> str:
     for table in tables:
         for name, cells in table.rows:
             for cell, column in zip(cells, table.columns, strict=True):
-                ours, theirs = cell.ours, cell.theirs
+                ours, published = cell.ours, cell.published
                 mean, sd = (None, None) if ours is None else (ours.mean, ours.sd)
                 measured = [_number(mean, column), _number(sd, column), 0 if ours is None else ours.n]
-                printed = ["", ""] if theirs is None else [theirs.value, theirs.spread]
+                printed = ["", ""] if published is None else [published.value, published.spread]
                 writer.writerow([table.table.title, name, column.heading, column.metric, *measured, *printed])
     return text.getvalue()
 
 
-def _number(value: float | None, column: Column) -> str:
+def _number(value: float | None, column: ResultColumn) -> str:
     return "" if value is None else f"{value * column.factor:.6g}"
 
 
-def latex_table(table: Filled) -> str:
+def latex_table(table: FilledTable) -> str:
     return latex_tabular(table.table.title, [["", *_headings(table)], *_texts(table)])
 
 
 def markdown_page(reproduction: Reproduction) -> str:
     """What docs/benchmark keeps of a reproduction."""
     recipe = reproduction.recipe
-    lines = [f"# {recipe.title}", "", f"{recipe.paper.citation}: {recipe.shows}. {recipe.about}", ""]
-    lines += [provenance(reproduction), ""]
+    lines = [f"# {recipe.title}", "", f"{recipe.paper.citation}: {recipe.reproduces}. {recipe.about}", ""]
+    lines += [provenance_text(reproduction), ""]
     if stand_in := recipe.stand_ins.get(reproduction.scale):
         lines += [f"**Stand-in:** {stand_in}", ""]
-    for table in tables_of(reproduction):
+    for table in filled_tables(reproduction):
         lines += [f"## {table.table.title}", ""]
         lines += [table.table.caption, ""] if table.table.caption else []
         lines += [markdown_table(table)]
-    if found := verdicts(recipe, reproduction.found, reproduction.scale):
+    if found := verdicts(recipe, reproduction.results, reproduction.scale):
         lines += ["## Claims", "", "| claim | verdict | figures |", "|---|---|---|"]
         for verdict in (verdict for verdict in found if verdict.sentence != NOT_RUN):
-            asked = " (our question)" if verdict.asked_by == "kinfed" else ""
+            asked = " (our question)" if verdict.source == "kinfed" else ""
             lines.append(_line([verdict.claim + asked, verdict.status, verdict.sentence]))
         lines.append("")
         if elsewhere := [verdict.claim for verdict in found if verdict.sentence == NOT_RUN]:
@@ -163,10 +163,10 @@ def markdown_page(reproduction: Reproduction) -> str:
     return "\n".join(lines)
 
 
-def provenance(reproduction: Reproduction) -> str:
+def provenance_text(reproduction: Reproduction) -> str:
     seeds, minutes = len(reproduction.seeds), reproduction.seconds / 60
     took = f"{minutes:.1f} minutes" if minutes >= 1 else f"{reproduction.seconds:.0f} seconds"
     return (
         f"Scale {reproduction.scale}, {seeds} {'seed' if seeds == 1 else 'seeds'}: mean ± standard deviation over "
-        f"seeds, figures of the last round. Measured {reproduction.made}; training took {took}."
+        f"seeds, figures of the last round. Measured {reproduction.provenance}; training took {took}."
     )
