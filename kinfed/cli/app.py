@@ -192,8 +192,8 @@ def list_(
         console.print(f"{what}: {kinds[home][what]}", highlight=False)
         for option in options_of(what):
             console.print(f"  --set {_owner(home, what)}.{option.name}={option.default}", highlight=False, markup=False)
-            if option.doc:
-                console.print(f"      {option.doc}", style="dim", highlight=False, markup=False)
+            if option.text:
+                console.print(f"      {option.text}", style="dim", highlight=False, markup=False)
         return
     for kind in [what] if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))

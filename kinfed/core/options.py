@@ -1,15 +1,21 @@
-"""Options of data sets and partitions: frozen dataclasses, filled from a configuration with clear errors.
+"""Options, declared once: type, range, default, one line of text, and the range that tuning searches.
 
-    classes: Annotated[int, "how many classes a client holds"] = 3
+    @dataclass(frozen=True)
+    class Ditto(Algorithm[...]):
+        lam: float = option(0.1, "λ: strength of the pull towards the server model", ge=0, tune=Range(0.01, 1.9))
+        weights: Literal["examples", "equal"] = option("examples", "weights of the average")
 
-declares an option with its type, the sentence that `kinfed list` shows, and its default.
+From this one line come validation (`make_options`, `check_options`), `kinfed list`, the tables in the documentation
+(`describe_options`) and the search space of `kinfed tune`. Choices are `Literal` types.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,6 +25,98 @@ from kinfed.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 
+_KEY = "option"  # of the declaration in a field's metadata
+
+
+@dataclass(frozen=True)
+class Range:
+    """What tuning searches: numbers from low to high, both included."""
+
+    low: float
+    high: float
+    log: bool = True  # even on a logarithmic scale
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            raise ConfigError(f"a range needs low < high, and low > 0 on a logarithmic scale; got {self}")
+        if self.whole and (self.low != int(self.low) or self.high != int(self.high)):
+            raise ConfigError(f"a range of whole numbers has whole ends; got {self.low:g} and {self.high:g}")
+
+    def __str__(self) -> str:
+        kind = "whole numbers" if self.whole else "numbers"
+        return f"{kind} {self.low:g} to {self.high:g}" + (", logarithmic" if self.log else "")
+
+    def __contains__(self, value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and (not self.whole or value == int(value))
+
+    def at_edge(self, value: float) -> bool:
+        """Whether a value is so near an end that the best may lie beyond it."""
+        if self.whole:
+            return value in (self.low, self.high)
+        if self.log:
+            return value < self.low * 1.2 or value > self.high / 1.2
+        return min(value - self.low, self.high - value) < 0.03 * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What `option` says about a field, besides its type and default."""
+
+    text: str
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    infinite: bool = False  # an infinite number is a value like any other
+    tune: Range | None = None
+
+    def admits(self, value: Any) -> bool:
+        """Whether a value lies in the range; text, None, booleans and collections always do."""
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return True
+        return (
+            (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+            and not math.isnan(value)
+            and (self.infinite or not math.isinf(value))
+        )
+
+    @property
+    def bounds(self) -> str:
+        """In words: "at least 0", "in (0, 1]", "positive", "finite"."""
+        low = self.gt if self.ge is None else self.ge
+        high = self.lt if self.le is None else self.le
+        if low is not None and high is not None:
+            return f"in {'(' if self.ge is None else '['}{low:g}, {high:g}{')' if self.le is None else ']'}"
+        if low is not None:
+            if self.ge is None:
+                return "positive" if low == 0 else f"above {low:g}"
+            return f"at least {low:g}"
+        if high is not None:
+            return f"below {high:g}" if self.le is None else f"at most {high:g}"
+        return "finite"
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    infinite: bool = False,
+    tune: Range | None = None,
+    kw_only: bool = False,
+) -> Any:
+    """A dataclass field that is an option. Numbers must lie above `gt` (from `ge` on), below `lt` (up to `le`)."""
+    declaration = Declaration(text, gt, ge, lt, le, infinite, tune)
+    return dataclasses.field(default=default, metadata={_KEY: declaration}, kw_only=kw_only)
+
 
 @dataclass(frozen=True)
 class NoOptions:
@@ -27,18 +125,112 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class OptionDoc:
-    """One line of `kinfed list`."""
+    """One line of `kinfed list` and of a table in the documentation."""
 
     name: str
     type: str
     default: Any
-    doc: str
+    text: str
+    bounds: str = ""  # "" where every value of the type will do
+    tune: Range | None = None
+
+
+def declared(kind: type[Any]) -> dict[str, Declaration]:
+    """The options of a dataclass by name, in order."""
+    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
+
+
+def make_options(kind: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """kind(**values) with types checked and text from a command line converted ("3" for an int).
+
+    `owner` is what errors call the thing whose options these are, for example "partition dirichlet"."""
+    return kind(**convert_options(kind, values, owner))
+
+
+def convert_options(kind: type[Any], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """The values as the types that `kind` declares; ConfigError for an unknown name, a wrong type or range."""
+    known = declared(kind)
+    for name in values:
+        if name not in known:
+            if not known:
+                raise ConfigError(f"{owner} has no options; got {name!r}")
+            raise unknown_name(f"option of {owner}", name, known)
+    return {name: _converted(kind, name, value, owner) for name, value in values.items()}
+
+
+def _converted(kind: type[Any], name: str, value: Any, owner: str) -> Any:
+    hint = option_types(kind)[name]
+    try:
+        result = _adapter(hint).validate_python(value)
+    except ValidationError:
+        raise ConfigError(f"{owner}: {name} must be {readable(hint)}; got {value!r}") from None
+    _check_range(kind, name, result, owner)
+    return result
+
+
+def check_options(instance: Any, owner: str | None = None) -> None:
+    """Refuse choices and ranges that the declarations do not admit; for `__post_init__` of what has options."""
+    kind = type(instance)
+    for name in declared(kind):
+        value, hint = getattr(instance, name), option_types(kind)[name]
+        owner = owner or kind.__name__
+        choices = _choices(hint)
+        if isinstance(value, str) and choices and value not in choices:
+            raise ConfigError(f"{owner}: {name} must be {readable(hint)}; got {value!r}")
+        _check_range(kind, name, value, owner)
+
+
+def _check_range(kind: type[Any], name: str, value: Any, owner: str) -> None:
+    declaration = declared(kind)[name]
+    if not declaration.admits(value):
+        raise ConfigError(f"{owner}: {name} must be {declaration.bounds}; got {value!r}")
+
+
+def describe_options(kind: type[Any], preset: Mapping[str, Any] | None = None) -> list[OptionDoc]:
+    """Every option of a dataclass, with the defaults that a preset changes."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)} | dict(preset or {})
+    docs = []
+    for name, declaration in declared(kind).items():
+        bounds = "" if declaration.bounds == "finite" else declaration.bounds
+        hint = readable(option_types(kind)[name])
+        docs.append(OptionDoc(name, hint, defaults[name], declaration.text, bounds, declaration.tune))
+    return docs
+
+
+def option_types(kind: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's options by name."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in declared(kind)}
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values of a Literal, also inside a union; () where the type is not made of choices and None alone."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return sum((_choices(part) for part in get_args(hint)), ())
+    return ()
+
+
+def readable(hint: Any) -> str:
+    """A type as a user reads it: int, "a | b" for choices, "int or none" for what may be absent."""
+    if get_origin(hint) is Literal:
+        return " | ".join(map(str, get_args(hint)))
+    if isinstance(hint, type) and not get_args(hint):
+        return "none" if hint is type(None) else hint.__name__
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(readable(part) for part in get_args(hint))
+    return str(hint)
 
 
 def build(kind: type[T], given: Mapping[str, Any], owner: str) -> T:
-    """kind(**given) with types checked and text from a command line converted ("3" for an int)."""
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    known = {field.name for field in fields if field.init}
+    """kind(**given) for options declared as Annotated[type, "text"]."""
+    known = {field.name for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
             if not known:
@@ -56,21 +248,11 @@ def build(kind: type[T], given: Mapping[str, Any], owner: str) -> T:
 
 
 def documented(kind: type[Any]) -> list[OptionDoc]:
+    """Options declared as Annotated[type, "text"]."""
     hints = get_type_hints(kind, include_extras=True)
     docs = []
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
-        plain, doc = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
-        docs.append(OptionDoc(field.name, _readable(plain), field.default, doc))
+        plain, text = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
+        docs.append(OptionDoc(field.name, readable(plain), field.default, text))
     return docs
-
-
-def _readable(hint: Any) -> str:
-    """int, "a | b" for choices, "int or none" for optional ones."""
-    if get_origin(hint) is Literal:
-        return " | ".join(map(str, get_args(hint)))
-    if isinstance(hint, type) and not get_args(hint):
-        return "none" if hint is type(None) else hint.__name__
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_readable(part) for part in get_args(hint))
-    return str(hint)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from kinfed.reproduce.recipe import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Study,
     Untestable,
     difference,
@@ -31,12 +31,12 @@ from kinfed.reproduce.recipe import (
 
 __all__ = [
     "Claim",
-    "Part",
     "Question",
     "Recipe",
     "ResultColumn",
     "ResultTable",
     "Results",
+    "RunPart",
     "Study",
     "Untestable",
     "difference",

@@ -21,7 +21,7 @@ from typing import Any
 
 from kinfed.core import storage
 from kinfed.errors import StorageError
-from kinfed.reproduce.recipe import BySeed, Measurements, Part, Recipe, Results, Scale, Study
+from kinfed.reproduce.recipe import BySeed, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.experiment import Observer, Silent, run
 from kinfed.runs.reader import load_run
@@ -63,7 +63,7 @@ def reproduce(
     seconds, provenance = 0.0, ""
     for part in recipe.parts(scale):
         path = _record_path(out, part)
-        config = part_config(part, seeds, settings or {}) if isinstance(part, Part) else None
+        config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
         identity = _identity(part, config, seeds)
         if not path.exists():
             storage.make_folder(path.parent)
@@ -74,7 +74,7 @@ def reproduce(
                 f"{path} was measured with other settings of {recipe.name}; choose another folder with --out, or "
                 f"remove {path.parent} to measure again"
             )
-        home = (part.merge_into if isinstance(part, Part) else None) or part.name
+        home = (part.merge_into if isinstance(part, RunPart) else None) or part.name
         rows = parts.setdefault(home, {})
         for row, metrics in record["measured"].items():
             rows[row] = {metric: _by_seed(values) for metric, values in metrics.items()}
@@ -92,20 +92,20 @@ def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None
         path = _record_path(out, part)
         if not path.exists():
             return False
-        config = part_config(part, seeds, settings) if isinstance(part, Part) else None
+        config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
         if storage.read_json(path)["identity"] != _identity(part, config, seeds):
             return False
     return True
 
 
-def part_config(part: Part, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> RunConfig:
+def part_config(part: RunPart, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> RunConfig:
     merged = {**DEFAULT_SETTINGS, **part.settings, **settings}
     if seeds is not None:
         merged["seeds"] = list(seeds)
     return make_config(None, merged)
 
 
-def _record_path(out: Path, part: Part | Study) -> Path:
+def _record_path(out: Path, part: RunPart | Study) -> Path:
     return out / "parts" / f"{part.name}.json"
 
 
@@ -114,7 +114,7 @@ def _by_seed(values: Mapping[str, float]) -> BySeed:
     return {int(seed): value for seed, value in values.items()}
 
 
-def _identity(part: Part | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
+def _identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
     if config is not None:
         return config.fingerprint()
     assert isinstance(part, Study)
@@ -123,7 +123,7 @@ def _identity(part: Part | Study, config: RunConfig | None, seeds: Sequence[int]
 
 
 def _measure(
-    part: Part | Study,
+    part: RunPart | Study,
     config: RunConfig | None,
     seeds: Sequence[int] | None,
     path: Path,

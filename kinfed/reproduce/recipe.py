@@ -6,7 +6,7 @@
         reproduces="Figure 1a",
         title="Self-FL on MNIST",
         about="...",
-        parts=lambda scale: [Part("mnist", {"dataset": "mnist", "algorithms": "fedavg,selffl", ...})],
+        parts=lambda scale: [RunPart("mnist", {"dataset": "mnist", "algorithms": "fedavg,selffl", ...})],
         tables=[ResultTable("Personal models", METHODS, [ResultColumn("Accuracy", "mnist")])],
         claims=[Claim.above("Self-FL above FedAvg", "mnist", "selffl", ["fedavg"])],
     )
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Self
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison
-from kinfed.report.panels.panel import Panel
+from kinfed.report.panels import Panel
 from kinfed.runs.reader import Run
 
 Scale = Literal["smoke", "small", "paper"]
@@ -54,7 +54,7 @@ CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contex
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """One run: settings as `kinfed run` takes them. `extra_metrics` adds measurements of the finished run. Methods
     that are run later, or apart, on the data of another part count as methods of that part: `merge_into` names it."""
 
@@ -251,7 +251,7 @@ class Recipe:
     reproduces: str  # which tables and figures of the paper
     title: str
     about: str
-    parts: Callable[[Scale], Sequence[Part | Study]]
+    parts: Callable[[Scale], Sequence[RunPart | Study]]
     tables: Sequence[ResultTable] = ()
     claims: Sequence[Claim | Untestable] = ()
     notes: Sequence[str] = ()  # what cannot match the paper, and why

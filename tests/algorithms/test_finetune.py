@@ -97,7 +97,7 @@ def test_every_method_takes_the_option() -> None:
         assert {"finetune", "finetune_lr"} <= {option.name for option in options_of(name)}
     told = {option.name: option for option in options_of("ditto")}
     assert told["finetune"].default == 0
-    assert "local steps" in told["finetune"].doc
+    assert "local steps" in told["finetune"].text
 
 
 def test_tuned_methods_are_values_like_others() -> None:

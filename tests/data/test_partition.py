@@ -209,7 +209,7 @@ def test_every_partition_and_option_is_documented():
     for rule in PARTITIONS.values():
         assert rule.summary
         assert rule.__doc__
-        assert all(option.doc for option in documented(rule))
+        assert all(option.text for option in documented(rule))
 
 
 def test_the_registry_is_open(monkeypatch):

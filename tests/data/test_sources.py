@@ -354,7 +354,7 @@ def test_bad_options_are_explained(name, options, message):
 def test_every_entry_is_documented():
     for entry in SOURCES.values():
         assert entry.summary
-        assert all(option.doc for option in documented(entry.options))
+        assert all(option.text for option in documented(entry.options))
 
 
 def test_the_catalogue_is_open(monkeypatch):

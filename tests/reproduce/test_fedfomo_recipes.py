@@ -12,7 +12,7 @@ from kinfed.core.options import build
 from kinfed.data.partitions.partition import PARTITIONS
 from kinfed.data.sources.catalogue import SOURCES
 from kinfed.engine.models import MODELS
-from kinfed.reproduce import Part, Results, difference
+from kinfed.reproduce import Results, RunPart, difference
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import part_config, reproduce
 from kinfed.reproduce.recipe import SCALES
@@ -39,7 +39,7 @@ def test_all_seven_are_listed():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part_is_a_run_that_could_start(name, scale):
     """Settings, data set, partition, model and all methods' options are accepted; nothing is loaded."""
-    parts = [part for part in load_recipe(name).parts(scale) if isinstance(part, Part)]
+    parts = [part for part in load_recipe(name).parts(scale) if isinstance(part, RunPart)]
     assert len({part.name for part in parts}) == len(parts) > 0
     for part in parts:
         config = part_config(part, None, {})

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError, StorageError
 from kinfed.report.chart import Figure
-from kinfed.report.panels.panel import Panel
+from kinfed.report.panels import Panel
 from kinfed.report.statistics import interval
 from kinfed.reproduce import (
     Claim,
-    Part,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Study,
     Untestable,
     parse_published,
@@ -33,7 +33,7 @@ from kinfed.reproduce.measure import is_done, measurements_of_summary, part_conf
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_page import write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe
-from kinfed.reproduce.result_tables import filled, latex_table, markdown_table
+from kinfed.reproduce.result_tables import fill
 from kinfed.runs.experiment import Experiment, Silent
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
@@ -50,7 +50,7 @@ def test_every_recipe_is_well_formed(name: str) -> None:
     for parts in by_scale.values():
         assert len({part.name for part in parts}) == len(parts)
         for part in parts:
-            if isinstance(part, Part):
+            if isinstance(part, RunPart):
                 config = part_config(part, None, {})  # that `kinfed run` would take, and all methods with their options
                 labels |= set(Experiment(config, None, None, Silent(), lambda: False).algorithms)
     for table in recipe.tables:
@@ -79,7 +79,7 @@ def test_every_file_with_a_recipe_is_listed() -> None:
 def test_smoke_uses_only_data_that_is_always_there() -> None:
     for name in RECIPES:
         for part in load_recipe(name).parts("smoke"):
-            if isinstance(part, Part):
+            if isinstance(part, RunPart):
                 assert part_config(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
                     name,
                     part.name,
@@ -159,17 +159,17 @@ def test_a_rival_in_the_way_is_named() -> None:
 
 
 def test_tables_as_text() -> None:
-    table = filled(recipe_of(MEASURED).tables[0], Results({"p": MEASURED}))
+    table = fill(recipe_of(MEASURED).tables[0], Results({"p": MEASURED}))
     assert table is not None
     assert [column.heading for column in table.columns] == ["One", "Two"]  # the third column's part was not run
     assert [name for name, _ in table.rows] == ["Method A", "Method_B"]
-    assert markdown_table(table).splitlines() == [
+    assert table.text_table().markdown().splitlines() == [
         "|  | One | One, paper | Two | Two, paper |",
         "|---|---:|---:|---:|---:|",
         "| Method A | 91.0 ± 1.0 | 90.5 ± 0.5 | 50.0 ± 0.0 | – |",
         "| Method_B | 71.0 ± 1.0 | 80 | – | 70 |",
     ]
-    latex = latex_table(table)
+    latex = table.text_table().latex()
     assert r"Method\_B & 71.0 $\pm$ 1.0 & 80 & -- & 70 \\" in latex
     assert latex.count(r"\begin{tabular}{lrrrr}") == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
 from kinfed.reproduce.recipe import CGPFL, Scale
 from kinfed.reproduce.recipes.common_cgpfl import (
     ALGORITHMS,
@@ -18,15 +18,15 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 PART, HEADING = "cifar10-cnn", "CIFAR-10 CNN"
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     if scale == "paper":
-        return [Part(PART, {**paper_settings(PART), "algorithms": ALGORITHMS})]
+        return [RunPart(PART, {**paper_settings(PART), "algorithms": ALGORITHMS})]
     if scale == "smoke":
         fewer = {"model": "cnn_small", "clients": 10, "lr": 0.03, "steps": 3, "rounds": 4}
-        return [Part(PART, {**DIGITS_SETTINGS, **fewer, "eval_every": 4, "algorithms": ALGORITHMS})]
+        return [RunPart(PART, {**DIGITS_SETTINGS, **fewer, "eval_every": 4, "algorithms": ALGORITHMS})]
     fewer = {"model": "cnn_tutorial", "clients": 20, "rounds": 16, "lr": 0.06}  # lr λ < 1, and pFedMe has λ = 15
     settings = {**CIFAR10_SETTINGS, "dataset": "cifar10", **fewer, "eval_every": 4}
-    return [Part(PART, {**settings, "algorithms": ALGORITHMS})]
+    return [RunPart(PART, {**settings, "algorithms": ALGORITHMS})]
 
 
 RECIPE = Recipe(

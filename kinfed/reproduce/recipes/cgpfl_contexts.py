@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Part, Recipe, ResultColumn, ResultTable, Untestable
+from kinfed.reproduce import Claim, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import CGPFL, Scale
 from kinfed.reproduce.recipes.common_cgpfl import DIGITS_SETTINGS, HEADINGS, SETTINGS, paper_settings
 
@@ -20,15 +20,15 @@ RIVALS = ("pfedme", "ditto", "perfedavg_hf")
 PARTS = {part: heading for part, heading in HEADINGS.items() if not part.startswith("cifar10")}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     methods: dict[str, dict[str, Any]] = {name: {"method": name} for name in RIVALS}
     methods |= {f"cgpfl-{k}": {"method": "cgpfl", "contexts": k} for k in CONTEXTS}
     if scale == "smoke":
-        return [Part("mnist-mlr", {**DIGITS_SETTINGS, "model": "mlr", "rounds": 10, "algorithms": methods})]
+        return [RunPart("mnist-mlr", {**DIGITS_SETTINGS, "model": "mlr", "rounds": 10, "algorithms": methods})]
     if scale == "small":
         mnist = {**SETTINGS, "dataset": "mnist", "model": "mlr", "rounds": 100}
-        return [Part("mnist-mlr", {**mnist, "algorithms": methods})]
-    return [Part(part, {**paper_settings(part), "algorithms": methods}) for part in PARTS]
+        return [RunPart("mnist-mlr", {**mnist, "algorithms": methods})]
+    return [RunPart(part, {**paper_settings(part), "algorithms": methods}) for part in PARTS]
 
 
 RECIPE = Recipe(

@@ -7,7 +7,7 @@ from typing import Any
 
 from kinfed.report.comparison import Comparison
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, Results, ResultTable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_cgpfl import DIGITS_SETTINGS, SETTINGS
 from kinfed.runs.reader import Run
@@ -31,17 +31,17 @@ def contexts(run: Run) -> Measurements:
     return measured
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     numbers = {"smoke": (1, 2, 4, 8), "small": (1, 2, 3, 4, 6, 8, 10, 14, 20), "paper": NUMBERS}[scale]
     methods: dict[str, dict[str, Any]] = {"pfedme": {"method": "pfedme"}}
     methods |= {f"cgpfl-{k}": {"method": "cgpfl", "contexts": k} for k in numbers}
     methods |= {"cgpfl_heur": {"method": "cgpfl_heur"}}
     common = {"model": "mlr", "algorithms": methods}
     if scale == "smoke":
-        return [Part("mnist-mlr", {**DIGITS_SETTINGS, **common, "rounds": 8}, contexts)]
+        return [RunPart("mnist-mlr", {**DIGITS_SETTINGS, **common, "rounds": 8}, contexts)]
     common |= SETTINGS | {"rounds": 200 if scale == "paper" else 60}
     data = {"mnist-mlr": "mnist", "fmnist-mlr": "fashion_mnist"}
-    return [Part(part, {**common, "dataset": name}, contexts) for part, name in data.items()]
+    return [RunPart(part, {**common, "dataset": name}, contexts) for part, name in data.items()]
 
 
 def near_the_best(part: str) -> Claim:

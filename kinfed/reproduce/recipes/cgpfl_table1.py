@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
 from kinfed.reproduce.recipe import CGPFL, Scale
 from kinfed.reproduce.recipes.common_cgpfl import (
     ALGORITHMS,
@@ -16,12 +16,12 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 )
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     if scale == "smoke":
         digits = {**DIGITS_SETTINGS, "rounds": 10, "algorithms": ALGORITHMS}
-        return [Part("mnist-mlr", {**digits, "model": "mlr"}), Part("mnist-dnn", {**digits, "model": "mlp"})]
+        return [RunPart("mnist-mlr", {**digits, "model": "mlr"}), RunPart("mnist-dnn", {**digits, "model": "mlp"})]
     names = [part for part in HEADINGS if scale == "paper" or part.endswith("-mlr")]
-    return [Part(part, {**paper_settings(part), "algorithms": ALGORITHMS}) for part in names]
+    return [RunPart(part, {**paper_settings(part), "algorithms": ALGORITHMS}) for part in names]
 
 
 def _claims(part: str, heading: str) -> list[Claim]:

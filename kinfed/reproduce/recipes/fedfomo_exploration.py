@@ -10,12 +10,12 @@ from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
 )
@@ -38,11 +38,11 @@ PAIRS = (*((m, e) for m in MODELS for e in EPSILONS), (EVERYBODY, 0.0))
 GRID = {label(m, e): f"M = {m}, ε = {e:g}" for m, e in PAIRS}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     grid: dict[str, dict[str, Any]] = {"local": {"method": "local"}} | {
         label(m, e): {"method": "fedfomo", "models": m, "epsilon": e} for m, e in PAIRS
     }
-    return [Part(PART, latent_settings(scale, steps=FEW_STEPS) | {"algorithms": grid}, kinship)]
+    return [RunPart(PART, latent_settings(scale, steps=FEW_STEPS) | {"algorithms": grid}, kinship)]
 
 
 def accuracy(results: Results, models: int, epsilon: float) -> BySeed:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
     parse_published,
@@ -35,14 +35,14 @@ DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 BLIND = tuple(label for label in RIVALS if label != "fedavg_data")  # neither target data nor others' examples
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     plan = []
     for data in DATA if scale != "smoke" else ("cifar10",):
         settings = latent_settings(scale, 5, data, steps=FEW_STEPS)
         settings |= {"foreign_targets": True, "algorithms": method_options(METHODS, scale)}
         if scale == "paper":
             settings["seeds"] = [0, 1, 2, 3, 4]  # each seed shuffles anew: five shuffles
-        plan.append(Part(data, settings, latent_metrics))
+        plan.append(RunPart(data, settings, latent_metrics))
     return plan
 
 

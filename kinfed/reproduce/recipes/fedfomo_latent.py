@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
     parse_published,
@@ -36,7 +36,7 @@ from kinfed.reproduce.recipes.common_fedfomo import (
 )
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     few = ("local", "fedavg", "fedavg_data", "fedprox", "fedfomo-5") if scale == "smoke" else METHODS
     plan: list[tuple[str, int, int, Iterable[str]]] = [("cifar10", 5, 15, METHODS)]
     if scale == "paper":
@@ -50,7 +50,7 @@ def parts(scale: Scale) -> list[Part]:
     else:
         plan += [("cifar10", 2, 15, few), ("cifar10", 10, 15, few)]
     return [
-        Part(
+        RunPart(
             f"{data}-{groups}" + ("-many" if clients == 100 else ""),
             latent_settings(scale, groups, data, clients, FEW_STEPS) | {"algorithms": method_options(labels, scale)},
             latent_metrics,

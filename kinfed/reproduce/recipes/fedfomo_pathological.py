@@ -6,11 +6,11 @@ from typing import Any
 
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
     parse_published,
@@ -40,9 +40,9 @@ HEADINGS = {
 FEW_CLIENTS, MANY_CLIENTS = ("mnist-15", "cifar10-15"), ("mnist-100", "cifar10-100")
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     names = {"smoke": ("mnist-15",), "small": ("mnist-15", "mnist-100", "cifar10-15"), "paper": tuple(HEADINGS)}
-    return [Part(name, _settings(name, scale), scored_accuracy) for name in names[scale]]
+    return [RunPart(name, _settings(name, scale), scored_accuracy) for name in names[scale]]
 
 
 def _settings(name: str, scale: Scale) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Study,
     Untestable,
     difference,
@@ -40,14 +40,14 @@ TRAINED, BATCH = 2667, 50
 EPOCHS = (20, 50, 100)
 
 
-def parts(scale: Scale) -> list[Part | Study]:
-    plan: list[Part | Study] = [
+def parts(scale: Scale) -> list[RunPart | Study]:
+    plan: list[RunPart | Study] = [
         Study("accountant", accountant, {"examples": TRAINED, "batch": BATCH, "epochs": EPOCHS, "delta": DELTA})
     ]
     for data in DATA if scale == "paper" else ("cifar10",):
         for noise in NOISES:
             settings = private_settings(scale, data) | {"dp_noise": float(noise)}
-            plan.append(Part(f"{data}-{noise}", settings, latent_metrics))
+            plan.append(RunPart(f"{data}-{noise}", settings, latent_metrics))
     return plan
 
 

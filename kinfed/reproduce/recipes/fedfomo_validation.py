@@ -8,12 +8,12 @@ from kinfed.report.chart import log_axis
 from kinfed.report.comparison import Comparison
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
 )
@@ -27,7 +27,7 @@ METHODS = {"local": "Local training", "fedfomo": "FedFomo, n = 5"}
 PARTS = {f"validation-{round(100 * fraction):02d}": f"{fraction:g}" for fraction in FRACTIONS}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     settings = latent_settings(scale) | {"algorithms": {"local": {}, "fedfomo": {"models": 5}}}
     if scale == "paper":
         settings["seeds"] = [0, 1, 2, 3, 4]
@@ -36,7 +36,7 @@ def parts(scale: Scale) -> list[Part]:
         del settings["steps"]
         settings["epochs"] = 1
     return [
-        Part(name, {**settings, "validation": fraction}, kinship)
+        RunPart(name, {**settings, "validation": fraction}, kinship)
         for name, fraction in zip(PARTS, FRACTIONS, strict=True)
     ]
 

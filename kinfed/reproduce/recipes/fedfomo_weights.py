@@ -8,12 +8,12 @@ from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
 )
@@ -39,13 +39,13 @@ SETTINGS = {
 }
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     plan = []
     for name in ("own-5", "foreign-5", "own-3") if scale == "smoke" else tuple(SETTINGS):
         kind, _, groups = name.partition("-")
         settings = latent_settings(scale, int(groups), clients=100 if kind == "many" else 15)
         settings |= {"algorithms": method_options(METHODS, scale), "foreign_targets": kind == "foreign"}
-        plan.append(Part(name, settings | {"eval_every": 10 if kind == "many" else 1}, kinship))
+        plan.append(RunPart(name, settings | {"eval_every": 10 if kind == "many" else 1}, kinship))
     return plan
 
 
@@ -62,7 +62,7 @@ def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigu
     for name, comparison in runs.items():
         by_round: dict[int, BySeed] = {}
         for method in comparison.methods:
-            for trial in method.counted:
+            for trial in method.complete_trials:
                 for number, share in top_places(method.run, trial).items():
                     by_round.setdefault(number, {})[trial.seed] = share
         series[SETTINGS[name]] = [(float(number), by_round[number]) for number in sorted(by_round)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
 from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import LETTERS_STAND_INS, letters_settings, method_options, named
 
@@ -20,8 +20,8 @@ FIGURES = {
 }
 
 
-def parts(scale: Scale) -> list[Part]:
-    return [Part("letters", {**letters_settings(scale), "algorithms": method_options(METHODS)})]
+def parts(scale: Scale) -> list[RunPart]:
+    return [RunPart("letters", {**letters_settings(scale), "algorithms": method_options(METHODS)})]
 
 
 RECIPE = Recipe(

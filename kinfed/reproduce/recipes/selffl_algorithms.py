@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Part, Recipe, ResultColumn, Results, ResultTable, Untestable
+from kinfed.reproduce import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import ACCURACY, SELF_FL, BySeed, Scale
 from kinfed.reproduce.recipes.common_selffl import NAMES, letters_settings, method_options, mnist_settings
 
@@ -10,13 +10,13 @@ METHODS = {"selffl": "Algorithm 1", "selffl_augmented": "Algorithm 2", "selffl_c
 HEADINGS = {"mnist": "MNIST", "letters": "Letters"}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     methods = method_options(METHODS)
-    letters = Part("letters", {**letters_settings(scale), "algorithms": methods})
+    letters = RunPart("letters", {**letters_settings(scale), "algorithms": methods})
     if scale == "smoke":
         return [letters]
     mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(200, 100)
-    return [Part("mnist", {**mnist, "algorithms": methods}), letters]
+    return [RunPart("mnist", {**mnist, "algorithms": methods}), letters]
 
 
 def within(part: str, points: float) -> Claim:

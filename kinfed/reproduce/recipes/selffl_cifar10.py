@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable, Untestable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import ACCURACIES, COMPARED, RIVALS, method_options, named
 
 METHODS = named("local", *COMPARED)
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     settings: dict[str, Any] = {"clients": 20, "participation": 0.25, "lr": 0.01, "batch": 20}
     if scale == "smoke":
         settings |= {"dataset": "digits", "partition": {"name": "classes", "classes": 3}, "model": "cnn_small"}
@@ -24,7 +24,7 @@ def parts(scale: Scale) -> list[Part]:
             "rounds": 40 if scale == "small" else 400,
             "seeds": [0, 1, 2],
         }
-    return [Part("cifar10", {**settings, "algorithms": method_options(METHODS)})]
+    return [RunPart("cifar10", {**settings, "algorithms": method_options(METHODS)})]
 
 
 RECIPE = Recipe(

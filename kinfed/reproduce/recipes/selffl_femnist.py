@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable, parse_published
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, parse_published
 from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
@@ -34,11 +34,11 @@ FORTY_STEPS = parse_published("""
 """)
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     letters = letters_settings(scale)
     return [
-        Part("steps-20", {**letters, "algorithms": method_options(METHODS)}),
-        Part("steps-40", {**letters, "steps": 40, "algorithms": method_options(COMPARED)}),
+        RunPart("steps-20", {**letters, "algorithms": method_options(METHODS)}),
+        RunPart("steps-40", {**letters, "steps": 40, "algorithms": method_options(COMPARED)}),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable, Untestable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import ACCURACIES, NAMES, RIVALS, method_options, mnist_settings
 
@@ -15,18 +15,18 @@ LONGER: dict[str, dict[str, Any]] = {
 }
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     methods = method_options(label for label in NAMES if label not in LONGER)
     if scale == "smoke":
         digits = {**mnist_settings(50, 20), "dataset": "digits", "seeds": [0, 1]}
-        return [Part("active-10", {**digits, "algorithms": methods})]
+        return [RunPart("active-10", {**digits, "algorithms": methods})]
     seeds = {} if scale == "small" else {"seeds": [0, 1, 2, 3, 4]}
     tenth, fiftieth = {**mnist_settings(1000, 200), **seeds}, {**mnist_settings(1000, 200, 0.02), **seeds}
     few = method_options(["fedavg", "ditto", "selffl_control", "selffl"])
     return [
-        Part("active-10", {**tenth, "algorithms": methods}),
-        Part("active-10-longer", {**tenth, "algorithms": LONGER}, merge_into="active-10"),
-        Part("active-2", {**fiftieth, "algorithms": few}),
+        RunPart("active-10", {**tenth, "algorithms": methods}),
+        RunPart("active-10-longer", {**tenth, "algorithms": LONGER}, merge_into="active-10"),
+        RunPart("active-2", {**fiftieth, "algorithms": few}),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kinfed.engine.mixture import task_for
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, ResultTable, Untestable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
 from kinfed.reproduce.recipes.common_selffl import COMPARED, named
 from kinfed.runs.experiment import Experiment, Silent, read_config
@@ -18,7 +18,7 @@ METHODS = named(*COMPARED)
 RIVALS = ("ditto", "pfedme", "perfedavg")
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     """A tenth of the users active, two local epochs; a fifth of every user's tweets is for testing.
 
     Parts on the biased subset have names of their own: no claim is judged by them."""
@@ -38,8 +38,8 @@ def parts(scale: Scale) -> list[Part]:
     scratch = {**common, "rounds": warm, "algorithms": "fedavg"}
     continued = {**common, "warm_start": warm, "rounds": rounds, "algorithms": methods}
     return [
-        Part(f"{prefix}scratch", scratch, training_accuracy),
-        Part(f"{prefix}warm", continued, training_accuracy),
+        RunPart(f"{prefix}scratch", scratch, training_accuracy),
+        RunPart(f"{prefix}warm", continued, training_accuracy),
     ]
 
 

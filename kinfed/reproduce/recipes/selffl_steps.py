@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kinfed.report.comparison import Comparison
 from kinfed.report.panels.selffl_panel import decisions
-from kinfed.reproduce import Claim, Part, Recipe, ResultColumn, Results, ResultTable, Untestable, difference
+from kinfed.reproduce import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable, difference
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_selffl import LETTERS_STAND_INS, letters_settings, method_options
 from kinfed.runs.reader import Run
@@ -29,9 +29,9 @@ def mean_steps(run: Run) -> Measurements:
     return {"selffl": {"steps.middle": middle, "steps.end": end}}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     settings = {**letters_settings(scale), "eval_every": 5, "algorithms": method_options(["selffl"])}
-    return [Part("letters", settings, mean_steps)]
+    return [RunPart("letters", settings, mean_steps)]
 
 
 def fewer(results: Results) -> dict[str, BySeed]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfed.report.chart import Figure, axis, layout, numbers, safe
+from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
 from kinfed.report.palette import styles
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study, Untestable
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale
+from kinfed.reproduce.recipe_figures import line_chart
 from kinfed.reproduce.studies.synthetic import ERRORS, RATES, methods, run_study
 from kinfed.theory.gaussian import CASES
 
@@ -73,32 +74,21 @@ def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigu
     """Figures 3 and 4: errors against the share of active clients."""
     names = (*BASELINES, CONTROL, KNOWN, ESTIMATED)
     looks = styles(["fedavg", "ditto", "pfedme", "perfedavg", "selffl_control", "selffl", "selffl_exact"])
-    drawn = []
+    charts = []
     for case, title in TITLES.items():
-        for kind, shown in SHOWN.items():
-            data = []
-            for name, look in zip(names, looks, strict=True):
-                values = [list(results.get("study", name, key(case, kind, rate)).values()) for rate in RATES]
-                means = [sum(v) / len(v) if v else None for v in values]
-                data.append(
-                    {
-                        "type": "scatter",
-                        "x": numbers(RATES),
-                        "y": numbers(means),
-                        "mode": "lines+markers",
-                        "name": safe(name),
-                        "hovertemplate": f"{safe(name)}, C = %{{x}}: %{{y:.4f}}<extra></extra>",
-                        "line": {"color": look.color, "dash": look.dash, "width": 2},
-                        "marker": {"color": look.color, "symbol": look.symbol, "size": 7},
-                    }
-                )
-            shape = layout(
-                axis("C, share of active clients"), axis(rangemode="tozero"), f"{shown}, l1", showlegend=True
+        for kind, error in SHOWN.items():
+            chart = line_chart(
+                axis("C, share of active clients"),
+                {name: [(rate, results.get("study", name, key(case, kind, rate))) for rate in RATES] for name in names},
+                f"{error}, l1",
+                f"{title}: {error} of every method against the share of active clients.",
+                factor=1.0,
+                unit="",
+                styles=looks,
+                from_zero=True,
             )
-            shape |= {"legend": {"orientation": "h", "y": -0.22}, "margin": {"l": 50, "r": 16, "t": 30, "b": 110}}
-            text = f"{title}: {shown} of every method against the share of active clients."
-            drawn.append(RecipeFigure(f"{title}: {shown}", Figure(text, data, shape, height=430), ERRORS[kind]))
-    return drawn
+            charts.append(RecipeFigure(f"{title}: {error}", chart, ERRORS[kind]))
+    return charts
 
 
 def _table(case: str, kind: str) -> ResultTable:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kinfed.report import figures as report_figures
 from kinfed.report.comparison import Comparison
-from kinfed.reproduce import Claim, Part, Question, Recipe, ResultColumn, Results, ResultTable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SELF_FL, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_selffl import (
     COMPARED,
@@ -21,13 +21,13 @@ METHODS = named(*COMPARED)
 HEADINGS = {"letters": "Letters", "mnist": "MNIST"}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     methods = method_options(METHODS)
-    letters = Part("letters", {**letters_settings(scale), "algorithms": methods})
+    letters = RunPart("letters", {**letters_settings(scale), "algorithms": methods})
     if scale == "smoke":
         return [letters]
     mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(300, 150)
-    return [letters, Part("mnist", {**mnist, "algorithms": methods})]
+    return [letters, RunPart("mnist", {**mnist, "algorithms": methods})]
 
 
 def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:

@@ -9,12 +9,12 @@ from typing import Any
 from kinfed.data.sources.wakeword import PAPER_EXAMPLES, SIZES, STATES, TYPES
 from kinfed.reproduce import (
     Claim,
-    Part,
     Question,
     Recipe,
     ResultColumn,
     Results,
     ResultTable,
+    RunPart,
     Untestable,
     difference,
     parse_published,
@@ -76,7 +76,7 @@ TABLE_8 = {
 }
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     """One client per type, then four per type of whom a quarter or a tenth are active. All begin at one model that was
     pre-trained on the data of all types."""
     data: dict[str, Any] = {"name": "wakeword", "examples": 6000}
@@ -92,9 +92,9 @@ def parts(scale: Scale) -> list[Part]:
     four = {**common, "dataset": {**data, "clients_per_type": 4}}
     every, some, one = (_options(labels, common["steps"]) for labels in (METHODS, SELECTED, ["selffl"]))
     return [
-        Part("types", {**common, "dataset": data, "participation": 1.0, "algorithms": every}, false_accepts),
-        Part("select-25", {**four, "participation": 0.25, "algorithms": some}, false_accepts),
-        Part("select-10", {**four, "participation": 0.1, "algorithms": one}, false_accepts),
+        RunPart("types", {**common, "dataset": data, "participation": 1.0, "algorithms": every}, false_accepts),
+        RunPart("select-25", {**four, "participation": 0.25, "algorithms": some}, false_accepts),
+        RunPart("select-10", {**four, "participation": 0.1, "algorithms": one}, false_accepts),
     ]
 
 

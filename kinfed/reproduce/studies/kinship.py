@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kinfed.data.describe import emd, emd_code
-from kinfed.report.panels.fedfomo_panel import Matrix, World, kin_found
+from kinfed.report.client_groups import ClientGroups
+from kinfed.report.panels.fedfomo_panel import Matrix, kin_found
 from kinfed.reproduce.recipe import Measurements
 from kinfed.runs.reader import Run, Trial
 
@@ -27,8 +28,8 @@ def kinship(run: Run) -> Measurements:
         top = top_places(run, trial)
         if not top:
             continue
-        last, world = max(top), _world(run, trial)
-        figures = {"kin.top": top[last], "kin.chance": _chance(world), "kin.mixed": _mixed(world, trial, last)}
+        last, clients = max(top), _clients(run, trial)
+        figures = {"kin.top": top[last], "kin.chance": _chance(clients), "kin.mixed": _mixed(clients, trial, last)}
         for metric, value in figures.items():
             if value is not None:
                 measured.setdefault(trial.algorithm, {}).setdefault(metric, {})[trial.seed] = value
@@ -37,9 +38,9 @@ def kinship(run: Run) -> Measurements:
 
 def top_places(run: Run, trial: Trial) -> dict[int, float]:
     """By evaluated round: the share of top places that kin hold. Empty where nobody has kin, or nothing is recorded."""
-    world, shares = _world(run, trial), {}
+    clients, shares = _clients(run, trial), {}
     for number, affinity in _matrices(trial, "affinity"):
-        hits, places = kin_found(affinity, world)
+        hits, places = kin_found(affinity, clients)
         if places:
             shares[number] = hits / places
     return shares
@@ -67,21 +68,21 @@ def _matrices(trial: Trial, figure: str) -> Iterator[tuple[int, Matrix]]:
             yield entry.number, value
 
 
-def _world(run: Run, trial: Trial) -> World:
+def _clients(run: Run, trial: Trial) -> ClientGroups:
     federation = run.federations.get(trial.seed)
-    return World.of(federation, 0 if federation is None else len(federation.names))
+    return ClientGroups.of(federation, 0 if federation is None else len(federation.names))
 
 
-def _chance(world: World) -> float:
-    clients = range(len(world.names))
-    kin = [sum(world.kin(i, n) for n in clients if n != i) for i in clients]
-    return sum(m * m / (len(clients) - 1) for m in kin) / sum(kin)
+def _chance(clients: ClientGroups) -> float:
+    everybody = range(len(clients.names))
+    kin = [sum(clients.kin(i, n) for n in everybody if n != i) for i in everybody]
+    return sum(m * m / (len(everybody) - 1) for m in kin) / sum(kin)
 
 
-def _mixed(world: World, trial: Trial, last: int) -> float | None:
+def _mixed(clients: ClientGroups, trial: Trial, last: int) -> float | None:
     mix = dict(_matrices(trial, "weights")).get(last)
     if mix is None:
         return None
     others = [(i, n, share) for i, row in enumerate(mix) for n, share in enumerate(row) if n != i]
     total = sum(share for _, _, share in others)
-    return sum(share for i, n, share in others if world.kin(i, n)) / total if total else None
+    return sum(share for i, n, share in others if clients.kin(i, n)) / total if total else None

@@ -1,0 +1,200 @@
+"""What kinfed knows by name: one mechanism for algorithms, data sets, partitions, models, metrics, rules and panels.
+
+    MODELS: Registry[Builder] = Registry("model")
+    MODELS.register("mlp", mlp, summary="one hidden layer of 128")
+
+    @MODELS.register("mine", summary="of my own")          # the same as a decorator
+    def mine(shape, classes): ...
+
+A target may be given as text, "package.module:name": it is imported when it is first used, so that listing names costs
+no imports. Names of installed plugins (entry points of the group `kinfed.plugins`) are there at the first look-up;
+files are loaded by `load_plugin`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, Generic, TypeVar, overload
+
+from kinfed.core.options import NoOptions, OptionDoc, Range, declared, describe_options
+from kinfed.errors import ConfigError, KinfedError, unknown_name
+
+T = TypeVar("T")
+
+PLUGIN_GROUP = "kinfed.plugins"
+PLUGIN_PREFIX = "kinfed_plugin_"  # of the names of modules that are loaded from files
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One registered thing: what `kinfed list` says of it, and how to get at it."""
+
+    name: str
+    location: T | str = field(repr=False)  # the target, or where to import it from
+    title: str = ""  # as tables and figures print it; the name where there is none
+    summary: str = ""  # one line
+    reference: str = ""  # authors, title, year, where
+    options_location: type[Any] | str | None = field(default=None, repr=False)  # dataclass of options; None: the target
+    preset: Mapping[str, Any] = field(default_factory=dict)  # options that make this variant of the target
+    tuning: Mapping[str, Range] | None = field(default=None, repr=False)  # None: as the options declare it
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of entry has, by name
+
+    @property
+    def target(self) -> T:
+        return _imported(self.location) if isinstance(self.location, str) else self.location
+
+    @property
+    def options(self) -> type[Any]:
+        """The dataclass whose fields are the options."""
+        if self.options_location is not None:
+            location = self.options_location
+            return _imported(location) if isinstance(location, str) else location
+        target = self.target
+        return target if isinstance(target, type) and hasattr(target, "__dataclass_fields__") else NoOptions
+
+    def describe_options(self) -> list[OptionDoc]:
+        return describe_options(self.options, self.preset)
+
+    @property
+    def space(self) -> dict[str, Range]:
+        """What `kinfed tune` varies."""
+        if self.tuning is not None:
+            return dict(self.tuning)
+        return {
+            name: declaration.tune
+            for name, declaration in declared(self.options).items()
+            if declaration.tune is not None and name not in self.preset
+        }
+
+
+def _imported(location: str) -> Any:
+    module, _, name = location.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Registry(Mapping[str, Entry[T]]):
+    """Entries by name, in the order in which they were registered. An unknown name is an error that names its like."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind  # as errors call it: "algorithm", "data set"
+        self._entries: dict[str, Entry[T]] = {}
+
+    @overload
+    def register(self, name: str, target: T | str, **about: Any) -> T | str: ...
+    @overload
+    def register(self, name: str, target: None = None, **about: Any) -> Callable[[T], T]: ...
+    def register(self, name: str, target: T | str | None = None, **about: Any) -> Any:
+        """Add an entry, or make a decorator that does.
+
+        `about`: title, summary, reference, preset, options (a dataclass, where the target is not one itself), space
+        (what tuning varies); anything else is kept among the entry's facts."""
+        if target is None:
+            return lambda actual: self.register(name, actual, **about)
+        if not name or not all(c.isalnum() or c in "_-" for c in name):
+            raise ConfigError(f"names of a {self.kind} are made of letters, digits, _ and -; got {name!r}")
+        if name in self._entries:
+            raise ConfigError(f"{self.kind} {name!r} is registered already; choose another name")
+        self._entries[name] = Entry(
+            name,
+            target,
+            title=about.pop("title", "") or name,
+            summary=about.pop("summary", "") or _first_line(target),
+            reference=about.pop("reference", ""),
+            options_location=about.pop("options", None),
+            preset=MappingProxyType(dict(about.pop("preset", None) or {})),
+            tuning=about.pop("space", None),
+            facts=MappingProxyType(about),
+        )
+        return target
+
+    def unregister(self, name: str) -> None:
+        """Forget an entry, for tests and for those who try out a plugin again and again."""
+        self._entries.pop(name, None)
+
+    def name_of(self, target: object) -> str | None:
+        """The first name under which a target was registered."""
+        for name, entry in self.items():
+            same = _location(target) == entry.location if isinstance(entry.location, str) else entry.location is target
+            if same and not entry.preset:
+                return name
+        return None
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        if name not in self:
+            raise unknown_name(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            load_installed_plugins()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        load_installed_plugins()
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        load_installed_plugins()
+        return len(self._entries)
+
+
+def _location(target: object) -> str:
+    return f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
+
+
+def _first_line(target: object) -> str:
+    text = "" if isinstance(target, str) else getattr(target, "__doc__", None) or ""
+    return text.strip().split("\n")[0]
+
+
+_plugins: dict[Path, ModuleType] = {}
+_installed_are_loaded = False
+
+
+def load_installed_plugins() -> None:
+    """Import what installed packages offer under the entry-point group `kinfed.plugins`; once per process."""
+    global _installed_are_loaded
+    if _installed_are_loaded:
+        return
+    _installed_are_loaded = True  # first: a plugin that looks names up must not load itself again
+    for point in metadata.entry_points(group=PLUGIN_GROUP):
+        try:
+            point.load()
+        except KinfedError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the installed plugin {point.name} ({point.value}) cannot be loaded: {error!r}; repair or uninstall it"
+            ) from error
+
+
+def load_plugin(path: Path | str) -> ModuleType:
+    """Run a plugin file, which registers what it adds. The same file is run once per process."""
+    file = Path(path).resolve()
+    if file in _plugins:
+        return _plugins[file]
+    if not file.is_file():
+        raise ConfigError(f"there is no plugin file {path}")
+    name = PLUGIN_PREFIX + file.stem + "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"a plugin is a Python file (.py); got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, KinfedError):
+            raise
+        raise ConfigError(f"the plugin {path} cannot be loaded: {error!r}") from error
+    _plugins[file] = module
+    return module
