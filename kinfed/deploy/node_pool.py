@@ -27,7 +27,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.privacy.ledger import Event, covers
-from kinfed.server.screening import Form
+from kinfed.server.screening import UpdateSpec
 
 Method = Algorithm[Any, Any, Any, Any]
 
@@ -66,7 +66,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.short = 0  # rounds in a row without quorum
-        self._form = Form.of(up, deployment.largest_norm)
+        self._update_spec = UpdateSpec.from_update(up, deployment.largest_norm)
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
@@ -214,7 +214,7 @@ class NodePool:
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
-        complaint = self._form.complaint(tensors)
+        complaint = self._update_spec.violation(tensors)
         if complaint is not None:
             raise MessageError(complaint)
         return tree_of(self._up, tensors)

@@ -222,7 +222,7 @@ class _Run:
             if spent is not None:
                 row["epsilon"] = spent["epsilon"][k]
             rows.append(row)
-        self.folder.write_clients(rows)
+        self.folder.append_clients({name: [row[name] for row in rows] for name in rows[0]} if rows else {"client": []})
         result = {
             "algorithm": label, "seed": seed, "rounds": self.deployment.rounds, **self.totals,
             "personal": self._judge(evaluation.personal, evaluation) or {},

@@ -21,7 +21,8 @@ from kinfed.engine.models import build_model
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 
 def simulate(

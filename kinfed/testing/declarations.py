@@ -21,7 +21,7 @@ from kinfed.privacy.budget import open_accounts
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import simulated
 from kinfed.privacy.policy import Privacy
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, State, check, expect, expect_equal, hooked
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kinfed.algorithms.base import RoundInfo
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Federation
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import (
     Bench,
     State,
@@ -61,7 +61,7 @@ class _Loses(Schedule):
     dropout: float = 0.5
     client: int = 0
 
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         return (ids == self.client) & (round == 2)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 
 from kinfed.core import rng
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfed.algorithms.base import RoundInfo, option_values
 from kinfed.core.tree import Tree
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
 
@@ -137,7 +137,7 @@ def bytes_are_counted(bench: Bench) -> None:
 
     watched = hooked(bench.algorithm, download=download, client_update=client_update)
     with bench.loop(Schedule(dropout=0.4), algorithm=watched) as loop:
-        before = dict(zip(sent, loop.clients.exchanged, strict=True))
+        before = dict(zip(sent, loop.population.exchanged, strict=True))
         for _ in range(3):
             sent.update(before)
             before = {"down": 0, "up": 0}

@@ -22,7 +22,8 @@ from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import Accounts
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]

@@ -23,7 +23,8 @@ from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 

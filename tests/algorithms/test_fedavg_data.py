@@ -24,7 +24,8 @@ from kinfed.data.sharing import SharedFeatures, share_examples
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED, state_of
 
@@ -207,7 +208,7 @@ def test_a_resumed_run_does_not_pay_again(first: int) -> None:
 
 def test_a_first_round_nobody_replies_in_still_costs_the_exchange() -> None:
     class Nobody(Schedule):
-        def lost(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
+        def dropouts(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
             return torch.ones(len(ids), dtype=torch.bool)
 
     data = tiny_federation(SIZES)
@@ -242,16 +243,16 @@ def test_without_an_exchange_it_refuses_to_run() -> None:
 def test_other_methods_of_a_run_keep_their_own_data() -> None:
     settings: dict[str, Any] = {"rounds": 2, "seeds": [3], "participation": 0.5, "lr": 0.1, "batch": 5, "steps": 4}
     data = tiny_federation()
-    alone = kinfed.run(federation=data, model=linear, algorithms="fedavg", **settings).of("fedavg")
+    alone = kinfed.run(federation=data, model=linear, algorithms="fedavg", **settings).result("fedavg")
     both = kinfed.run(federation=data, model=linear, algorithms="fedavg_data,fedavg", **settings)
-    assert both.of("fedavg").bytes_up == alone.bytes_up
-    assert torch.equal(both.of("fedavg").server_model, alone.server_model)  # type: ignore[arg-type]
-    assert both.of("fedavg_data").bytes_up == alone.bytes_up + 3 * EXAMPLE
+    assert both.result("fedavg").bytes_up == alone.bytes_up
+    assert torch.equal(both.result("fedavg").server_model, alone.server_model)  # type: ignore[arg-type]
+    assert both.result("fedavg_data").bytes_up == alone.bytes_up + 3 * EXAMPLE
     loop = kinfed.simulate(
         data, linear, "fedavg_data", seed=3, participation=0.5, training=LocalTraining(lr=0.1, batch=5, steps=4)
     )
     reports = list(loop.rounds(2))
-    assert sum(report.bytes_up for report in reports) == both.of("fedavg_data").bytes_up
+    assert sum(report.bytes_up for report in reports) == both.result("fedavg_data").bytes_up
 
 
 def test_sharing_helps_clients_of_few_classes() -> None:

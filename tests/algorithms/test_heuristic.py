@@ -21,7 +21,8 @@ from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 WORK = LocalTraining(lr=0.05, batch=10, steps=5)
 CLASSES, WIDTH = 10, 10

@@ -25,7 +25,8 @@ from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, ModelError
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
@@ -71,7 +72,7 @@ def wide(loop: Loop, rows: Tensor) -> Tensor:
 
 def objectives(loop: Loop, lam: float) -> tuple[float, float]:
     """(primal, dual) in float64 from the clients' dual variables and the server's Σ."""
-    clients = range(loop.clients.num_clients)
+    clients = range(loop.population.num_clients)
     sigma = loop.server.named()["sigma"]
     b = torch.stack([dual_sum(loop, t).flatten() for t in clients])
     w = (sigma @ b / lam).reshape(len(b), 3, 5)
@@ -315,7 +316,7 @@ def test_relations_of_many_clients_stay_out_of_the_journal() -> None:
 
 
 def models(loop: Loop) -> Tensor:
-    return loop.pool.clients.take(torch.arange(loop.clients.num_clients)).named()["w"]
+    return loop.pool.clients.take(torch.arange(loop.population.num_clients)).named()["w"]
 
 
 def test_without_pulls_it_is_local_training() -> None:

@@ -27,7 +27,8 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.config import make_config
 from kinfed.runs.experiment import Interrupted
 from kinfed.runs.folder import same_results
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
 
@@ -196,7 +197,7 @@ class Fails(Ditto):
 @pytest.mark.usefixtures("for_runs")
 def test_epsilon_and_noise_are_those_of_the_local_pool() -> None:
     settings = {"clients": 4, "rounds": 2, "seeds": (0,), "model": "mlr", "dp_noise": 1.0, "algorithms": "ditto"}
-    ours, theirs = kinfed.run(pool="ray", **settings).of("ditto"), kinfed.run(**settings).of("ditto")
+    ours, theirs = kinfed.run(pool="ray", **settings).result("ditto"), kinfed.run(**settings).result("ditto")
     assert ours.privacy == theirs.privacy
     torch.testing.assert_close(ours.server_model, theirs.server_model, rtol=0, atol=1e-6)
 
@@ -305,10 +306,12 @@ def test_a_cluster_for_one_run_starts_and_ends_with_it(tmp_path: Path) -> None:
         "import kinfed, ray\n"
         "r = kinfed.run(clients=3, algorithms='ditto', rounds=2, seeds=(0,), model='mlr', pool='ray', workers=1)\n"
         "assert not ray.is_initialized()\n"
-        "print(r.of('ditto').personal['loss'])\n"
+        "print(r.result('ditto').personal['loss'])\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    wanted = kinfed.run(clients=3, algorithms="ditto", rounds=2, seeds=(0,), model="mlr").of("ditto").personal["loss"]
+    wanted = (
+        kinfed.run(clients=3, algorithms="ditto", rounds=2, seeds=(0,), model="mlr").result("ditto").personal["loss"]
+    )
     assert float(found.stdout) == pytest.approx(wanted, abs=1e-5)
     assert found.stderr == ""
 

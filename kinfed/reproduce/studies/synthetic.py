@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, Rules, Running, start_of
 from kinfed.core import rng
 from kinfed.errors import unknown_name
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.theory.gaussian import CASES, Case, draw
 from kinfed.theory.two_level import TwoLevel
 
