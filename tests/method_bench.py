@@ -13,7 +13,8 @@ from kinfed.algorithms.base import RoundInfo
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Population
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 from kinfed.theory.gaussian import Case, GaussianWorld, draw

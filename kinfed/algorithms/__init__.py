@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm")
 LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
+_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 
 
@@ -46,7 +47,14 @@ _add(
     "FedAvg after clients have shared some of their examples",
     data="kinfed.algorithms.fedavg_data:share_examples",
 )
-_add("fedavgm", "fedavgm:FedAvgM", "FedAvgM", "FedAvg with server momentum")
+_add(
+    "fedavgm",
+    "fedopt:FedOpt",
+    "FedAvgM",
+    "FedAvg with server momentum",
+    preset={"optimizer": "momentum", "server_lr": 1.0},
+    space={"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
+)
 _add("fedadam", "fedopt:FedOpt", "FedAdam", "FedAvg with Adam at the server")
 _add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"optimizer": "yogi"})
 _add(
@@ -57,7 +65,13 @@ _add(
     preset={"optimizer": "adagrad", "beta1": 0.0},
 )
 _add("ditto", "ditto:Ditto", "Ditto", "personal models held near a FedAvg model")
-_add("pfedme", "pfedme:PFedMe", "pFedMe", "personal models as Moreau envelopes around a global one")
+_add(
+    "pfedme",
+    "pfedme:PFedMe",
+    "pFedMe",
+    "personal models as Moreau envelopes around a global one",
+    space={"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)},  # lr * lam must not exceed 1
+)
 _add(
     "perfedavg",
     "perfedavg:PerFedAvg",
@@ -74,7 +88,13 @@ _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fit
 _add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")
 _add("fedem", "fedem:FedEM", "FedEM", "K shared models; each client predicts with its own mixture of them")
-_add("mocha", "mocha:Mocha", "MOCHA", "linear models and the relations of clients, in the dual (the convex original)")
+_add(
+    "mocha",
+    "mocha:Mocha",
+    "MOCHA",
+    "linear models and the relations of clients, in the dual (the convex original)",
+    space={"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+)
 _add(
     "mocha_deep",
     "mocha_deep:MochaDeep",
@@ -82,8 +102,20 @@ _add(
     "own models held near the mean of all (what papers call MOCHA on networks)",
 )
 _add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
-_add("cgpfl", "cgpfl.cgpfl:CGPFL", "CGPFL", "K context models on the server, found by clustering")
-_add("cgpfl_heur", "cgpfl.heuristic:CGPFLHeur", "CGPFL-Heur", "CGPFL that chooses K after the first round")
+_add(
+    "cgpfl",
+    "cgpfl.cgpfl:CGPFL",
+    "CGPFL",
+    "K context models on the server, found by clustering",
+    space=_ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
+)
+_add(
+    "cgpfl_heur",
+    "cgpfl.heuristic:CGPFLHeur",
+    "CGPFL-Heur",
+    "CGPFL that chooses K after the first round",
+    space=_ENVELOPE,
+)
 _add(
     "fedfomo",
     "fedfomo.fedfomo:FedFomo",

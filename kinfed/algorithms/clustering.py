@@ -162,6 +162,16 @@ def join_best_cluster(task: Task, models: Tensor, cluster: Tensor, data: Cohort)
     return cluster
 
 
+def match_labels(label: Tensor, points: Array, centres: Array) -> Tensor:
+    """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
+    squared, have the least sum (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and a node never needs it
+
+    means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
+    apart = ((means[:, None] - centres[None]) ** 2).sum(-1)
+    return torch.from_numpy(linear_sum_assignment(apart)[1])[label]
+
+
 def _means(x: Array, label: Array, share: Array, otherwise: Array) -> Array:
     """[k, D] the centre of every cluster; that of an empty one as given."""
     centre = otherwise.copy()

@@ -29,7 +29,7 @@ from kinfed.core.kernels import weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
@@ -44,6 +44,7 @@ __all__ = [
     "ColumnSplit",
     "ConfigError",
     "DeltaUp",
+    "Federation",
     "LocalTraining",
     "ModelDown",
     "ModelState",

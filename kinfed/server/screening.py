@@ -1,7 +1,7 @@
 """Updates are looked at before the server uses them: what a method cannot have sent is left out, with the reason.
 
-A pool of clients that nobody vouches for compares each reply with an `UpdateSpec` as it comes; whatever the pool, the server
-loop screens the rows it gets (`screen`).
+A pool of clients that nobody vouches for compares each reply with an `UpdateSpec` as it comes; whatever the pool, the
+server loop screens the rows it gets (`screen`).
 """
 
 from __future__ import annotations

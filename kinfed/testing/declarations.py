@@ -100,8 +100,8 @@ class _BlindTask(PrivateTask):
     """A private task whose gradients know nothing of the examples: what still depends on them left by another way."""
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        assert batch.draw is not None  # of a private run
-        self._enter(batch.ids, batch.draw)
+        assert batch.sample is not None  # of a private run
+        self._enter(batch.ids, batch.sample)
         return torch.full_like(theta, 0.01)
 
 

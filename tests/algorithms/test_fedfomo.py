@@ -31,7 +31,8 @@ from kinfed.data.ragged import Ragged
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask

@@ -18,7 +18,7 @@ from kinfed.algorithms.flhc import FLHC, Server
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 

@@ -19,7 +19,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, Bench
 from kinfed.testing.workbench import SEED
 

@@ -33,7 +33,8 @@ from kinfed.privacy.noise import simulated
 from kinfed.privacy.policy import Privacy
 from kinfed.runs.experiment import Interrupted
 from kinfed.runs.folder import same_results
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -111,7 +112,7 @@ def test_methods_ask_what_they_say_and_say_what_leaks(
             loop.round()  # raises where more is asked than `gradients` says
             round_ledger = {k: n - before.batches.get(k, 0) for k, n in loop.privacy.ledger.batches.items()}
             before = loop.privacy.ledger
-            said = made.gradients(loop.population.train_count)  # type: ignore[arg-type]
+            said = made.gradients(loop.pool.federation.train.count)  # type: ignore[attr-defined]
             if said is None:
                 continue
             for client in {entry[0] for entry, batches in round_ledger.items() if batches}:

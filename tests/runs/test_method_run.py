@@ -25,7 +25,8 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
-from kinfed.server.loop import Loop, RoundReport, Schedule
+from kinfed.server.loop import Loop, RoundReport
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 

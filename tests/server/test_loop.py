@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.averaging import DeltaUp as Up
 from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
@@ -150,7 +150,7 @@ def test_chances_outside_the_unit_interval_are_refused(name: str, chance: float)
         Schedule(**{name: chance})
 
 
-@pytest.mark.parametrize("what", ["lost", "effort"])
+@pytest.mark.parametrize("what", ["dropouts", "completed_share"])
 def test_what_happens_to_a_client_does_not_depend_on_the_others(what: str) -> None:
     schedule = Schedule(dropout=0.4, stragglers=0.4)
     fate: Callable[[int, int, Tensor], Tensor] = getattr(schedule, what)
@@ -368,7 +368,7 @@ def test_states_of_another_method_are_refused() -> None:
     with Bench("fedavgm").loop() as other, Bench("fedavg").loop() as loop:
         other.round()
         with pytest.raises(
-            CheckpointError, match=r"server state has fields \['v', 'w'\]; the method keeps \['c', 'w'\]"
+            CheckpointError, match=r"server state has fields \['m', 'w'\]; the method keeps \['c', 'w'\]"
         ):
             loop.load(1, other.state())
         assert loop.completed == 0

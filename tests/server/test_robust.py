@@ -372,7 +372,7 @@ def test_settings_name_a_rule_and_its_options() -> None:
 
 def test_a_run_refuses_what_a_rule_cannot_do_before_it_begins(tmp_path: Path) -> None:
     settings = {"rounds": 1, "seeds": (0,), "clients": 6, "participation": 1.0, "model": "mlr"}
-    with pytest.raises(ConfigError, match="Self-FL estimates"):
+    with pytest.raises(ConfigError, match="SelfFL estimates"):
         kinfed.run(algorithms="fedavg,selffl", robust="median", out=tmp_path / "a", **settings)
     with pytest.raises(ConfigError, match="needs 7 updates in a round, and 6 clients are called"):
         kinfed.run(algorithms="fedavg", robust={"name": "krum", "hostile": 2}, out=tmp_path / "b", **settings)
