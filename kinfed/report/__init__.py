@@ -12,7 +12,8 @@ from pathlib import Path
 from kinfed.core.storage import make_folder, write_atomically
 from kinfed.report.comparison import compare
 from kinfed.report.page import report_page
-from kinfed.runs.reader import RunFolderError, load_runs
+from kinfed.runs.reader import load_runs
+from kinfed.runs.run_files import RunFolderError
 
 __all__ = ["RunFolderError", "build", "write_page"]
 

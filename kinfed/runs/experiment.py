@@ -40,6 +40,7 @@ from kinfed.runs.method_run import Interrupted as Interrupted
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, MethodResult, RunResult
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop
 from kinfed.server.robust import check_robust
 from kinfed.server.schedule import Schedule
@@ -92,8 +93,7 @@ def run(
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a run folder holds."""
-    settings: dict[str, Any] = RunFolder(folder).config()["config"]
-    return make_config(None, settings)
+    return RunFiles(folder).config
 
 
 class Experiment:

@@ -38,6 +38,7 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import Metrics, NullObserver
 from kinfed.runs.results import ClientTable
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import RoundReport
 
 try:
@@ -168,7 +169,7 @@ class Started:
 
 
 def read_tuning(folder: Path) -> Started:
-    found = RunFolder(folder).config()["config"]
+    found = RunFiles(folder).settings
     if "search" not in found:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
     config = make_config(None, {name: value for name, value in found.items() if name in RunConfig.model_fields})
