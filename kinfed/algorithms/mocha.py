@@ -49,7 +49,8 @@ from kinfed.core import rng
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Population
-from kinfed.engine.dense import Dense, StackedNet
+from kinfed.engine.dense import FeedForwardNet
+from kinfed.engine.linear import Dense
 from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError, ModelError
 
@@ -184,7 +185,7 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
 
 def linear_layer(task: Task) -> Dense:
     """The one linear layer that the model is; any other model is refused."""
-    net = StackedNet.compile(task.module) if isinstance(task, ModuleTask) else None
+    net = FeedForwardNet.from_module(task.module) if isinstance(task, ModuleTask) else None
     if net is None or len(net.steps) != 1:
         layers = ", ".join(task.layer_names())
         raise ModelError(
