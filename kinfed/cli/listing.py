@@ -37,7 +37,7 @@ def options_of(name: str) -> list[OptionDoc]:
         ]
     if name in PARTITIONS:
         return documented(PARTITIONS[name])
-    return documented(SOURCES[name].options if name in SOURCES else MODELS[name].options)
+    return documented(SOURCES[name].options) if name in SOURCES else MODELS[name].describe_options()
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:

@@ -156,7 +156,7 @@ def test_wrong_inputs_are_named() -> None:
         task.logits(theta, batch.x[..., :2])
     with pytest.raises(ModelError, match=r"lstm reads sequences of vectors.* got examples of shape \[1, 28, 28\]"):
         build_model("lstm", (1, 28, 28), 2)
-    with pytest.raises(ModelError, match="at least one unit and one layer; got 0 and 2"):
+    with pytest.raises(ConfigError, match="model lstm: hidden must be at least 1; got 0"):
         build_model("lstm", (4, 3), 2, {"hidden": 0})
     with pytest.raises(ConfigError, match="unknown option of model lstm 'hiden'; did you mean hidden"):
         build_model("lstm", (4, 3), 2, {"hiden": 3})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from conftest import MakeBatch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from kinfed.core.options import option
 from kinfed.data.batches import Batch
 from kinfed.engine.models import MODELS, build_model
 from kinfed.engine.task import make_task
@@ -347,6 +349,26 @@ def test_examples_that_do_not_fit_are_named(make_batch: MakeBatch, path: str) ->
 def test_named_models_fit_their_inputs(make_batch: MakeBatch, name: str, side: tuple[int, int]) -> None:
     task = make_task(lambda: build_model(name, (2, *side), 7))
     assert task.logits(task.init(0)[None], make_batch(1, 2, (2, *side), 7).x).shape == (1, 2, 7)
+
+
+def test_models_of_others_join_by_name() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        hidden: int = option(4, "units", ge=1)
+
+    @MODELS.register("test_deep", summary="for a test", options=Options, preset={"hidden": 5})
+    def deep(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(*shape, hidden), nn.Linear(hidden, classes))
+
+    try:
+        assert build_model("test_deep", (6,), 3)[0].out_features == 5
+        assert build_model("test_deep", (6,), 3, {"hidden": "2"})[0].out_features == 2
+        with pytest.raises(ConfigError, match="model test_deep: hidden must be at least 1; got 0"):
+            build_model("test_deep", (6,), 3, {"hidden": 0})
+    finally:
+        MODELS.unregister("test_deep")
+    with pytest.raises(ConfigError, match="unknown model 'test_deep'"):
+        build_model("test_deep", (6,), 3)
 
 
 SMALLEST = {"cnn_tutorial": 16, "cnn_fomo": 18, "cnn": 16, "cnn_small": 8}
