@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.core.options import OptionDoc, documented
+from kinfed.core.options import OptionDoc
 from kinfed.data.partitions import PARTITIONS
 from kinfed.data.sources import SOURCES
 from kinfed.engine.models import MODELS
@@ -25,4 +25,4 @@ def options_of(name: str) -> list[OptionDoc]:
         return ALGORITHMS[name].describe_options()
     if name in PARTITIONS:
         return PARTITIONS[name].describe_options()
-    return SOURCES[name].describe_options() if name in SOURCES else documented(MODELS[name].options)
+    return SOURCES[name].describe_options() if name in SOURCES else MODELS[name].describe_options()
