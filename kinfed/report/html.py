@@ -60,17 +60,17 @@ def render(template: str, package: str = REPORT, **values: Any) -> str:
 
 @cache
 def environment(package: str = REPORT) -> Environment:
-    made = Environment(
+    templates = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, REPORT))]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    made.filters["plural"] = plural
-    made.globals |= {"resource": _resource, "plotly": _plotly, "policy": _policy, "dark_colors": DARK}
-    return made
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    templates.filters["plural"] = plural
+    templates.globals |= {"resource": _resource, "plotly": _plotly, "policy": _policy, "dark_colors": DARK}
+    return templates
 
 
 @cache
@@ -151,7 +151,7 @@ def choice(figure: Figure, label: str) -> str:
     """Lets the reader choose a view; it applies to all figures of the section that have it."""
     if len(figure.views) < 2:
         return ""
-    chosen = figure.first_view
+    chosen = figure.initial_view
     if len(figure.views) > MAX_BUTTONS:
         options = "".join(
             f'<option value="{esc(view.key)}"{" selected" if view.key == chosen else ""}>{esc(view.label)}</option>'
