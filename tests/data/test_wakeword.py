@@ -24,9 +24,14 @@ from kinfed.data.sources.wakeword import DEVICES, SIZES, STATES, TYPES, Wakeword
 from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError
-from kinfed.reproduce.studies.detection import by_cell, detections, operating_threshold, scores
+from kinfed.reproduce.studies.detection import (
+    by_cell,
+    detections,
+    operating_threshold,
+    relative_false_accepts,
+    scores,
+)
 from kinfed.runs.config import RunConfig
-from kinfed.runs.metrics import relative_false_accepts
 
 SMALL = {"examples": 60, "least_test": 6, "mels": 16}
 
