@@ -16,12 +16,13 @@ from kinfed.report.chart import (
     layout,
     log_axis,
     note,
+    round_axis,
     subsampled,
     y_title,
 )
 from kinfed.report.comparison import Comparison, Method
-from kinfed.report.marks import CurvePoint, curve, in_view, level, line, of_method, spread
-from kinfed.report.statistics import average
+from kinfed.report.marks import curve, in_view, line, method_level, of_method, spread
+from kinfed.report.statistics import Average, average
 from kinfed.runs.reader import Kind, finite
 
 SCALES = {"accuracy": 100.0, "loss": 1.0}
@@ -30,18 +31,18 @@ FORMATS = {"accuracy": ".1f", "loss": ".4g"}
 MAX_DOTS = 4000  # beyond this, shapes instead of single clients
 
 
-def over_rounds(method: Method, kind: Kind, metric: str) -> list[CurvePoint]:
+def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
     """The metric, scaled for people, in the rounds in which every complete trial was evaluated."""
     by_round: dict[int, dict[int, float]] = {}
     for trial in method.complete_trials:
         for entry in trial.rounds:
             if metric in entry.metrics.get(kind, {}):
                 by_round.setdefault(entry.number, {})[trial.seed] = SCALES[metric] * entry.metrics[kind][metric]
-    return [
-        CurvePoint(number, mean.mean, mean.sd)
+    return {
+        number: mean
         for number, values in sorted(by_round.items())
         if len(values) == len(method.complete_trials) and (mean := average(values)) is not None
-    ]
+    }
 
 
 def reading(metric: str, spread: str = "%{customdata}") -> str:
@@ -79,12 +80,14 @@ def metric_figure(
 
 def learning_curves(comparison: Comparison) -> Figure | None:
     def draw(method: Method, kind: Kind) -> list[Trace]:
-        points = over_rounds(method, kind, comparison.metric)
+        by_round = over_rounds(method, kind, comparison.metric)
         hover = f"<b>{escape(method.label)}</b><br>round %{{x}}: {reading(comparison.metric)}"
-        return curve(method, points, hover) if points else []
+        return curve(method, by_round.items(), hover) if by_round else []
 
+    trials = (trial for method in comparison.methods for trial in method.complete_trials)
+    x = round_axis(entry.number for trial in trials for entry in trial.rounds if entry.metrics)
     against = "on the clients' test examples after each evaluated round"
-    return metric_figure(comparison, draw, axis("Round"), against, height=400)
+    return metric_figure(comparison, draw, x, against, height=400)
 
 
 def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
@@ -101,15 +104,15 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     start, end = min(totals) / 50 if logarithmic else 0.0, max(totals)
 
     def draw(method: Method, kind: Kind) -> list[Trace]:
-        points = over_rounds(method, kind, metric)
-        if not points:
+        by_round = over_rounds(method, kind, metric)
+        if not by_round:
             return []
         name, sent = f"<b>{escape(method.label)}</b><br>", _megabytes_until(method)
-        if sent[round(points[-1].x)] == 0:
+        if sent[max(by_round)] == 0:
             hover = f"{name}{reading(metric, spread='')}, sends nothing"
-            return of_method(method, [level((start, end), points[-1].mean, method.style.color, hover, method.label)])
-        by_bytes = [CurvePoint(sent[round(p.x)], p.mean, p.sd) for p in points if sent[round(p.x)] >= start]
-        return curve(method, by_bytes, f"{name}after %{{x:,.4~r}} MB: {reading(metric)}")
+            return [method_level(method, (start, end), by_round[max(by_round)].mean, hover)]
+        points = [(sent[number], mean) for number, mean in by_round.items() if sent[number] >= start]
+        return curve(method, points, f"{name}after %{{x:,.4~r}} MB: {reading(metric)}")
 
     title = "Megabytes sent so far, all clients together"
     x = log_axis(title, start, end) if logarithmic else axis(title)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kinfed.report.chart import Trace, escape, numbers, subsampled
 from kinfed.report.comparison import Method
 from kinfed.report.palette import HEAT_HIGH, HEAT_LOW, INK, MUTED, SURFACE, faded
+from kinfed.report.statistics import Average
 
 MAX_DOTTED = 25  # points of a line that are marked one by one
 MAX_GAPPED = 60  # rows or columns of a map with a gap between them
@@ -29,8 +29,8 @@ Coordinates = Iterable[float | None] | Sequence[str]
 
 
 def _trace(kind: str, hover: str, name: str, **more: Any) -> Trace:
-    said = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
-    return {"type": kind, **said, "name": escape(name)} | {key: v for key, v in more.items() if v is not None}
+    pointing = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    return {"type": kind, **pointing, "name": escape(name)} | {key: v for key, v in more.items() if v is not None}
 
 
 def _coordinates(values: Coordinates) -> list[Any]:
@@ -77,6 +77,11 @@ def level(ends: tuple[float, float], y: float, color: str, hover: str, name: str
     return line(ends, (y, y), color, hover, name=name, dash="dot")
 
 
+def method_level(method: Method, ends: tuple[float, float], y: float, hover: str) -> Trace:
+    """A dotted line in the method's colour, switched by the legend."""
+    return of_method(method, [level(ends, y, method.style.color, hover, method.label)])[0]
+
+
 def band(x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str, name: str = "") -> Trace:
     """The area between two curves."""
     return _trace(
@@ -95,8 +100,7 @@ def area(x: Coordinates, y: Coordinates, color: str, hover: str, name: str = "")
 def stacked(
     x: Sequence[float], y: Iterable[float], color: str, hover: str, name: str = "", shape: str = "linear"
 ) -> Trace:
-    """One layer of a stack of areas; of bars (with `barmode="stack"`) where x is a single value, as an area over it
-    has no width."""
+    """One layer of a stack of areas; of bars where x is a single value, as an area over it has no width."""
     if len(x) == 1:
         return bars(x, y, color, hover, name=name)
     outline = {"width": 0.5, "color": color[:7], "shape": shape}
@@ -171,27 +175,20 @@ def of_method(method: Method, traces: Iterable[Trace]) -> list[Trace]:
     return [trace | {"meta": trace.get("meta", {}) | {"method": method.index}} for trace in traces]
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    x: float
-    mean: float
-    sd: float | None
-
-
-def curve(method: Method, points: Iterable[CurvePoint], hover: str) -> list[Trace]:
-    """A line in the method's look through the means over seeds, with a band of one standard deviation where there are
-    several seeds."""
-    shown: list[CurvePoint] = subsampled(list(points))
-    traces: list[Trace] = []
-    wide = [p for p in shown if p.sd is not None and math.isfinite(p.mean)]
-    if any(p.sd for p in wide):
-        low, high = [p.mean - (p.sd or 0.0) for p in wide], [p.mean + (p.sd or 0.0) for p in wide]
-        traces.append(band([p.x for p in wide], low, high, method.style.faded(0.13), method.label))
+def curve(method: Method, points: Iterable[tuple[float, Average]], hover: str) -> list[Trace]:
+    """A line in the method's look through means over seeds, (x, average) each, with a band of one standard deviation
+    where there are several seeds. `%{customdata}` in `hover` stands for the deviation."""
+    sample: list[tuple[float, Average]] = subsampled(list(points))
     look = method.style
+    traces: list[Trace] = []
+    wide = [(x, y.mean, y.sd) for x, y in sample if y.sd is not None and math.isfinite(y.mean)]
+    if any(sd for _, _, sd in wide):
+        low, high = [mean - sd for _, mean, sd in wide], [mean + sd for _, mean, sd in wide]
+        traces.append(band([x for x, _, _ in wide], low, high, look.faded(0.13), method.label))
     traces.append(
         line(
-            [p.x for p in shown], [p.mean for p in shown], look.color, hover, name=method.label, dash=look.dash,
-            symbol=look.symbol, dots=True, details=[f" ± {p.sd:.2g}" if p.sd is not None else "" for p in shown],
+            [x for x, _ in sample], [y.mean for _, y in sample], look.color, hover, name=method.label, dash=look.dash,
+            symbol=look.symbol, dots=True, details=[f" ± {y.sd:.2g}" if y.sd is not None else "" for _, y in sample],
         )
     )  # fmt: skip
     return of_method(method, traces)

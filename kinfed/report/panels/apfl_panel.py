@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from kinfed.report.chart import Figure, axis, client_label, layout, size_axis, subsampled
+from kinfed.report.chart import Figure, axis, client_label, layout, round_axis, size_axis, subsampled
 from kinfed.report.comparison import Method
 from kinfed.report.marks import band, dots, line
 from kinfed.report.palette import INK, faded
@@ -87,7 +87,7 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
     return Figure(
         description="α of the clients over rounds, and its median.",
         data=data,
-        layout=layout(axis("Round"), _alpha_axis(), f"α; {above}; dark: median"),
+        layout=layout(round_axis(x), _alpha_axis(), f"α; {above}; dark: median"),
         height=290,
     )
 

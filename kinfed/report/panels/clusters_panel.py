@@ -14,7 +14,7 @@ from typing import Any
 
 from sklearn.metrics import adjusted_rand_score
 
-from kinfed.report.chart import Figure, Trace, axis, layout, note, subsampled
+from kinfed.report.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
 from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method
 from kinfed.report.formats import plural
@@ -172,7 +172,7 @@ def _members(history: ClusterHistory) -> Figure:
     return Figure(
         description=f"How many clients each {history.noun} has, over rounds.",
         data=data,
-        layout=layout(axis("Round"), axis(nticks=5, rangemode="tozero"), f"Clients by {history.noun}", barmode="stack"),
+        layout=layout(round_axis(rounds), axis(nticks=5, rangemode="tozero"), f"Clients by {history.noun}"),
         height=260,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.report.chart import Figure, Layout, Trace, axis, escape, layout, numbers, subsampled
+from kinfed.report.chart import Figure, Layout, Trace, axis, escape, layout, numbers, round_axis, subsampled
 from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method
 from kinfed.report.marks import heat, line, ramp, stacked
@@ -72,10 +72,10 @@ def _matrix(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) ->
     rows, columns = clients.order(clients.targets), clients.order(clients.groups)
 
     def step(affinity: Matrix) -> dict[str, Any]:
-        shown = [[None if n == i else affinity[i][n] for n in columns] for i in rows]
-        values = [value for row in shown for value in row if value is not None]
+        cells = [[None if n == i else affinity[i][n] for n in columns] for i in rows]
+        values = [value for row in cells for value in row if value is not None]
         low, high = min(values), max(values)
-        return {"z": [[numbers(row) for row in shown]], "zmin": low, "zmax": high if high > low else low + 1}
+        return {"z": [[numbers(row) for row in cells]], "zmin": low, "zmax": high if high > low else low + 1}
 
     steps = {str(number): step(affinity) for number, affinity in rounds.items()}
     latest = list(steps.values())[-1]
@@ -120,7 +120,7 @@ def _views(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) -> 
         return line(x, first["y"][n], color, hover, name=clients.names[n], width=first["line.width"][n], dash=dash)
 
     data = [one_line(n) for n in range(len(order))]
-    base = layout(axis("Round"), axis(nticks=6), "One client’s affinity to all others")
+    base = layout(round_axis(x), axis(nticks=6), "One client’s affinity to all others")
     return Figure(
         description=f"Affinity of one client to every other over rounds under {method.label}, client by client.",
         data=data,
@@ -170,11 +170,10 @@ def _shares(method: Method, mixes: dict[int, Matrix], clients: ClientGroups) -> 
             for (name, values), color in zip(parts.items(), colors, strict=True)
         ],
         layout=layout(
-            axis("Round"),
+            round_axis(x),
             axis(range=[0, 100], ticksuffix=" %"),
             "What clients mix, on average",
             legend_below=True,
-            barmode="stack",
         ),
         height=340,
     )

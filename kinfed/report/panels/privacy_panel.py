@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 from kinfed.report.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.comparison import Comparison, Method
 from kinfed.report.figures import metric_figure, over_rounds, reading
-from kinfed.report.marks import CurvePoint, bars, curve, level, of_method
-from kinfed.report.panels.base import Panel, series
+from kinfed.report.marks import curve, method_level
+from kinfed.report.panels.base import Panel, ranked_bars, series
 from kinfed.runs.reader import ClientResult, Kind
-
-MAX_BARS = 200
 
 
 def privacy(method: Method) -> Panel | None:
@@ -60,14 +57,9 @@ def _range(values: Sequence[float]) -> str:
 
 def _each_client(method: Method, clients: Sequence[ClientResult]) -> Figure:
     ordered = sorted(clients, key=lambda client: client.values["epsilon"], reverse=True)
-    step = math.ceil(len(ordered) / MAX_BARS)
-    shown = ordered[::step]
-    each = bars(
-        range(1, len(shown) + 1), [client.values["epsilon"] for client in shown], method.style.color,
-        "ε = %{y:.3g}<br>%{text}", name=method.label,
-        text=[f"{client_label(client.client)}, {client.n_train} training examples" for client in shown],
-    )  # fmt: skip
-    of = "" if step == 1 else f", every {step}th"
+    about = [f"{client_label(client.client)}, {client.n_train} training examples" for client in ordered]
+    epsilons = [client.values["epsilon"] for client in ordered]
+    each, of = ranked_bars(method, list(zip(epsilons, about, strict=True)), "ε = %{y:.3g}<br>%{text}")
     seeds = " of all seeds" if len(method.complete_trials) > 1 else ""
     return Figure(
         description=f"ε of every client under {method.label}, sorted.",
@@ -91,13 +83,13 @@ def accuracy_against_epsilon(comparison: Comparison) -> Figure | None:
     low, high = min(everything), max(everything)
 
     def draw(method: Method, kind: Kind) -> list[Trace]:
-        points, by_round = over_rounds(method, kind, metric), spent[method.index]
+        by_round, epsilons = over_rounds(method, kind, metric), spent[method.index]
         name = f"<b>{escape(method.label)}</b><br>"
-        if points and not by_round:
+        if by_round and not epsilons:
             hover = f"{name}{reading(metric, spread='')}, not private"
-            return of_method(method, [level((low, high), points[-1].mean, method.style.color, hover, method.label)])
-        by_epsilon = [CurvePoint(by_round[round(p.x)], p.mean, p.sd) for p in points if round(p.x) in by_round]
-        return curve(method, by_epsilon, f"{name}at ε = %{{x:.3g}}: {reading(metric)}") if by_epsilon else []
+            return [method_level(method, (low, high), by_round[max(by_round)].mean, hover)]
+        points = [(epsilons[number], mean) for number, mean in by_round.items() if number in epsilons]
+        return curve(method, points, f"{name}at ε = %{{x:.3g}}: {reading(metric)}") if points else []
 
     title = "Largest ε of any client so far"
     x = log_axis(title, low, high) if high > 10 * low else axis(title)

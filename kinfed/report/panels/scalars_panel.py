@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.report.chart import Figure, axis, escape, layout
+from kinfed.report.chart import Figure, axis, escape, layout, round_axis
 from kinfed.report.comparison import Method
-from kinfed.report.marks import CurvePoint, curve
+from kinfed.report.marks import curve
 from kinfed.report.panels.base import Panel, series
 from kinfed.report.statistics import average
 
@@ -46,12 +46,11 @@ def scalars(method: Method) -> Panel | None:
 
 
 def _figure(method: Method, key: str, by_round: dict[int, dict[int, float]]) -> Figure:
-    averages = [(number, entry) for number, values in sorted(by_round.items()) if (entry := average(values))]
-    points = [CurvePoint(number, entry.mean, entry.sd) for number, entry in averages]
+    points = [(number, mean) for number, values in sorted(by_round.items()) if (mean := average(values))]
     return Figure(
         description=f"{key} of {method.label} over rounds.",
         data=curve(method, points, "round %{x}: %{y:.4g}%{customdata}"),
-        layout=layout(axis("Round"), axis(nticks=5), escape(key)),
+        layout=layout(round_axis(by_round), axis(nticks=5), escape(key)),
         height=220,
     )
 
