@@ -15,8 +15,8 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy.policy import Privacy
-from kinfed.server.loop import Schedule
 from kinfed.server.robust import Rule, make_rule
+from kinfed.server.schedule import Schedule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20

@@ -36,7 +36,8 @@ from kinfed.reproduce.studies.synthetic import (
     run_study,
     selffl,
 )
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.theory.gaussian import Case, draw
 
 F64 = torch.float64
