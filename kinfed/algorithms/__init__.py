@@ -47,7 +47,14 @@ _add(
     "FedAvg after clients have shared some of their examples",
     data="kinfed.algorithms.fedavg_data:share_examples",
 )
-_add("fedavgm", "fedavgm:FedAvgM", "FedAvgM", "FedAvg with server momentum")
+_add(
+    "fedavgm",
+    "fedopt:FedOpt",
+    "FedAvgM",
+    "FedAvg with server momentum",
+    preset={"optimizer": "momentum", "server_lr": 1.0},
+    space={"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
+)
 _add("fedadam", "fedopt:FedOpt", "FedAdam", "FedAvg with Adam at the server")
 _add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"optimizer": "yogi"})
 _add(
@@ -58,7 +65,13 @@ _add(
     preset={"optimizer": "adagrad", "beta1": 0.0},
 )
 _add("ditto", "ditto:Ditto", "Ditto", "personal models held near a FedAvg model")
-_add("pfedme", "pfedme:PFedMe", "pFedMe", "personal models as Moreau envelopes around a global one")
+_add(
+    "pfedme",
+    "pfedme:PFedMe",
+    "pFedMe",
+    "personal models as Moreau envelopes around a global one",
+    space={"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)},  # lr * lam must not exceed 1
+)
 _add(
     "perfedavg",
     "perfedavg:PerFedAvg",
@@ -75,7 +88,13 @@ _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fit
 _add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")
 _add("fedem", "fedem:FedEM", "FedEM", "K shared models; each client predicts with its own mixture of them")
-_add("mocha", "mocha:Mocha", "MOCHA", "linear models and the relations of clients, in the dual (the convex original)")
+_add(
+    "mocha",
+    "mocha:Mocha",
+    "MOCHA",
+    "linear models and the relations of clients, in the dual (the convex original)",
+    space={"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+)
 _add(
     "mocha_deep",
     "mocha_deep:MochaDeep",

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import mean_of
+from kinfed.core.kernels import weighted_mean
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort
 
@@ -45,7 +45,7 @@ def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
 
 def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
     """Σ_m p_m delta_m [P] of rows [n, P]; all weigh the same where `count` is None."""
-    return mean_of(delta, torch.ones(len(delta)) if count is None else count)
+    return weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
 
 
 def own_or_server(seen: Tensor, own: Tensor, server: Tensor) -> Tensor:

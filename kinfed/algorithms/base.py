@@ -233,23 +233,3 @@ def gradient_steps(
 def option_values(algorithm: AnyAlgorithm) -> dict[str, Any]:
     """The options as plain values, as the journal and reports show them."""
     return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name != "training"}
-
-
-def best_fit(task: Task, models: Tensor, data: Cohort) -> Tensor:
-    """[n] int64: which of the models [C, P] has the least loss on each client's training examples; of equals the first,
-    and a loss that is not finite loses."""
-    loss = torch.stack([task.mean_loss(w.expand(len(data), -1), data.train) for w in models], 1)
-    return torch.argmin(loss.nan_to_num(nan=torch.inf), 1)
-
-
-def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
-    weight = weight.to(rows.device, torch.float64)
-    p = weight / weight.sum()
-    out = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
-    for some, share in zip(torch.split(rows, 128), torch.split(p, 128), strict=True):
-        width = (1 << 17) // max(len(some), 1)
-        for block, mean in zip(torch.split(some, width, 1), torch.split(out, width), strict=True):
-            mean.addmv_(block.to(torch.float64).T, share)
-    return out.to(rows.dtype)

@@ -20,16 +20,17 @@ from kinfed.algorithms.base import (
     PrivacyProfile,
     RoundInfo,
     ServerModels,
-    best_fit,
     gradient_steps,
-    mean_of,
     option_values,
 )
+from kinfed.algorithms.candidates import best_fit, mean_losses
 from kinfed.core import rng
+from kinfed.core.kernels import weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
@@ -40,8 +41,10 @@ __all__ = [
     "Batch",
     "Batches",
     "Cohort",
+    "ColumnSplit",
     "ConfigError",
     "DeltaUp",
+    "Federation",
     "LocalTraining",
     "ModelDown",
     "ModelState",
@@ -60,13 +63,17 @@ __all__ = [
     "example_counts",
     "gradient",
     "gradient_steps",
-    "mean_of",
+    "last_layers",
+    "mean_losses",
     "mean_update",
     "option",
     "option_values",
     "own_or_server",
+    "parse_patterns",
     "rng",
     "sgd",
     "take_rows",
     "toward_zero",
+    "weighted_mean",
+    "weighted_sum",
 ]

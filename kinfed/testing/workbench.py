@@ -18,9 +18,10 @@ from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.privacy.budget import Accounts
 from kinfed.server.loop import Loop, Schedule
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -130,9 +131,10 @@ class Bench:
         *,
         algorithm: Method | None = None,
         federation: Federation | None = None,
-        task: ModuleTask | None = None,
+        task: Task | None = None,
         workers: int = 1,
         chunk: int | None = 2,
+        privacy: Accounts | None = None,
     ) -> Iterator[Loop]:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
@@ -141,7 +143,7 @@ class Bench:
         federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
         pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
         try:
-            yield Loop(algorithm, task, pool, clients, schedule)
+            yield Loop(algorithm, task, pool, clients, schedule, privacy=privacy)
         finally:
             pool.close()
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
@@ -94,7 +94,7 @@ def for_runs(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loop_on(where: RayCluster | None, method: Any, data: Any = None, schedule: Schedule | None = None) -> Loop:
     task, data = make_task(tiny_model), tiny_federation() if data is None else data
-    data, clients = method.exchange(data, data.population(SEED))
+    data, clients = prepare_data(method, data, data.population(SEED))
     pool: Any = (
         LocalPool(method, task, data, SEED, workers=1) if where is None else where.pool(method, task, data, SEED)
     )

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import Clusters, coordinates, distances, k_means, lloyd, match_labels
+from kinfed.algorithms.clustering import Clusters, k_means, lloyd, match_labels
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
@@ -48,11 +48,12 @@ from kinfed.algorithms.facade import (
     best_fit,
     each_step,
     gradient_steps,
-    mean_of,
     option,
     own_or_server,
     rng,
+    weighted_mean,
 )
+from kinfed.core.kernels import coordinates, pairwise_distances
 
 NONE = -1  # the context of a client that has not replied yet
 
@@ -173,13 +174,13 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         context[members] = clusters.label.to(context)
         for k in torch.unique(clusters.label).tolist():
             mine = uploads[clusters.label == k]
-            omega[k].lerp_(mean_of(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
+            omega[k].lerp_(weighted_mean(mine, torch.ones(len(mine))), self.alpha)  # Ω ← (1 − α) Ω + α Ω_I P
         changed = (context != server.context) & (server.context >= 0)
         return replace(
             server,
             omega=omega,
             context=context,
-            start=mean_of(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
+            start=weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
             moved=changed.sum(),
             spread=torch.tensor(clusters.cost, dtype=torch.float64),
         )
@@ -234,8 +235,9 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers join the context, of those that have clients, whose model fits their training examples best."""
         used = torch.unique(server.context[server.context >= 0])
+        candidates = [w.expand(len(data), -1) for w in server.omega[used]]
         context = server.context.clone()
-        context[data.ids] = used[best_fit(task, server.omega[used], data)]
+        context[data.ids] = used[best_fit(task, candidates, data.train)]
         return replace(server, context=context)
 
     def figures(self, server: Server) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             "moved": int(server.moved),
             "spread": float(server.spread),
             "beta": self._pull(self.training.lr) * len(server.context) / 2,
-            "distances": distances(server.omega),
+            "distances": torch.from_numpy(pairwise_distances(server.omega)),
         }
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kinfed.algorithms.cgpfl.bound import complexity
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
-from kinfed.algorithms.clustering import coordinates, k_means_path
+from kinfed.algorithms.clustering import k_means_path
 from kinfed.algorithms.facade import (
     EXAMPLE_COUNT,
     Cohort,
@@ -42,6 +42,7 @@ from kinfed.algorithms.facade import (
     option,
     rng,
 )
+from kinfed.core.kernels import coordinates
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.clustering import coordinates, k_means, match_labels
-from kinfed.algorithms.facade import ConfigError, Population, RoundInfo, Task, mean_of, option, rng, take_rows
+from kinfed.algorithms.clustering import k_means, match_labels
+from kinfed.algorithms.facade import ConfigError, Population, RoundInfo, Task, option, rng, take_rows, weighted_mean
 from kinfed.algorithms.selffl import selffl
 from kinfed.algorithms.selffl.selffl import SelfFLClients, Up, variance_figures
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, positive_variance
+from kinfed.core.kernels import coordinates
 from kinfed.theory.two_level import others_sum
 
 DEFAULT_CLUSTERS = 5
@@ -117,11 +118,11 @@ class SelfFLCluster(SelfFLClients):
             rows = (server.group[ids] == c).nonzero().squeeze(1)
             delta = take_rows(up.delta, rows)
             spread = self.variance_between(delta, torch.zeros_like(server.s0))
-            server.rep[c] = server.theta + mean_of(delta, self.client_weights(server.s[ids[rows]], spread))
+            server.rep[c] = server.theta + weighted_mean(delta, self.client_weights(server.s[ids[rows]], spread))
             server.seen[c] = True
         delta = server.rep[server.seen] - server.theta
         server.s0 = self.variance_between(delta, server.s0)
-        step = mean_of(delta, self.client_weights(self.cluster_variance(server)[server.seen], server.s0))
+        step = weighted_mean(delta, self.client_weights(self.cluster_variance(server)[server.seen], server.s0))
         server.theta = server.theta + self.smoothing_weight(round.population.participation) * step
         server.age = server.age + 1
         if not self.has_groups(round.population) and int(server.age) == self.recluster_every:

@@ -47,9 +47,9 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     gradient_steps,
-    mean_of,
     own_or_server,
     sgd,
+    weighted_mean,
 )
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
 from kinfed.theory.gaussian import GaussianTask
@@ -218,7 +218,7 @@ class SelfFL(SelfFLClients):
         if not self.known_variances:
             s0 = self.variance_between(models, s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
-        step = mean_of(models, weight)  # (20), (26)
+        step = weighted_mean(models, weight)  # (20), (26)
         c = self.smoothing_weight(round.population.participation)
         return Server(server.theta + c * step, s0, s, server.others)
 
