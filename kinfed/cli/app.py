@@ -120,11 +120,11 @@ def _run(
 ) -> None:
     from kinfed.cli.display import display, results_table
     from kinfed.runs import experiment
-    from kinfed.runs.config import INCIDENTAL, make_config
+    from kinfed.runs.config import NON_RESULT_SETTINGS, make_config
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
-    decisive = [name for name in settings if name not in INCIDENTAL]
+    decisive = [name for name in settings if name not in NON_RESULT_SETTINGS]
     if resume and out is not None and config is None and not decisive and not sets:
         # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
         chosen = make_config(None, {**experiment.read_config(out).dump(), **settings})

@@ -33,7 +33,7 @@ def options_of(name: str) -> list[OptionDoc]:
         entry = ALGORITHMS[name]
         return [
             dataclasses.replace(doc, default=entry.preset.get(doc.name, doc.default))
-            for doc in (*_algorithm_options(entry.method), *_algorithm_options(Finetuned))
+            for doc in (*_algorithm_options(entry.target), *_algorithm_options(Finetuned))
         ]
     if name in PARTITIONS:
         return documented(PARTITIONS[name])

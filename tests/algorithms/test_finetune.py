@@ -89,11 +89,11 @@ def test_a_tuned_method_keeps_the_contract(check: str) -> None:
 def test_every_method_takes_the_option() -> None:
     for name, entry in ALGORITHMS.items():
         algorithm = make_algorithm(name, LocalTraining(), {"finetune": 2})
-        assert isinstance(algorithm, entry.method), name
+        assert isinstance(algorithm, entry.target), name
         assert isinstance(algorithm, Finetuned)
         assert algorithm.options()["finetune"] == 2
         for fact in ("needs_validation", "min_clients", "keeps_stragglers", "symmetric", "private", "leaks"):
-            assert getattr(algorithm, fact) == getattr(entry.method, fact)
+            assert getattr(algorithm, fact) == getattr(entry.target, fact)
         assert {"finetune", "finetune_lr"} <= {option.name for option in options_of(name)}
     told = {option.name: option for option in options_of("ditto")}
     assert told["finetune"].default == 0
@@ -107,7 +107,7 @@ def test_tuned_methods_are_values_like_others() -> None:
     assert copy.deepcopy(a) == a
     assert replace(a, lam=0.5).finetune == 2
     assert finetuned(FedAvg) is finetuned(FedAvg)
-    assert type(made("ditto")) is ALGORITHMS["ditto"].method
+    assert type(made("ditto")) is ALGORITHMS["ditto"].target
 
 
 def test_private_training_counts_the_steps() -> None:

@@ -30,7 +30,7 @@ def section_of(name: str) -> str:
 
 def options_of(name: str) -> dict[str, Any]:
     """Options of the class and their defaults."""
-    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].method) if f.name != "training"}
+    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].target) if f.name != "training"}
 
 
 def written(default: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from test_cli import kinfed as command
+from command_line import kinfed as command
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
