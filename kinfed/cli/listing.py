@@ -9,45 +9,66 @@ import itertools
 import textwrap
 from typing import Any
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.finetune import Finetuned
 from kinfed.core.options import OptionDoc, documented
-from kinfed.data.partitions.partition import PARTITIONS
-from kinfed.data.sources.catalogue import SOURCES
-from kinfed.engine.models import MODELS
+from kinfed.core.registries import registry_of
+from kinfed.core.registry import Entry
+from kinfed.errors import unknown_name
+
+KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
 
 
 def catalog() -> dict[str, dict[str, str]]:
     """Kind -> name -> one line."""
-    return {
-        "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
-        "datasets": {name: entry.summary for name, entry in SOURCES.items()},
-        "partitions": {name: entry.summary for name, entry in PARTITIONS.items()},
-        "models": {name: entry.summary for name, entry in MODELS.items()},
-    }
+    from kinfed.reproduce.recipes import summaries
+
+    kinds = {kind: _summaries(kind) for kind in KINDS}
+    return kinds | {"recipes": summaries()}
+
+
+def _summaries(kind: str) -> dict[str, str]:
+    return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
+
+
+def find(name: str) -> str:
+    """The kind of thing that has this name."""
+    kinds = catalog()
+    for kind, names in kinds.items():
+        if name in names:
+            return kind
+    raise unknown_name("list", name, [*kinds, *(known for names in kinds.values() for known in names)])
+
+
+def owner(kind: str, name: str) -> str:
+    """Who has the options of a thing in --set: an algorithm has its own, of the others there is one in a run."""
+    return name if kind == "algorithms" else KINDS.get(kind, kind)
 
 
 def options_of(name: str) -> list[OptionDoc]:
     """The options of a method, data set, partition or model, as --set takes them."""
-    if name in ALGORITHMS:
-        entry = ALGORITHMS[name]
+    kind = find(name)
+    if kind not in KINDS:
+        return []
+    entry = registry_of(KINDS[kind])[name]
+    if kind == "algorithms":
+        from kinfed.algorithms.finetune import Finetuned
+
         return [
             dataclasses.replace(doc, default=entry.preset.get(doc.name, doc.default))
             for doc in (*_algorithm_options(entry.target), *_algorithm_options(Finetuned))
         ]
-    if name in PARTITIONS:
-        return documented(PARTITIONS[name])
-    return documented(SOURCES[name].options if name in SOURCES else MODELS[name].options)
+    if isinstance(entry, Entry):
+        return entry.describe_options()
+    return documented(entry if kind == "partitions" else entry.options)
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:
     """Fields of the dataclass with the string that stands under each in the source."""
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in reversed(method.__mro__):
         if dataclasses.is_dataclass(cls):
-            told |= _strings_under_fields(cls)
+            texts |= _strings_under_fields(cls)
     return [
-        OptionDoc(field.name, str(field.type), field.default, told.get(field.name, ""))
+        OptionDoc(field.name, str(field.type), field.default, texts.get(field.name, ""))
         for field in dataclasses.fields(method)
         if field.name != "training"
     ]
@@ -56,7 +77,7 @@ def _algorithm_options(method: type[Any]) -> list[OptionDoc]:
 def _strings_under_fields(cls: type[Any]) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    found = {}
+    texts = {}
     for statement, after in itertools.pairwise(body):
         if (
             isinstance(statement, ast.AnnAssign)
@@ -65,5 +86,5 @@ def _strings_under_fields(cls: type[Any]) -> dict[str, str]:
             and isinstance(after.value, ast.Constant)
             and isinstance(after.value.value, str)
         ):
-            found[statement.target.id] = " ".join(after.value.value.split())
-    return found
+            texts[statement.target.id] = " ".join(after.value.value.split())
+    return texts

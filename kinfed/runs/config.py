@@ -90,6 +90,7 @@ def setting(
 DATA, MODEL, METHODS, ROUNDS = "Data", "Model", "Methods", "Rounds"
 TRAINING, PRIVACY, ROBUSTNESS = "Local training", "Privacy", "Robustness"
 EVALUATION, PLACE = "Evaluation and files", "Where it runs"
+PANELS = (DATA, MODEL, METHODS, ROUNDS, TRAINING, PRIVACY, ROBUSTNESS, EVALUATION, PLACE)  # in the order of the help
 
 
 class RunConfig(BaseModel):
@@ -138,9 +139,7 @@ class RunConfig(BaseModel):
     weight_decay: float = setting(0.0, TRAINING, "Weight decay of local training.")
     lr_decay: float = setting(1.0, TRAINING, "Factor on the learning rate after every round, in (0, 1].")
     lr_floor: float = setting(0.0, TRAINING, "The learning rate does not decay below this.")
-    augment: str | None = setting(
-        None, TRAINING, "Random changes of training images: crop, flip or crop_flip.", registry="augmentation"
-    )
+    augment: str | None = setting(None, TRAINING, "Random changes of training images: crop, flip or crop_flip.")
     dp_noise: float | None = setting(None, PRIVACY, "Differential privacy: noise in units of the clipping norm.")
     dp_epsilon: float | None = setting(None, PRIVACY, "Differential privacy: find the noise for this epsilon instead.")
     dp_clip: float | None = setting(None, PRIVACY, "Largest norm of an example's gradient (default 1).")

@@ -140,7 +140,7 @@ BAD = [
     (["run", "--set", "ditto.lamda=1"], ["lamda", "lam"]),
     (["run", "--set", "ditto.lam=much"], ["ditto.lam", "much"]),
     (["run", "--set", "partition.classes=3"], ["--partition"]),
-    (["run", "--seeds", "a"], ["--seeds"]),
+    (["run", "--seeds", "a"], ["seeds", "whole numbers"]),
     (["run", "--resume"], ["--out"]),
     (["run", "--algorithms", "cgpfl", "--clients", "3"], ["contexts", "3"]),
     (["run", "--dataset", "nowhere.csv", "--label-column", "y"], ["nowhere.csv"]),
@@ -149,7 +149,16 @@ BAD = [
     (["run", "absent.toml"], ["absent.toml"]),
     (["report", "absent"], ["absent"]),
     (["export", "absent", "--client", "0"], ["absent"]),
-    (["list", "methods"], ["methods"]),
+    (["list", "model"], ["model", "models"]),
+    (["run", "--validation", "1.2"], ["validation", "auto or a number in [0, 1)", "1.2"]),
+    (["run", "--validation", "most"], ["validation", "auto or a number"]),
+    (["run", "--rounds", "many"], ["rounds", "whole number of at least 1", "many"]),
+    (["run", "--roundz", "3"], ["--roundz", "kinfed run --help"]),
+    (["run", "--pool", "swimming"], ["pool", "local or ray"]),
+    (["run", "--plugin", "absent.py"], ["absent.py"]),
+    (["list", "--plugin", "absent.py"], ["absent.py"]),
+    (["run", "--dataset", "[/bold].csv", "--label-column", "y"], ["[/bold].csv"]),
+    (["export"], ["FOLDER", "kinfed export --help"]),
 ]
 
 
