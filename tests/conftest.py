@@ -55,7 +55,7 @@ def _batch(n: int, size: int, shape: tuple[int, ...], classes: int, *, seed: int
     real = torch.from_numpy(numbers.integers(1, size + 1, n)) if ragged else torch.full((n,), size)
     valid = torch.arange(size) < real[:, None]
     weight = torch.where(valid, 1.0 / real[:, None], 0.0).to(torch.float32)
-    return Batch(x, y, weight, torch.arange(n), full=bool(valid.all()))
+    return Batch(x, y, weight, torch.arange(n))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.listing import catalog, options_of
-from kinfed.data.partitions.partition import PARTITIONS
+from kinfed.data.partitions import PARTITIONS
 
 ROOT = Path(__file__).parent.parent
 

@@ -58,7 +58,7 @@ def options_of(name: str) -> list[OptionDoc]:
         ]
     if isinstance(entry, Entry):
         return entry.describe_options()
-    return documented(entry if kind == "partitions" else entry.options)
+    return documented(entry.options)
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:

@@ -18,12 +18,12 @@ from kinfed.errors import unknown_name
 
 REGISTRIES = {
     "algorithm": "kinfed.algorithms:ALGORITHMS",
-    "dataset": "kinfed.data.sources.catalogue:SOURCES",
-    "partition": "kinfed.data.partitions.partition:PARTITIONS",
+    "dataset": "kinfed.data.sources:SOURCES",
+    "partition": "kinfed.data.partitions:PARTITIONS",
     "model": "kinfed.engine.models:MODELS",
     "metric": "kinfed.runs.metrics:METRICS",
     "robust rule": "kinfed.server.robust:RULES",
-    "panel": "kinfed.report.panels.panel:PANELS",
+    "panel": "kinfed.report.panels:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}
 

@@ -69,4 +69,4 @@ def share_examples(
     )  # fmt: skip
     one = old.raw[0].numel() * old.raw.element_size() + labels.element_size()
     exchanged = (one * len(given.rows), one * size)
-    return shared, replace(clients, pool=pool, exchanged=exchanged, train_count=shared.train.count.clone())
+    return shared, replace(clients, pool=pool, exchanged=exchanged)

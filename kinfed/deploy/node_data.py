@@ -170,13 +170,13 @@ def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
     if len(raw) != len(labels):
         raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
-    val = Ragged.empty(1) if is_val is None else rows.where(is_val)
-    kept = rows if is_val is None else rows.where(~is_val)
+    val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
+    kept = rows if is_val is None else rows.filter(~is_val)
     if is_test is None:
         key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
         train, test = hold_out(kept, deployment.test_fraction, key)
     else:
-        train, test = kept.where(~is_test[kept.rows]), kept.where(is_test[kept.rows])
+        train, test = kept.filter(~is_test[kept.rows]), kept.filter(is_test[kept.rows])
     made = Federation(
         Features(raw), labels, len(classes), train, val, test, [node.client],
         class_names=classes, description={"dataset": node.data, "partition": "given"},

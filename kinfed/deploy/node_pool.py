@@ -54,8 +54,7 @@ class Roster:
 
     def population(self, seed: int, participation: float) -> Population:
         groups = torch.tensor([self.group(k) for k in range(len(self.names))]) if self.groups else None
-        count = self.counts[:, 0].clone()
-        return Population(len(self.names), seed, participation, groups, len(self.group_names), count)
+        return Population(len(self.names), seed, participation, groups, len(self.group_names))
 
 
 class NodePool:

@@ -139,4 +139,4 @@ def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Ba
 
 def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
     """The batch once per component, every example with its share of the weight."""
-    return [replace(batch, weight=batch.weight * q[..., k], full=False) for k in range(q.shape[-1])]
+    return [replace(batch, weight=batch.weight * q[..., k]) for k in range(q.shape[-1])]

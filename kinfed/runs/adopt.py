@@ -157,15 +157,13 @@ class FinishedRun:
 
     def population(self, newcomers: int = 0, group: int = 0) -> Population:
         """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
-        count = [sum(row) for row in self.federation["train"]]
         groups = self.federation["groups"]
         return Population(
-            len(count) + newcomers,
+            len(self.federation["names"]) + newcomers,
             self.seed,
             self.config.participation,
             None if groups is None else torch.tensor([*groups, *[group] * newcomers]),
             0 if groups is None else max(groups) + 1,
-            torch.tensor([*count, *[0] * newcomers]),
         )
 
     def final(self, name: str, last: int) -> dict[str, Tensor]:
@@ -222,8 +220,8 @@ def newcomer_from_table(
         train, test = hold_out(rows, test_fraction, rng.root(run.seed, "test-split")[None])
         val = Ragged.empty(1)
     else:
-        train = rows.where(~(source.is_test | source.is_val))
-        val, test = rows.where(source.is_val), rows.where(source.is_test)
+        train = rows.filter(~(source.is_test | source.is_val))
+        val, test = rows.filter(source.is_val), rows.filter(source.is_test)
     return Federation(
         Features(raw.reshape(-1, *run.shape), mean, std), source.labels, len(run.classes), train, val, test, [NAME],
         class_names=run.classes, description={"dataset": str(path), "partition": "given"},

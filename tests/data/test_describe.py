@@ -14,8 +14,8 @@ from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
 from kinfed.data.describe import describe, emd, emd_code
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Ragged
-from kinfed.data.partitions.partition import make_federation
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.partitions import make_federation
+from kinfed.data.sources import load_source
 
 
 def clients_with(classes_each: list[list[int]], num_classes: int = 10, per_class: int = 6, **more) -> Federation:
@@ -119,7 +119,7 @@ def test_many_clients_are_sampled_from_largest_to_smallest():
     classes = [[k % 10] for k in range(100)]
     f = clients_with(classes)
     keep = torch.arange(100) % 6 + 1  # unequal sizes
-    train, _ = f.train.cut(keep)
+    train, _ = f.train.split_at(keep)
     d = describe(Federation(f.features, f.labels, 10, train, f.val, f.test, f.names, notes=["something to know"]))
     text = printed(d)
     assert f"{MOST_CLIENTS} of 100 clients, from the largest to the smallest" in text

@@ -131,6 +131,6 @@ def test_fleeting_batches_are_the_batches() -> None:
         assert rows == again
         for name in ("x", "y", "weight", "ids"):
             assert torch.equal(getattr(batch, name), getattr(reusing_memory, name))
-        assert (batch.round, batch.step, batch.full) == (reusing_memory.round, reusing_memory.step, reusing_memory.full)
+        assert (batch.round, batch.step) == (reusing_memory.round, reusing_memory.step)
         seen += 1
     assert seen == 16  # 30 examples in eight steps, twice

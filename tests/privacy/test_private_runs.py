@@ -111,7 +111,7 @@ def test_methods_ask_what_they_say_and_say_what_leaks(
             loop.round()  # raises where more is asked than `gradients` says
             round_ledger = {k: n - before.batches.get(k, 0) for k, n in loop.privacy.ledger.batches.items()}
             before = loop.privacy.ledger
-            said = made.gradients(loop.clients.train_count)  # type: ignore[arg-type]
+            said = made.gradients(loop.pool.federation.train.count)  # type: ignore[attr-defined]
             if said is None:
                 continue
             for client in {entry[0] for entry, batches in round_ledger.items() if batches}:
