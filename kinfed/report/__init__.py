@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kinfed.core.storage import make_folder, write_atomically
 from kinfed.report.comparison import compare
-from kinfed.report.page import render
+from kinfed.report.page import report_page
 from kinfed.runs.reader import RunFolderError, load_runs
 
 __all__ = ["RunFolderError", "build", "write_page"]
@@ -24,7 +24,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     report.html in the current directory. The file appears whole or not at all.
     """
     runs = load_runs([Path(folder) for folder in run_dirs])
-    page = render(runs, compare(runs))
+    page = report_page(runs, compare(runs))
     target = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     return write_page(target, page)
 

@@ -1,7 +1,8 @@
-"""The parts that all figures are made of. Figures are plain plotly dictionaries; the page draws them.
+"""Figures: what is drawn (traces, see `kinfed.report.marks`), its axes and layout, and the views a reader may choose.
 
-A trace may carry `meta`: {"method": index} lets the legend switch it, {"view": key} shows it only while that view is
-chosen. All text that comes from outside passes through `safe`, because plotly reads tags in text.
+A figure holds plain plotly dictionaries; the page draws them. A trace may carry `meta`: {"method": index} lets the
+legend switch it, {"view": key} shows it only while that view is chosen. All text that comes from outside passes
+through `escape`, because plotly reads tags in text.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ Trace = dict[str, Any]
 Layout = dict[str, Any]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+CLEAR = "rgba(0,0,0,0)"
 
 MAX_POINTS_OF_A_CURVE = 400
+MAX_NAMED_ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -42,24 +45,52 @@ class Figure:
     chosen: str | None = None  # the view shown first, if not the first of them
     methods: tuple[Method, ...] = field(default=())  # listed in a legend if given
 
+    @property
+    def first_view(self) -> str | None:
+        return self.chosen or (self.views[0].key if self.views else None)
 
-def safe(text: str) -> str:
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the page's script draws."""
+        return {
+            "data": self.data,
+            "layout": self.layout,
+            "height": self.height,
+            "views": [{"key": view.key, "patch": view.patch} for view in self.views],
+            "chosen": self.first_view,
+        }
+
+
+def escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
 def short(text: str, limit: int = 18) -> str:
-    """Safe for plotly, and no longer than an axis can take."""
-    return safe(text if len(text) <= limit else text[: limit - 1] + "…")
+    """Escaped for plotly, and no longer than an axis can take."""
+    return escape(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
 def client_label(name: str) -> str:
-    """Safe for plotly; a client that is only a number is called one."""
-    return f"client {name}" if name.isdecimal() else safe(name)
+    """Escaped for plotly; a client that is only a number is called one."""
+    return f"client {name}" if name.isdecimal() else escape(name)
 
 
 def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | None]:
-    """JSON has no NaN; six significant digits are finer than any screen."""
-    return [float(f"{v * scale:.6g}") if v is not None and math.isfinite(v) else None for v in values]
+    """JSON has no NaN; six significant digits are finer than any screen. Whole numbers stay as they are."""
+    return [_number(value, scale) for value in values]
+
+
+def _number(value: float | None, scale: float) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) and scale == 1 else float(f"{value * scale:.6g}")
+
+
+def subsampled(values: Sequence[Any], limit: int = MAX_POINTS_OF_A_CURVE) -> list[Any]:
+    """Every k-th entry, and the last one always."""
+    step = max(math.ceil(len(values) / limit), 1)
+    subset = list(values[::step])
+    return subset if not values or (len(values) - 1) % step == 0 else [*subset, values[-1]]
 
 
 def axis(title: str = "", **more: Any) -> Layout:
@@ -92,92 +123,68 @@ def log_axis(title: str, low: float, high: float) -> Layout:
     )
 
 
+def round_axis(rounds: Iterable[float], title: str = "Round") -> Layout:
+    """Of figures over these rounds, which are labelled one by one while they are few: there is no round 2.5."""
+    each = sorted(set(rounds))
+    return axis(title, tickvals=each) if len(each) <= MAX_NAMED_ROUNDS else axis(title)
+
+
+def size_axis(sizes: Iterable[int]) -> Layout:
+    """Of figures with clients by the number of their training examples; logarithmic where sizes differ much."""
+    title, known = "Training examples of the client", [size for size in sizes if size > 0]
+    return log_axis(title, min(known), max(known)) if known and max(known) > 8 * min(known) else axis(title)
+
+
+def group_ticks(groups: Sequence[int], names: tuple[str, ...] | None, places: Sequence[float]) -> Layout:
+    """Names of groups in the middle of their members, for an axis along which members of a group are neighbours.
+
+    groups: of the member at each of the places along the axis; names: of the groups.
+    """
+    by_group: dict[int, list[float]] = {}
+    for group, place in zip(groups, places, strict=True):
+        by_group.setdefault(group, []).append(place)
+    return {
+        "tickvals": [(members[0] + members[-1]) / 2 for members in by_group.values()],
+        "ticktext": [short(group_name(names, group)) for group in by_group],
+    }
+
+
+def group_name(names: tuple[str, ...] | None, group: int) -> str:
+    return names[group] if names is not None and 0 <= group < len(names) else f"group {group}"
+
+
 def y_title(text: str) -> dict[str, Any]:
     """The patch by which a view replaces the title of the y axis."""
     return {"annotations.0.text": text}
 
 
-def layout(x: Layout, y: Layout, above: str, **more: Any) -> Layout:
-    """The title of the y axis stands above it, upright, where it is read first and takes no width."""
+def layout(x: Layout, y: Layout, above: str, legend_below: bool = False, **more: Any) -> Layout:
+    """The title of the y axis stands above it, upright, where it is read first and takes no width.
+
+    legend_below: plotly's own legend, for figures whose lines are no methods.
+    """
     base: Layout = {
         "font": {"family": FONT, "size": 13, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 44, "r": 16, "t": 30, "b": 46},
-        "showlegend": False,
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": AXIS, "activecolor": MUTED},
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "margin": {"l": 44, "r": 16, "t": 30, "b": 80 if legend_below else 46},
+        "showlegend": legend_below,
+        "legend": {"orientation": "h", "y": -0.24, "font": {"size": 12, "color": MUTED}},
+        "modebar": {"bgcolor": CLEAR, "color": AXIS, "activecolor": MUTED},
         "hovermode": "closest",
+        "barmode": "stack",
         "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
         "xaxis": {"showgrid": False, "ticks": "outside", "showline": True} | x,
         "yaxis": y,
         "annotations": [
-            {
-                "text": above,
-                "xref": "paper",
-                "yref": "paper",
-                "x": 0,
-                "y": 1,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "yshift": 8,
-                "showarrow": False,
-                "font": {"size": 13, "color": MUTED},
-            }
+            note(above, 0, 1, xref="paper", yref="paper", yanchor="bottom", yshift=8)
+            | {"font": {"size": 13, "color": MUTED}}
         ],
     }
     return base | more
 
 
-def thinned(values: Sequence[Any], limit: int = MAX_POINTS_OF_A_CURVE) -> list[Any]:
-    """Every k-th entry, and the last one always."""
-    step = math.ceil(len(values) / limit)
-    kept = list(values[::step]) if step > 1 else list(values)
-    return kept if not values or (len(values) - 1) % max(step, 1) == 0 else [*kept, values[-1]]
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    x: float
-    mean: float
-    sd: float | None
-
-
-def curve(method: Method, x: list[float], mean: list[float], sd: list[float | None], hover: str) -> list[Trace]:
-    """A line through the means over seeds, with a band of one standard deviation where there are several."""
-    points = thinned([CurvePoint(*point) for point in zip(x, mean, sd, strict=True)])
-    meta = {"method": method.index}
-    traces: list[Trace] = []
-    banded = [p for p in points if p.sd is not None and math.isfinite(p.mean)]
-    if any(p.sd for p in banded):
-        upper = [p.mean + (p.sd or 0.0) for p in banded]
-        lower = [p.mean - (p.sd or 0.0) for p in banded]
-        traces.append(
-            {
-                "type": "scatter",
-                "x": numbers([p.x for p in banded] + [p.x for p in reversed(banded)]),
-                "y": numbers(upper + lower[::-1]),
-                "mode": "lines",
-                "line": {"width": 0},
-                "fill": "toself",
-                "fillcolor": method.style.faded(0.13),
-                "hoverinfo": "skip",
-                "name": safe(method.label),
-                "meta": meta,
-            }
-        )
-    spread = [f" ± {p.sd:.2g}" if p.sd is not None else "" for p in points]
-    traces.append(
-        {
-            "type": "scatter",
-            "x": numbers(p.x for p in points),
-            "y": numbers(p.mean for p in points),
-            "customdata": spread,
-            "mode": "lines+markers" if len(points) <= 25 else "lines",
-            "line": {"color": method.style.color, "width": 2, "dash": method.style.dash},
-            "marker": {"color": method.style.color, "symbol": method.style.symbol, "size": 6},
-            "hovertemplate": hover,
-            "name": safe(method.label),
-            "meta": meta,
-        }
-    )
-    return traces
+def note(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+    """A text in the figure, to the right of (x, y)."""
+    base = {"text": text, "x": x, "y": y, "xanchor": "left", "showarrow": False, "font": {"size": 13, "color": INK}}
+    return base | more

@@ -27,7 +27,7 @@ _INDIFFERENT = {
     *("pool", "device", "backend", "workers", "state", "data"),
 }
 
-_WRITTEN = {
+DISPLAY_NAMES = {
     "local": "Local",
     "fedavg": "FedAvg",
     "fedavg_smooth": "FedAvg, smoothed",
@@ -90,14 +90,14 @@ class Method:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return tuple(sorted(trial.seed for trial in self.counted))
+        return tuple(sorted(trial.seed for trial in self.complete_trials))
 
     @property
     def final_round(self) -> int:
         return max(trial.final.round for trial in self.trials)
 
     @property
-    def counted(self) -> tuple[Trial, ...]:
+    def complete_trials(self) -> tuple[Trial, ...]:
         """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
         return tuple(trial for trial in self.trials if trial.final.round == self.final_round)
 
@@ -105,7 +105,7 @@ class Method:
         """The metric after the final round, by seed."""
         return {
             trial.seed: trial.final.metrics[kind][metric]
-            for trial in self.counted
+            for trial in self.complete_trials
             if metric in trial.final.metrics.get(kind, {})
         }
 
@@ -168,7 +168,7 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     return comparisons
 
 
-def alone(run: Run, start: int = 0) -> Comparison:
+def single_run(run: Run, start: int = 0) -> Comparison:
     """One run by itself; its methods are numbered from `start`, for pages with several."""
     return Comparison((run,), _methods((run,), start))
 
@@ -176,7 +176,7 @@ def alone(run: Run, start: int = 0) -> Comparison:
 def _methods(runs: Sequence[Run], start: int) -> tuple[Method, ...]:
     """Labels are unique: where several runs have a method of one name, it carries that of its run."""
     pairs = [(run, algorithm) for run in runs for algorithm in run.algorithms]
-    names = [written(algorithm) for _, algorithm in pairs]
+    names = [display_name(algorithm) for _, algorithm in pairs]
     looks = styles(family(run, algorithm) for run, algorithm in pairs)
     return tuple(
         Method(
@@ -202,9 +202,9 @@ def family(run: Run, algorithm: str) -> str:
     return str(options_of(run, algorithm).get("method", algorithm))
 
 
-def written(algorithm: str) -> str:
+def display_name(algorithm: str) -> str:
     """The name as papers write it, for methods known by one."""
-    return _WRITTEN.get(algorithm, algorithm)
+    return DISPLAY_NAMES.get(algorithm, algorithm)
 
 
 def same_data(one: Run, other: Run) -> bool:
@@ -223,7 +223,7 @@ def cautions(comparison: Comparison) -> list[str]:
     if differing:
         notes.append("The runs share their data but differ in " + "; ".join(differing) + ".")
     for method in comparison.methods:
-        behind = [trial for trial in method.trials if trial not in method.counted]
+        behind = [trial for trial in method.trials if trial not in method.complete_trials]
         if behind:
             seeds = ", ".join(f"{trial.seed} (round {trial.final.round})" for trial in behind)
             notes.append(

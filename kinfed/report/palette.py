@@ -43,11 +43,11 @@ DARK = {
     HUES[6]: "#d23f62",
 }
 
-_DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 
 # Methods met in most reports keep their hue from one report to the next.
-_HABITUAL = {"fedavg": 0, "selffl": 1, "fedfomo": 2, "cgpfl": 3, "ditto": 4, "pfedme": 5, "perfedavg": 6}
+HABITUAL_HUES = {"fedavg": 0, "selffl": 1, "fedfomo": 2, "cgpfl": 3, "ditto": 4, "pfedme": 5, "perfedavg": 6}
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ def styles(algorithms: Iterable[str]) -> list[Style]:
     grays = 0
     for i, name in enumerate(wanted):
         if name == "local":
-            result[i] = Style(LOCAL, _DASHES[(2 + grays) % len(_DASHES)], _SYMBOLS[grays % len(_SYMBOLS)])
+            result[i] = Style(LOCAL, DASHES[(2 + grays) % len(DASHES)], _SYMBOLS[grays % len(_SYMBOLS)])
             grays += 1
-        elif name in _HABITUAL and (_HABITUAL[name], 0) not in taken:
-            hue = _HABITUAL[name]
+        elif name in HABITUAL_HUES and (HABITUAL_HUES[name], 0) not in taken:
+            hue = HABITUAL_HUES[name]
             taken.add((hue, 0))
-            result[i] = Style(HUES[hue], _DASHES[0], _SYMBOLS[hue])
+            result[i] = Style(HUES[hue], DASHES[0], _SYMBOLS[hue])
     slots = ((hue, turn) for turn in range(len(wanted) + 1) for hue in range(len(HUES)))
     for i, style in enumerate(result):
         if style is None:
             hue, turn = next(slot for slot in slots if slot not in taken)
-            result[i] = Style(HUES[hue], _DASHES[turn % len(_DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])
+            result[i] = Style(HUES[hue], DASHES[turn % len(DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])
     return [style for style in result if style is not None]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any
 
-from kinfed.report.comparison import Comparison, Method, options_of, written
+from kinfed.report.comparison import Comparison, Method, display_name, options_of
+from kinfed.report.formats import format_number, plural
 from kinfed.report.statistics import Difference, average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.report.tables import shown
 from kinfed.runs.reader import Federation, Kind, Run
-
-_NAMING = ("name", "kind", "type", "how")  # the key by which a nested option names itself
 
 
 def brief(value: Any) -> str:
-    """A configuration value in a few words: {"kind": "classes", "per_client": 2} becomes classes (per_client 2)."""
+    """A configuration value in a few words: {"name": "classes", "classes": 2} becomes classes (classes 2)."""
     if isinstance(value, Mapping):
-        name = next((str(value[key]) for key in _NAMING if isinstance(value.get(key), str)), "")
-        rest = [(k, v) for k, v in value.items() if not (k in _NAMING and v == name) and v not in (None, {}, [])]
-        options = ", ".join(f"{key} {brief(v)}" for key, v in rest)
+        name = str(value.get("name", ""))
+        rest = {key: entry for key, entry in value.items() if key != "name" and entry not in (None, {}, [])}
+        options = ", ".join(f"{key} {brief(entry)}" for key, entry in rest.items())
         return f"{name} ({options})" if name and options else name or options
     if isinstance(value, list):
         return ", ".join(brief(entry) for entry in value)
@@ -43,7 +42,7 @@ def facts(run: Run) -> dict[str, str]:
     algorithms = config.get("algorithms")
     if isinstance(algorithms, dict):
         listed = [
-            written(name) + (f" ({text})" if (text := _options(name, options_of(run, name))) else "")
+            display_name(name) + (f" ({text})" if (text := _options(name, options_of(run, name))) else "")
             for name in algorithms
         ]
         found["Methods"] = ", ".join(listed)
@@ -74,9 +73,7 @@ _WITHOUT_EFFECT = {"momentum": 0, "weight_decay": 0, "lr_decay": 1}
 
 
 def _work(config: Mapping[str, Any]) -> str:
-    nested = config.get("work")
-    source = nested if isinstance(nested, Mapping) else {key: config.get(key) for key in _WORK}
-    return brief({key: value for key, value in source.items() if _WITHOUT_EFFECT.get(key) != value})
+    return brief({key: config.get(key) for key in _WORK if _WITHOUT_EFFECT.get(key) != config.get(key)})
 
 
 def _participation(value: Any) -> str:
@@ -91,18 +88,14 @@ def headline(runs: Iterable[Run]) -> str:
     datasets = list(dict.fromkeys(brief(run.config.get("dataset") or run.label) for run in runs))
     methods = len({(run.label, name) for run in runs for name in run.algorithms})
     clients = {_clients(run) for run in runs}
-    text = f"{' and '.join(datasets)}: {counted(methods, 'method')}"
+    text = f"{' and '.join(datasets)}: {plural(methods, 'method')}"
     only = next(iter(clients))
-    return text + (f", {counted(only, 'client')}" if len(clients) == 1 and isinstance(only, int) else "")
-
-
-def counted(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", "\u202f")
+    return text + (f", {plural(only, 'client')}" if len(clients) == 1 and isinstance(only, int) else "")
 
 
 def seeds_of(comparison: Comparison) -> int:
     """The number of seeds that the averages rest on, the smallest over methods."""
-    return min((len(method.counted) for method in comparison.methods), default=0)
+    return min((len(method.complete_trials) for method in comparison.methods), default=0)
 
 
 def findings(comparison: Comparison) -> list[str]:
@@ -171,7 +164,7 @@ def _level(values: Mapping[int, float], metric: str) -> str:
         return "–"
     scale, digits, unit = (100, 1, " %") if metric == "accuracy" else (1, 3, "")
     spread = "" if found.sd is None else f" ± {scale * found.sd:.{digits}f}"
-    return shown(scale * found.mean, digits) + spread + unit
+    return format_number(scale * found.mean, digits) + spread + unit
 
 
 def _listed(names: list[str]) -> str:
@@ -194,12 +187,10 @@ def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method
 def data_sentence(federation: Federation) -> str:
     sizes = sorted(federation.sizes)
     held = [sum(count > 0 for count in counts) for counts in federation.train]
-    n = len(sizes)
-    middle = (sizes[(n - 1) // 2] + sizes[n // 2]) / 2
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
     return (
-        f"{counted(n, 'client')} hold {counted(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
-        f"(median {middle:g}), of {classes} out of {len(federation.class_names)} classes."
+        f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
+        f"(median {median(sizes):g}), of {classes} out of {len(federation.class_names)} classes."
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean, median, stdev
 
 from scipy import stats
 
@@ -35,11 +36,10 @@ def average(values: Mapping[int, float]) -> Average | None:
     """None without values; a single value that is not finite makes the mean so, which is to be shown, not hidden."""
     if not values:
         return None
-    n = len(values)
-    mean = math.fsum(values.values()) / n if all(map(finite, values.values())) else math.nan
-    if n < 2 or not math.isfinite(mean):
-        return Average(mean, None, n)
-    return Average(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values.values()) / (n - 1)), n)
+    entries = list(values.values())
+    if not all(map(finite, entries)):
+        return Average(math.nan, None, len(entries))
+    return Average(fmean(entries), stdev(entries) if len(entries) > 1 else None, len(entries))
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Gain:
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
-    """Clients of the method's counted seeds that Local was evaluated on too, largest gain first."""
+    """Clients of the method's complete seeds that Local was evaluated on too, largest gain first."""
     found = []
-    for trial in method.counted:
+    for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
         if local is None:
             continue
@@ -161,13 +161,12 @@ _EQUAL = 1e-6
 
 
 def summarize_gains(values: list[Gain]) -> GainSummary:
-    ordered = sorted(g.gain for g in values)
-    n = len(ordered)
+    gains = [entry.gain for entry in values]
     return GainSummary(
-        helped=sum(g > _EQUAL for g in ordered),
-        unchanged=sum(abs(g) <= _EQUAL for g in ordered),
-        hurt=sum(g < -_EQUAL for g in ordered),
-        mean=math.fsum(ordered) / n,
-        median=(ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
-        lowest=ordered[0],
+        helped=sum(gain > _EQUAL for gain in gains),
+        unchanged=sum(abs(gain) <= _EQUAL for gain in gains),
+        hurt=sum(gain < -_EQUAL for gain in gains),
+        mean=fmean(gains),
+        median=median(gains),
+        lowest=min(gains),
     )

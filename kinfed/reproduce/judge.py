@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kinfed.report.formats import format_number
 from kinfed.report.statistics import Interval, interval
-from kinfed.report.tables import shown
 from kinfed.reproduce.recipe import Claim, Found, Recipe, Scale, Untestable
 
 NOT_RUN = "this scale does not run what it needs"
@@ -84,4 +84,4 @@ def _in_words(entry: Interval, claim: Claim) -> str:
 
 
 def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + shown(value, 1 if abs(value) >= 0.1 or value == 0 else 3)
+    return ("+" if value > 0 else "") + format_number(value, 1 if abs(value) >= 0.1 or value == 0 else 3)

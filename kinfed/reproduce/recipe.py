@@ -24,7 +24,7 @@ from typing import Any, Literal
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison
-from kinfed.report.panels.panel import Panel
+from kinfed.report.panels import Panel
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kinfed.report.chart import Figure, Layout, Trace, axis, layout, numbers, safe
+from kinfed.report.chart import Figure, Layout, Trace, axis, escape, layout, numbers
 from kinfed.report.palette import HUES, MUTED
 from kinfed.report.statistics import average
 from kinfed.reproduce.recipe import BySeed
@@ -31,7 +31,7 @@ def against(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": safe(name),
+                "name": escape(name),
                 "x": numbers(place for place, _ in known),
                 "y": numbers(entry.mean * factor for _, entry in known),
                 "error_y": {
@@ -40,19 +40,19 @@ def against(
                 },
                 "line": {"color": colour, "width": 2, "dash": dash},
                 "marker": {"color": colour, "size": 7},
-                "hovertemplate": f"{safe(name)}, %{{x}}: %{{y:.4g}}{unit}<extra></extra>",
+                "hovertemplate": f"{escape(name)}, %{{x}}: %{{y:.4g}}{unit}<extra></extra>",
             }
         )  # fmt: skip
     for name, level in (levels or {}).items():
         ends = [place for points in series.values() for place, _ in points]
         data.append(
             {
-                "type": "scatter", "mode": "lines", "name": safe(name), "x": [min(ends), max(ends)],
+                "type": "scatter", "mode": "lines", "name": escape(name), "x": [min(ends), max(ends)],
                 "y": numbers([level * factor] * 2), "line": {"color": MUTED, "width": 1.5, "dash": "dot"},
-                "hovertemplate": f"{safe(name)}: %{{y:.4g}}{unit}<extra></extra>",
+                "hovertemplate": f"{escape(name)}: %{{y:.4g}}{unit}<extra></extra>",
             }
         )  # fmt: skip
     legend = {"orientation": "h", "y": -0.24, "font": {"size": 12, "color": MUTED}}
-    shape = layout(x, axis(ticksuffix=unit, nticks=6), safe(above), showlegend=True, legend=legend)
+    shape = layout(x, axis(ticksuffix=unit, nticks=6), escape(above), showlegend=True, legend=legend)
     shape["margin"] = {**shape["margin"], "b": 86}
     return Figure(description=description, data=data, layout=shape, height=380)

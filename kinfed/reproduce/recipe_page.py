@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kinfed.report import build, figures, write_page
-from kinfed.report.chart import Figure, Trace, View, axis, layout, numbers, safe, y_title
-from kinfed.report.comparison import Comparison, alone
-from kinfed.report.html import choice, download, drawing, esc, fold, notes, scroll
-from kinfed.report.page import document
+from kinfed.report.chart import Figure, Trace, View, axis, escape, layout, numbers, y_title
+from kinfed.report.comparison import Comparison, single_run
+from kinfed.report.html import choice, document, download, drawing, esc, fold, notes, scroll
 from kinfed.report.palette import HUES, MUTED
-from kinfed.report.panels.panel import panels
+from kinfed.report.panels import panels
 from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.result_tables import (
@@ -81,7 +80,7 @@ def _comparisons(reproduction: Reproduction) -> dict[str, Comparison]:
     found: dict[str, Comparison] = {}
     start = 0
     for name, folder in reproduction.run_folders.items():
-        found[name] = alone(load_run(folder, name), start)
+        found[name] = single_run(load_run(folder, name), start)
         start += len(found[name].methods)
     return found
 
@@ -134,13 +133,13 @@ def _table(table: Filled) -> str:
 
 def _beside(table: Filled) -> str:
     """A dot for ours and a ring for theirs, row by row; one view for every column that the paper has too."""
-    names = [safe(name) for name, _ in table.rows]
+    names = [escape(name) for name, _ in table.rows]
     data: list[Trace] = []
     views: list[View] = []
     for number, column in enumerate(table.columns):
         if not table.has_theirs(number):
             continue
-        views.append(View(column.heading, column.heading, y_title(safe(column.heading))))
+        views.append(View(column.heading, column.heading, y_title(escape(column.heading))))
         cells = [row[number] for _, row in table.rows]
         ours = [None if cell.ours is None else cell.ours.mean for cell in cells]
         spread = [None if cell.ours is None else cell.ours.sd or 0.0 for cell in cells]
@@ -163,7 +162,7 @@ def _beside(table: Filled) -> str:
     figure = Figure(
         description="Ours beside the paper's, for every method.",
         data=data,
-        layout=layout(axis(), axis(autorange="reversed"), safe(views[0].label)),
+        layout=layout(axis(), axis(autorange="reversed"), escape(views[0].label)),
         height=90 + 26 * len(names),
         views=tuple(views),
     )

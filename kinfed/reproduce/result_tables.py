@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import rich.table
 
+from kinfed.report.formats import format_number
 from kinfed.report.statistics import Average, average
-from kinfed.report.tables import latex_tabular, shown
+from kinfed.report.tables import TableColumn, TextTable
 from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import Column, Found, Published, Table
@@ -55,7 +56,7 @@ def tables_of(reproduction: Reproduction) -> list[Filled]:
 def ours_text(cell: Cell, column: Column, plus_minus: str = "±") -> str:
     if cell.ours is None:
         return "–"
-    mean = shown(cell.ours.mean * column.factor, column.digits)
+    mean = format_number(cell.ours.mean * column.factor, column.digits)
     if cell.ours.sd is None:
         return mean
     return f"{mean} {plus_minus} {cell.ours.sd * column.factor:.{column.digits}f}"
@@ -135,7 +136,7 @@ def _number(value: float | None, column: Column) -> str:
 
 
 def latex_table(table: Filled) -> str:
-    return latex_tabular(table.table.title, [["", *_headings(table)], *_texts(table)])
+    return TextTable.of(table.table.title, [TableColumn("", "name"), *_headings(table)], _texts(table)).latex()
 
 
 def markdown_page(reproduction: Reproduction) -> str:

@@ -13,8 +13,8 @@ from plotly import graph_objects
 
 from kinfed.report import build, palette
 from kinfed.report.comparison import Comparison, Method, compare
+from kinfed.report.panels import Panel, panels
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, contexts, distances
-from kinfed.report.panels.panel import Panel, panels
 from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_runs
 
@@ -74,7 +74,7 @@ def test_distances_between_contexts(comparison: Comparison) -> None:
     one = method(comparison, "cgpfl")
     panel = made(distances(one))
     drawn, curve = panel.figures
-    recorded = one.counted[0].rounds[-1].method["distances"]
+    recorded = one.complete_trials[0].rounds[-1].method["distances"]
     z = drawn.data[0]["z"]
     assert [z[i][i] for i in range(3)] == [None, None, None]
     assert z[0][1] == pytest.approx(recorded[0][1], rel=1e-5)
@@ -125,7 +125,7 @@ def test_the_choice_is_drawn_with_both_terms(comparison: Comparison) -> None:
     one = method(comparison, "cgpfl_heur")
     panel = made(choice_of_number(one))
     first, cost, e, star = panel.figures[0].data
-    recorded = one.counted[0].rounds[0].method
+    recorded = one.complete_trials[0].rounds[0].method
     assert first["y"] == pytest.approx(recorded["complexity"], rel=1e-5)
     assert cost["y"] == pytest.approx([recorded["mu"] * c for c in recorded["cost"]], rel=1e-5)
     assert e["y"] == pytest.approx([a + b for a, b in zip(first["y"], cost["y"], strict=True)], rel=1e-4)
@@ -133,7 +133,7 @@ def test_the_choice_is_drawn_with_both_terms(comparison: Comparison) -> None:
     assert star["x"] == [chosen]
     assert star["y"][0] == pytest.approx(min(e["y"]), rel=1e-5)
     assert f"is kept: {chosen} of at most 5." in panel.sentence
-    assert f"it was {one.counted[1].rounds[0].method['contexts']} with seed 1" in panel.sentence
+    assert f"it was {one.complete_trials[1].rounds[0].method['contexts']} with seed 1" in panel.sentence
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_accuracy_against_the_number_stands_beside_the_method_that_chooses(compa
     accuracy = [100 * sum(method(comparison, m).final("personal", "accuracy").values()) / 2 for m in ("k1", "cgpfl")]
     assert given["y"] == pytest.approx(accuracy, rel=1e-5)
     heur = method(comparison, "cgpfl_heur")
-    assert stars["x"] == [sum(t.rounds[-1].method["contexts"] for t in heur.counted) / 2]
-    assert given["error_y"]["visible"]
+    assert stars["x"] == [sum(t.rounds[-1].method["contexts"] for t in heur.complete_trials) / 2]
+    assert any(given["error_y"]["array"])
     assert "did best" in panel.sentence
     for label in ("local", "k1", "cgpfl"):
         assert accuracy_by_number(method(comparison, label)) is None

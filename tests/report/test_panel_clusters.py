@@ -16,9 +16,9 @@ from kinfed.report import build, palette
 from kinfed.report.chart import Figure
 from kinfed.report.comparison import Method, compare
 from kinfed.report.palette import HUES, styles
-from kinfed.report.panels import panel
+from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
-from kinfed.report.panels.clusters_panel import MAX_ROWS, clusters, color, membership, recorded
+from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color, membership
 from kinfed.runs.reader import Federation, Final, Round, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
@@ -155,16 +155,16 @@ def test_other_words_for_clusters() -> None:
 
 @pytest.mark.parametrize("value", [3, [], ["a"], [0.5, 1.0], [True, False], [-2, 0], {"x": 1}])
 def test_records_that_are_no_assignment_are_passed_over(value: Any) -> None:
-    assert recorded(method({1: {"cluster": value}}), "cluster", "cluster") is None
-    kept = recorded(method({1: {"cluster": value}, 2: {"cluster": [0, 1, 0, 1]}}), "cluster", "cluster")
+    assert cluster_history(method({1: {"cluster": value}}), "cluster", "cluster") is None
+    kept = cluster_history(method({1: {"cluster": value}, 2: {"cluster": [0, 1, 0, 1]}}), "cluster", "cluster")
     assert kept is not None
     assert kept.rounds == (2,)
 
 
 def test_data_of_other_clients_give_no_names() -> None:
-    found = recorded(method({1: {"cluster": [0, 1]}}), "cluster", "cluster")
+    found = cluster_history(method({1: {"cluster": [0, 1]}}), "cluster", "cluster")
     assert found is not None
-    assert found.name(1) == "client 1"
+    assert found.clients.client(1) == "client 1"
 
 
 def test_colours_are_told_apart() -> None:
@@ -225,7 +225,7 @@ def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
         participation=1.0, batch=5, steps=3, out=out,
     )  # fmt: skip
     (comparison,) = compare(load_runs([out]))
-    titles = {m.algorithm: [p.title for p in panel.panels(m)] for m in comparison.methods}
+    titles = {m.algorithm: [p.title for p in panels(m)] for m in comparison.methods}
     for name in ("ifca", "cfl", "flhc"):
         assert "Clusters of clients" in titles[name]
     assert "Own or server model" in titles["apfl"]

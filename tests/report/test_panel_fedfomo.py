@@ -11,13 +11,14 @@ from plotly import graph_objects
 
 import kinfed
 from kinfed.report import build, palette
+from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method
 from kinfed.report.palette import styles
-from kinfed.report.panels.fedfomo_panel import MAX_STEPS, World, kin_found, who_helps_whom
-from kinfed.report.panels.panel import Panel
+from kinfed.report.panels import Panel
+from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
 from kinfed.runs.reader import Federation, Final, Round, Run, Trial
 
-TWO_GROUPS = World(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
+TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
 
 
 def matrix(size: int, scale: float) -> list[list[float]]:
@@ -113,7 +114,7 @@ def test_kin_are_counted() -> None:
     assert kin_found([row[::-1] for row in perfect[::-1]], TWO_GROUPS) == (4, 4)
     half = [[9, 1, 5, 1], [5, 9, 1, 1], [3, 0, 9, 0], [0, 0, 3, 9]]
     assert kin_found(half, TWO_GROUPS) == (2, 4)
-    moved = World(TWO_GROUPS.names, (0, 0, 1, 1), (1, 1, 0, 0), None)
+    moved = ClientGroups(TWO_GROUPS.names, (0, 0, 1, 1), (1, 1, 0, 0), None)
     assert kin_found(perfect, moved) == (4, 8)  # each has two kin, and one of them at its second place
 
 

@@ -26,11 +26,14 @@ from plotly import graph_objects
 from report_fixture import stop_early, write_run
 
 from kinfed.errors import KinfedError, StorageError
-from kinfed.report import build, client_figures, figures, palette, tables
-from kinfed.report.chart import Figure, axis, layout, log_axis, numbers, safe, short, thinned
+from kinfed.report import build, figures, method_tables, palette
+from kinfed.report.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
+from kinfed.report.class_map import MAX_COLUMNS, class_map, client_columns
 from kinfed.report.comparison import Comparison, Method, cautions, compare
-from kinfed.report.html import inline_json
-from kinfed.report.panels import panel as panels
+from kinfed.report.formats import format_number
+from kinfed.report.gain_figures import gain_against_size, sorted_gains
+from kinfed.report.html import environment
+from kinfed.report.panels import PANELS, Panel, panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
 from kinfed.report.statistics import average, clear_winner, difference, gains, leader, summarize_gains
 from kinfed.runs.reader import ClientResult, Federation, Final, Run, Trial, load_run, load_runs
@@ -164,7 +167,7 @@ def test_null_is_a_figure_that_is_not_finite(tmp_path: Path) -> None:
     rewrite(folder / "summary.json", lambda s: s["results"][1]["personal"].update(loss=None))
     made = compare(load_runs([folder]))[0]
     assert math.isnan(made.methods[1].final("personal", "loss")[0])
-    assert "not finite" in tables.markdown(tables.results(made))
+    assert "not finite" in method_tables.results_table(made).markdown()
     assert "not finite" in own_text(build([folder]).read_text())
 
 
@@ -345,7 +348,7 @@ def test_methods_at_different_rounds_are_not_ranked() -> None:
     early = [trial("fedavg", seed, 0.5, at=5) for seed in (0, 1)]
     late = [trial("ditto", seed, 0.9, at=10) for seed in (0, 1)]
     (made,) = compare([run_of(*early, *late)])
-    assert not any(cell.best for row in tables.results(made).cells for cell in row)
+    assert not any(cell.best for row in method_tables.results_table(made).rows for cell in row)
     assert "so no best is marked" in cautions(made)[-1]
     assert "no verdict" in findings(made)[0]
 
@@ -380,7 +383,7 @@ def test_without_local_the_page_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(tables.results_csv(comparison))))
+    rows = list(csv.DictReader(io.StringIO(method_tables.results_csv(comparison))))
     summary = json.loads((finished / "summary.json").read_text())["results"]
     ditto = [entry for entry in summary if entry["algorithm"] == "ditto"]
     row = next(row for row in rows if row["algorithm"] == "ditto")
@@ -391,10 +394,10 @@ def test_csv_holds_what_the_run_wrote(comparison: Comparison, finished: Path) ->
     assert float(row["mb_total"]) == pytest.approx(total)
     assert float(row["mb_per_round"]) == pytest.approx(total / 60)
     assert rows[0]["server_accuracy"] == ""
-    assert len(list(csv.DictReader(io.StringIO(tables.seeds_csv(comparison))))) == 6 * 3
-    assert len(list(csv.DictReader(io.StringIO(tables.rounds_csv(comparison))))) == 6 * 3 * 60
+    assert len(list(csv.DictReader(io.StringIO(method_tables.seeds_csv(comparison))))) == 6 * 3
+    assert len(list(csv.DictReader(io.StringIO(method_tables.rounds_csv(comparison))))) == 6 * 3 * 60
     written = (finished / "clients.csv").read_text()
-    again = csv.DictReader(io.StringIO(tables.clients_csv(comparison)))
+    again = csv.DictReader(io.StringIO(method_tables.clients_csv(comparison)))
     for before, after in zip(csv.DictReader(io.StringIO(written)), sorted(again, key=_by_seed), strict=True):
         assert before["client"] == after["client"]
         assert float(before["personal_accuracy"]) == pytest.approx(float(after["personal_accuracy"]))
@@ -407,9 +410,9 @@ def _by_seed(row: dict[str, str]) -> int:
 def test_markdown_is_a_table_whatever_methods_are_called() -> None:
     trials = [trial(name, seed, value) for seed in (0, 1) for name, value in (("a|b\nc", 0.5), ("d", 0.75))]
     (made,) = compare([run_of(*trials)])
-    lines = tables.markdown(tables.results(made)).splitlines()
+    lines = method_tables.results_table(made).markdown().splitlines()
     assert len(lines) == 4
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(tables.MAIN_COLUMNS) + 2}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(method_tables.MAIN_COLUMNS) + 2}
     assert lines[2].startswith("| a\\|b c | 50.0 ± 0.0 |")
     assert lines[3].startswith("| d | **75.0 ± 0.0** |")
 
@@ -420,7 +423,7 @@ def test_markdown_is_a_table_whatever_methods_are_called() -> None:
      (math.inf, 1, "not finite"), (-0.0004, 2, "−0.0004")],
 )  # fmt: skip
 def test_numbers_are_written_as_people_write_them(value: float, digits: int, text: str) -> None:
-    assert tables.shown(value, digits) == text
+    assert format_number(value, digits) == text
 
 
 def test_configuration_in_a_few_words(comparison: Comparison) -> None:
@@ -494,10 +497,10 @@ def every_figure(comparison: Comparison) -> Iterator[Figure]:
         figures.bytes_against_accuracy(comparison),
         figures.distribution(comparison),
         figures.cumulative_shares(comparison),
-        client_figures.class_map(comparison.federations),
-        client_figures.sorted_gains(others, others[0][0]),
-        client_figures.gain_against_size(others, others[0][0]),
-        *(figure for m in comparison.methods for panel in panels.panels(m) for figure in panel.figures),
+        class_map(comparison.federations),
+        sorted_gains(others, others[0][0]),
+        gain_against_size(others, others[0][0]),
+        *(figure for m in comparison.methods for panel in panels(m) for figure in panel.figures),
     ]
     for figure in made:
         assert figure is not None
@@ -557,10 +560,10 @@ def federation_of(clients: int, classes: int, groups: int | None = None) -> Fede
 @given(st.integers(1, 240), st.integers(1, 40), st.none() | st.integers(1, 120))
 def test_the_map_of_classes_shows_every_client_once(clients: int, classes: int, groups: int | None) -> None:
     federation = federation_of(clients, classes, groups)
-    columns = client_figures.pools(federation)
-    assert len(columns) <= client_figures.MAX_COLUMNS
+    columns = client_columns(federation)
+    assert len(columns) <= MAX_COLUMNS
     assert sorted(m for pool in columns for m in pool.clients) == list(range(clients))
-    figure = client_figures.class_map({0: federation})
+    figure = class_map({0: federation})
     assert figure is not None
     bars, heat = figure.data
     assert len(heat["x"]) == len(heat["z"][0]) + 1
@@ -570,7 +573,7 @@ def test_the_map_of_classes_shows_every_client_once(clients: int, classes: int, 
 
 
 def test_groups_stand_apart_in_the_map() -> None:
-    figure = client_figures.class_map({0: federation_of(6, 3, groups=2)})
+    figure = class_map({0: federation_of(6, 3, groups=2)})
     assert figure is not None
     assert [row[3] for row in figure.data[1]["z"]] == [None, None, None]
     assert figure.views[0].patch["xaxis.ticktext"] == ["group 0", "group 1"]
@@ -578,7 +581,7 @@ def test_groups_stand_apart_in_the_map() -> None:
 
 @given(st.lists(st.integers(), max_size=60), st.integers(1, 20))
 def test_thinning_keeps_the_ends(values: list[int], limit: int) -> None:
-    kept = thinned(values, limit)
+    kept = subsampled(values, limit)
     assert len(kept) <= limit + 1
     assert kept[:1] == values[:1]
     assert kept[-1:] == values[-1:]
@@ -618,27 +621,28 @@ def test_a_task_without_accuracy_is_ranked_by_loss(tmp_path: Path) -> None:
 
 
 def test_plain_numbers_of_a_method_become_curves_and_constants_text(comparison: Comparison) -> None:
-    (panel,) = panels.panels(comparison.methods[3])  # selffl: two that change, one that does not, lists per client
+    (panel,) = panels(comparison.methods[3])  # selffl: two that change, one that does not, lists per client
     assert [figure.layout["annotations"][0]["text"] for figure in panel.figures] == ["sigma0_sq", "sigma_sq_mean"]
     assert "Unchanged throughout: smoothing = 0.5." in panel.sentence
-    assert panels.panels(comparison.methods[0]) == []
+    assert panels(comparison.methods[0]) == []
 
 
-def test_a_registered_panel_is_on_the_page(monkeypatch: pytest.MonkeyPatch, finished: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(panels, "_registry", [])
-
-    @panels.panel
-    def affinities(method: Method) -> panels.Panel | None:
-        recorded = panels.series(method, "affinity")
+def test_a_registered_panel_is_on_the_page(finished: Path, tmp_path: Path) -> None:
+    @PANELS.register("listeners", summary="who listens to whom")
+    def listeners(method: Method) -> Panel | None:
+        recorded = series(method, "affinity")
         if not recorded:
             return None
         assert recorded.keys() == {0, 1, 2}
         assert list(recorded[0]) == list(range(5, 61, 5))
         trace = {"type": "heatmap", "z": recorded[0][60]}
         figure = Figure("Affinities.", [trace], layout(axis(), axis(), "of"))
-        return panels.Panel("Who listens to whom <now>", "Rows listen.", (figure,))
+        return Panel("Who listens to whom <now>", "Rows listen.", (figure,))
 
-    text = own_text(build([finished], tmp_path / "report.html").read_text())
+    try:
+        text = own_text(build([finished], tmp_path / "report.html").read_text())
+    finally:
+        PANELS.unregister("listeners")
     assert text.count("<h4>Who listens to whom &lt;now&gt;</h4>") == 1
     assert "Inside the methods" in text
 
@@ -669,14 +673,15 @@ def test_markup_in_names_stays_text(hostile_page: Path) -> None:
     assert "alert(1)" in text
     assert not re.search(r"<script>\s*alert|<img|<b>bold", text)
     assert text.count("<script>") == 1 + text.count("<script></script>")  # ours; plotly's was taken out
-    assert safe("<b>&") == "&lt;b&gt;&amp;"
+    assert escape("<b>&") == "&lt;b&gt;&amp;"
     assert short("<" * 30) == "&lt;" * 17 + "…"
 
 
 def test_json_cannot_end_the_script_it_stands_in() -> None:
     value = {"</script>": ["<!--", "\u2028"]}
-    assert "<" not in inline_json(value)
-    assert json.loads(inline_json(value)) == value
+    text = environment().from_string("{{ value | tojson }}").render(value=value)
+    assert "<" not in text
+    assert json.loads(text) == value
 
 
 class Outline(HTMLParser):
@@ -717,8 +722,8 @@ def test_the_page_is_accessible(page: str) -> None:
 
 
 def test_every_metric_is_defined_where_its_column_is(page: str) -> None:
-    for column in tables.MAIN_COLUMNS:
-        assert f'<abbr title="{column.definition.replace(chr(39), "&#x27;")}">{column.heading}</abbr>' in page
+    for column in method_tables.MAIN_COLUMNS:
+        assert f'<abbr title="{column.definition.replace(chr(39), "&#39;")}">{column.heading}</abbr>' in page
 
 
 def test_the_page_needs_nothing_from_outside(page: str) -> None:
@@ -738,7 +743,7 @@ def test_the_page_needs_nothing_from_outside(page: str) -> None:
 
 def test_downloads_are_the_tables(page: str, comparison: Comparison) -> None:
     links = dict(re.findall(r'<a download="([^"]*)" href="data:text/csv;charset=utf-8;base64,([^"]*)">', page))
-    assert base64.b64decode(links["methods.csv"]).decode() == tables.results_csv(comparison)
+    assert base64.b64decode(links["methods.csv"]).decode() == method_tables.results_csv(comparison)
     assert links.keys() == {"methods.csv", "seeds.csv", "rounds.csv", "clients.csv"}
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from kinfed.cli.app import app
 from kinfed.errors import ConfigError, StorageError
 from kinfed.report.chart import Figure
-from kinfed.report.panels.panel import Panel
+from kinfed.report.panels import Panel
 from kinfed.report.statistics import interval
 from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
 from kinfed.reproduce.judge import verdicts

@@ -1,0 +1,50 @@
+"""Panels: figures of single methods, from what a method writes about itself into each round.
+
+A panel is a function from one method, over all its seeds, to a `Panel`, or to None where the method did not record
+what the panel needs. Registering it is all that is needed to have it on the page:
+
+    from kinfed.report.panels import PANELS, Panel, series
+
+    @PANELS.register("mixing-weights", summary="how much of its own model each client keeps")
+    def mixing_weights(method: Method) -> Panel | None:
+        alphas = series(method, "alpha")
+        if not alphas:
+            return None
+        figure = Figure(...)
+        return Panel("Mixing weight", "How much of its own model each client keeps.", (figure,))
+
+Draw with `kinfed.report.marks` and `kinfed.report.chart`, in colours of `kinfed.report.palette` (they follow the
+reader's light or dark theme); pass every text from outside through `chart.escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kinfed.core.registry import Registry
+from kinfed.report.comparison import Method
+from kinfed.report.panels.base import Panel, series
+
+__all__ = ["PANELS", "Panel", "panels", "series"]
+
+PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
+
+# In the order of the page: name, where it is, what it shows.
+for _name, _location, _summary in (
+    ("recorded", "scalars_panel:scalars", "every plain number that a method records, over rounds"),
+    ("mixing", "apfl_panel:mixing", "APFL: how much of its own model each client keeps"),
+    ("clusters", "clusters_panel:clusters", "who trains with whom, for methods that record clusters"),
+    ("contexts", "cgpfl_panel:contexts", "CGPFL: who belongs to which context"),
+    ("context-distances", "cgpfl_panel:distances", "CGPFL: how far apart the context models are"),
+    ("context-choice", "cgpfl_panel:choice_of_number", "CGPFL-Heur: how many contexts there should be"),
+    ("context-accuracy", "cgpfl_panel:accuracy_by_number", "CGPFL: accuracy against the number of contexts"),
+    ("affinity", "fedfomo_panel:who_helps_whom", "FedFomo: who helps whom"),
+    ("decisions", "selffl_panel:decisions", "Self-FL: who learns alone, who from all"),
+    ("privacy", "privacy_panel:privacy", "what a private run promises to whom"),
+):
+    PANELS.register(_name, f"{__name__}.{_location}", summary=_summary)
+
+
+def panels(method: Method) -> list[Panel]:
+    """Everything there is to show about the method."""
+    return [panel for entry in PANELS.values() if (panel := entry.target(method)) is not None]

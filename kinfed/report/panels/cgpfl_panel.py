@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from kinfed.algorithms.cgpfl.bound import complexity, confidence, label_discrepancy
-from kinfed.report.chart import Figure, Trace, axis, layout, numbers, safe, thinned
+from kinfed.report.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.comparison import Method, family
-from kinfed.report.palette import HEAT_HIGH, HEAT_LOW, INK, LOCAL, MUTED, SURFACE
+from kinfed.report.formats import plural
+from kinfed.report.marks import dots, heat, line
+from kinfed.report.palette import LOCAL, MUTED
+from kinfed.report.panels.base import Panel, seed_note, series
 from kinfed.report.panels.clusters_panel import membership
-from kinfed.report.panels.panel import Panel, panel, series
 from kinfed.report.statistics import Average, average
 from kinfed.runs.reader import Federation, Run, Trial
 
@@ -27,7 +29,6 @@ MAX_CONTEXTS = 40  # in the map of distances
 DELTA = 0.05  # of the bound
 
 
-@panel
 def contexts(method: Method) -> Panel | None:
     return membership(method, "context", "context")
 
@@ -35,7 +36,6 @@ def contexts(method: Method) -> Panel | None:
 # How far apart they are.
 
 
-@panel
 def distances(method: Method) -> Panel | None:
     recorded = series(method, "distances")
     if not recorded:
@@ -50,9 +50,7 @@ def distances(method: Method) -> Panel | None:
     if costs:
         figures.append(_cost_curve(method, costs))
     text = _distances_sentence(matrix, costs.get(last)) + _bound_sentence(method, seed, len(matrix), costs.get(last))
-    if len(method.counted) > 1:
-        text += f" Shown is seed {seed}."
-    return Panel("Context models", text.strip(), tuple(figures)) if figures else None
+    return Panel("Context models", text.strip() + seed_note(method, seed), tuple(figures)) if figures else None
 
 
 def _is_square(value: Any) -> bool:
@@ -61,27 +59,19 @@ def _is_square(value: Any) -> bool:
 
 def _map(method: Method, matrix: list[list[float]], last: int) -> Figure:
     names = [str(k) for k in range(len(matrix))]
-    trace: Trace = {
-        "type": "heatmap",
-        "x": names,
-        "y": names,
-        "z": [numbers(None if i == j else value for j, value in enumerate(row)) for i, row in enumerate(matrix)],
-        "zmin": 0,
-        "xgap": 1,
-        "ygap": 1,
-        "hoverongaps": False,
-        "showscale": False,
-        "colorscale": [[0, SURFACE], [0.5, HEAT_LOW], [1, HEAT_HIGH]],
-        "hovertemplate": "contexts %{y} and %{x}: %{z:.3g} apart<extra></extra>",
-    }
-    few = len(matrix) <= 8
-    if few:
-        trace |= {"texttemplate": "%{z:.2g}", "textfont": {"size": 12}}
-    shown: dict[str, Any] = {"type": "category", "showgrid": False, "ticks": "", "showline": False, "nticks": 12}
+    squares = heat(
+        [[None if i == j else value for j, value in enumerate(row)] for i, row in enumerate(matrix)],
+        "contexts %{y} and %{x}: %{z:.3g} apart",
+        x=names,
+        y=names,
+        low=0,
+        numerals=".2g" if len(matrix) <= 8 else "",
+    )
+    named: Layout = {"type": "category", "showgrid": False, "ticks": "", "showline": False, "nticks": 12}
     return Figure(
         description=f"Distances between the context models of {method.label} after round {last}.",
-        data=[trace],
-        layout=layout(axis("Context", **shown), axis(**shown, autorange="reversed"), "Distance between context models"),
+        data=[squares],
+        layout=layout(axis("Context", **named), axis(**named, autorange="reversed"), "Distance between context models"),
         height=280,
     )
 
@@ -99,22 +89,11 @@ def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
 
 
 def _cost_curve(method: Method, costs: dict[int, float]) -> Figure:
-    points = thinned(list(costs.items()))
+    points, hover = subsampled(list(costs.items())), "round %{x}: %{y:.3g}"
     return Figure(
         description=f"Mean squared distance of the personal models of {method.label} from their contexts, over rounds.",
-        data=[
-            {
-                "type": "scatter",
-                "x": [number for number, _ in points],
-                "y": numbers(value for _, value in points),
-                "mode": "lines+markers" if len(points) <= 25 else "lines",
-                "line": {"color": method.style.color, "width": 2},
-                "marker": {"color": method.style.color, "size": 6},
-                "hovertemplate": "round %{x}: %{y:.3g}<extra></extra>",
-                "name": safe(method.label),
-            }
-        ],
-        layout=layout(axis("Round"), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
+        data=[line([n for n, _ in points], [v for _, v in points], method.style.color, hover, dots=True)],
+        layout=layout(round_axis(costs), axis(nticks=5, rangemode="tozero"), "Personal models to contexts, squared"),
         height=280,
     )
 
@@ -138,7 +117,7 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
         return ""
     m = sum(federation.sizes)
     text = (
-        f" Of the paper’s bound on the generalization error, with {count} context{'' if count == 1 else 's'}: "
+        f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: "
         f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity "
         f"{complexity(count, size, m):.2g}"
     )
@@ -151,114 +130,96 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
 
 def _discrepancy(federation: Federation) -> float | None:
     """Mean over clients, weighted by their examples, of those that have test examples."""
-    found = label_discrepancy(federation.train, federation.test)
-    known = np.isfinite(found)
-    return float(np.average(found[known], weights=np.array(federation.sizes)[known])) if known.any() else None
+    by_client = label_discrepancy(federation.train, federation.test)
+    known = np.isfinite(by_client)
+    return float(np.average(by_client[known], weights=np.array(federation.sizes)[known])) if known.any() else None
 
 
 def _parameters(run: Run) -> int | None:
     """d, from the file that describes the run's models."""
     try:
-        found = json.loads((run.path / "model.json").read_text(encoding="utf-8"))["parameters"]
+        size = json.loads((run.path / "model.json").read_text(encoding="utf-8"))["parameters"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return found if isinstance(found, int) and found > 0 else None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 # How many there should be.
 
 
-@panel
 def choice_of_number(method: Method) -> Panel | None:
-    """Eq. (11) of the first counted seed."""
-    found = {
-        trial.seed: curve
-        for trial in method.counted
-        if (curve := next((c for entry in trial.rounds if (c := _curve(entry.method)) is not None), None)) is not None
-    }
-    if not found:
+    """Eq. (11) of the first complete trial."""
+    by_seed: dict[int, ContextChoice] = {}
+    for trial in method.complete_trials:
+        for entry in trial.rounds:
+            if trial.seed not in by_seed and (one := _context_choice(entry.method)) is not None:
+                by_seed[trial.seed] = one
+    if not by_seed:
         return None
-    seed = min(found)
-    curve = found[seed]
+    seed = min(by_seed)
+    choice = by_seed.pop(seed)
     text = (
         "Every further context has to be learned from the same examples, which costs generalization (first term), and "
         "brings context models nearer to their clients (second term). The number with the least sum is kept: "
-        f"{curve.chosen} of at most {len(curve.complexity)}."
+        f"{choice.contexts} of at most {len(choice.complexity)}."
     )
-    others = {s: c.chosen for s, c in found.items() if s != seed}
-    if others:
-        listed = ", ".join(f"{chosen} with seed {s}" for s, chosen in sorted(others.items()))
-        text += f" Shown is seed {seed}; it was {listed}."
-    return Panel("How many contexts", text, (_terms(method, curve),))
+    if by_seed:
+        others = ", ".join(f"{one.contexts} with seed {other}" for other, one in sorted(by_seed.items()))
+        text += f" Shown is seed {seed}; it was {others}."
+    return Panel("How many contexts", text, (_terms(method, choice),))
 
 
 @dataclass(frozen=True)
-class Curve:
+class ContextChoice:
+    """Both terms of e(K) for K = 1, 2, ..., and the K that was chosen."""
+
     complexity: list[float]
     cost: list[float]  # times μ
-    chosen: int
+    contexts: int
 
     @property
     def e(self) -> list[float]:
         return [a + b for a, b in zip(self.complexity, self.cost, strict=True)]
 
 
-def _curve(figures: dict[str, Any]) -> Curve | None:
+def _context_choice(figures: dict[str, Any]) -> ContextChoice | None:
     first, cost = figures.get("complexity"), figures.get("cost")
     mu, chosen = figures.get("mu"), figures.get("contexts")
     if not isinstance(first, list) or not isinstance(cost, list) or not first or len(first) != len(cost):
         return None
     if not isinstance(mu, int | float) or not isinstance(chosen, int) or not 1 <= chosen <= len(first):
         return None
-    return Curve([float(v) for v in first], [mu * float(v) for v in cost], chosen)
+    return ContextChoice([float(v) for v in first], [mu * float(v) for v in cost], chosen)
 
 
-def _terms(method: Method, curve: Curve) -> Figure:
-    x = list(range(1, len(curve.e) + 1))
-    lines = (
-        ("first term: complexity", curve.complexity, {"color": MUTED, "width": 1.5, "dash": "dash"}),
-        ("second term: μ · cost", curve.cost, {"color": MUTED, "width": 1.5, "dash": "dot"}),
-        ("e(K), their sum", curve.e, {"color": method.style.color, "width": 2.5}),
+def _terms(method: Method, choice: ContextChoice) -> Figure:
+    x, color = range(1, len(choice.e) + 1), method.style.color
+    terms = (
+        ("first term: complexity", choice.complexity, MUTED, 1.5, "dash"),
+        ("second term: μ · cost", choice.cost, MUTED, 1.5, "dot"),
+        ("e(K), their sum", choice.e, color, 2.5, "solid"),
     )
-    data: list[Trace] = [
-        {
-            "type": "scatter",
-            "x": x,
-            "y": numbers(values),
-            "mode": "lines",
-            "line": line,
-            "hovertemplate": f"K = %{{x}}: {name} %{{y:.3g}}<extra></extra>",
-            "name": name,
-        }
-        for name, values, line in lines
+    data = [
+        line(x, values, tone, f"K = %{{x}}: {name} %{{y:.3g}}", name=name, width=width, dash=dash)
+        for name, values, tone, width, dash in terms
     ]
-    data.append(
-        {
-            "type": "scatter",
-            "x": [curve.chosen],
-            "y": numbers([curve.e[curve.chosen - 1]]),
-            "mode": "markers",
-            "marker": {"color": method.style.color, "symbol": "star", "size": 14},
-            "hovertemplate": "chosen: K = %{x}<extra></extra>",
-            "name": f"chosen: {curve.chosen}",
-        }
-    )
+    star = dots(
+        [choice.contexts], [choice.e[choice.contexts - 1]], color, "chosen: K = %{x}",
+        name=f"chosen: {choice.contexts}", symbol="star", size=14,
+    )  # fmt: skip
     return Figure(
-        description=f"Both terms of e(K) and their sum by number of contexts; {method.label} chose {curve.chosen}.",
-        data=data,
+        description=f"Both terms of e(K) and their sum by number of contexts; {method.label} chose {choice.contexts}.",
+        data=[*data, star],
         layout=layout(
             axis("Number of contexts K", nticks=10),
             axis(nticks=5, rangemode="tozero"),
             "e(K), Eq. (11)",
-            showlegend=True,
-            legend={"orientation": "h", "y": -0.24, "font": {"size": 12, "color": MUTED}},
-            margin={"l": 44, "r": 16, "t": 30, "b": 80},
+            legend_below=True,
         ),
         height=340,
     )
 
 
-@panel
 def accuracy_by_number(method: Method) -> Panel | None:
     """Figure 3 (a), beside the method that chooses, or else the first of the run."""
     run = method.run
@@ -280,40 +241,28 @@ def accuracy_by_number(method: Method) -> Panel | None:
 
 
 @dataclass(frozen=True)
-class Point:
+class ContextPoint:
     contexts: float  # mean over seeds
     accuracy: Average
 
 
-def _final(run: Run, label: str) -> Point | None:
+def _final(run: Run, label: str) -> ContextPoint | None:
     trials = [trial for trial in run.trials if trial.algorithm == label and trial.finished]
     accuracy = average({t.seed: t.final.metrics["personal"]["accuracy"] for t in trials if _has_accuracy(t)})
     counts = [trial.rounds[-1].method.get("contexts") for trial in trials if trial.rounds]
     known = [count for count in counts if isinstance(count, int)]
-    return Point(sum(known) / len(known), accuracy) if known and accuracy is not None else None
+    return ContextPoint(sum(known) / len(known), accuracy) if known and accuracy is not None else None
 
 
 def _has_accuracy(trial: Trial) -> bool:
     return "accuracy" in trial.final.metrics.get("personal", {})
 
 
-def _against_number(method: Method, points: dict[str, Point], stars: dict[str, Point]) -> Figure:
-    ordered = sorted(points.items(), key=lambda item: item[1].contexts)
-    data: list[Trace] = [
-        _trace(ordered, {"color": LOCAL, "symbol": "circle", "size": 8}, "lines+markers", "CGPFL"),
-        *(
-            [
-                _trace(
-                    list(stars.items()),
-                    {"color": method.style.color, "symbol": "star", "size": 15},
-                    "markers",
-                    "CGPFL-Heur",
-                )
-            ]
-            if stars
-            else []
-        ),
-    ]
+def _against_number(method: Method, points: dict[str, ContextPoint], stars: dict[str, ContextPoint]) -> Figure:
+    ordered = dict(sorted(points.items(), key=lambda item: item[1].contexts))
+    data = [line(**_coordinates(ordered), color=LOCAL, name="CGPFL", width=1.5, size=8, dots=True)]
+    if stars:
+        data.append(dots(**_coordinates(stars), color=method.style.color, name="CGPFL-Heur", symbol="star", size=15))
     return Figure(
         description="Personal accuracy against the number of contexts; a star marks what CGPFL-Heur chose.",
         data=data,
@@ -322,17 +271,11 @@ def _against_number(method: Method, points: dict[str, Point], stars: dict[str, P
     )
 
 
-def _trace(points: list[tuple[str, Point]], marker: dict[str, Any], mode: str, name: str) -> Trace:
-    spread = [100 * (point.accuracy.sd or 0.0) for _, point in points]
+def _coordinates(points: dict[str, ContextPoint]) -> dict[str, Any]:
     return {
-        "type": "scatter",
-        "x": numbers(point.contexts for _, point in points),
-        "y": numbers((point.accuracy.mean for _, point in points), 100),
-        "error_y": {"type": "data", "array": numbers(spread), "color": INK, "thickness": 1, "visible": any(spread)},
-        "text": [safe(label) for label, _ in points],
-        "mode": mode,
-        "line": {"color": marker["color"], "width": 1.5},
-        "marker": marker,
-        "hovertemplate": "%{text}: K = %{x:.3g}, %{y:.1f} %<extra></extra>",
-        "name": name,
+        "x": [point.contexts for point in points.values()],
+        "y": [100 * point.accuracy.mean for point in points.values()],
+        "error": [100 * (point.accuracy.sd or 0.0) for point in points.values()],
+        "text": [escape(label) for label in points],
+        "hover": "%{text}: K = %{x:.3g}, %{y:.1f} %",
     }

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from kinfed.report.chart import Figure, Trace, axis, client_label, curve, layout, log_axis, numbers, safe
+from kinfed.report.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.comparison import Comparison, Method
-from kinfed.report.figures import SCALES, kind_views, over_rounds, reading
-from kinfed.report.panels.panel import Panel, panel, series
-from kinfed.report.statistics import average
+from kinfed.report.figures import metric_figure, over_rounds, reading
+from kinfed.report.marks import bars, curve, method_level
+from kinfed.report.panels.base import Panel, series
 from kinfed.runs.reader import ClientResult, Kind
 
 MAX_BARS = 200
 
 
-@panel
 def privacy(method: Method) -> Panel | None:
     recorded = series(method, "privacy")
     if not recorded:
         return None
     last = [by_round[max(by_round)] for by_round in recorded.values()]
-    clients = [client for trial in method.counted for client in trial.clients if "epsilon" in client.values]
-    return Panel("Privacy", _in_words(last, clients), (_each_client(method, clients),) if clients else ())
+    clients = [client for trial in method.complete_trials for client in trial.clients if "epsilon" in client.values]
+    return Panel("Privacy", _sentence(last, clients), (_each_client(method, clients),) if clients else ())
 
 
-def _in_words(last: Sequence[dict[str, Any]], clients: Sequence[ClientResult]) -> str:
+def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientResult]) -> str:
     """`last`: what every seed recorded at its last evaluation."""
     one = last[0]
     settings = f"clipping norm {one['clip']:g}, noise {_range([float(entry['noise']) for entry in last])} times that"
@@ -37,7 +37,7 @@ def _in_words(last: Sequence[dict[str, Any]], clients: Sequence[ClientResult]) -
         delta = f"{one['delta']:g}".replace("e-0", "e-")
         text = f"No client’s ε exceeds {max(largest):.3g} at δ = {delta} ({settings})"
         if clients:
-            text += f"; the mean over clients is {sum(c.values['epsilon'] for c in clients) / len(clients):.3g}"
+            text += f"; the mean over clients is {fmean(client.values['epsilon'] for client in clients):.3g}"
         text += (
             ". This covers every gradient of a client’s training examples in all rounds, against whoever sees all that "
             "the client sent, and its model."
@@ -62,23 +62,16 @@ def _each_client(method: Method, clients: Sequence[ClientResult]) -> Figure:
     ordered = sorted(clients, key=lambda client: client.values["epsilon"], reverse=True)
     step = math.ceil(len(ordered) / MAX_BARS)
     shown = ordered[::step]
-    data: list[Trace] = [
-        {
-            "type": "bar",
-            "x": list(range(1, len(shown) + 1)),
-            "y": numbers(client.values["epsilon"] for client in shown),
-            "text": [f"{client_label(client.client)}, {client.n_train} training examples" for client in shown],
-            "textposition": "none",
-            "marker": {"color": method.style.color},
-            "hovertemplate": "ε = %{y:.3g}<br>%{text}<extra></extra>",
-            "name": safe(method.label),
-        }
-    ]
+    each = bars(
+        range(1, len(shown) + 1), [client.values["epsilon"] for client in shown], method.style.color,
+        "ε = %{y:.3g}<br>%{text}", name=method.label,
+        text=[f"{client_label(client.client)}, {client.n_train} training examples" for client in shown],
+    )  # fmt: skip
     of = "" if step == 1 else f", every {step}th"
-    seeds = " of all seeds" if len(method.counted) > 1 else ""
+    seeds = " of all seeds" if len(method.complete_trials) > 1 else ""
     return Figure(
         description=f"ε of every client under {method.label}, sorted.",
-        data=data,
+        data=[each],
         layout=layout(
             axis(f"Clients{seeds}{of}", showticklabels=False, ticks=""),
             axis(nticks=5, rangemode="tozero"),
@@ -90,62 +83,32 @@ def _each_client(method: Method, clients: Sequence[ClientResult]) -> Figure:
 
 def accuracy_against_epsilon(comparison: Comparison) -> Figure | None:
     """Private methods as lines over the ε spent so far, the others as level lines where they end."""
+    metric = comparison.metric
     spent = {method.index: _spent(method) for method in comparison.methods}
     everything = [value for by_round in spent.values() for value in by_round.values()]
     if not everything:
         return None
     low, high = min(everything), max(everything)
-    data: list[Trace] = []
-    for kind in comparison.kinds:
-        for method in comparison.methods:
-            for trace in _line(method, kind, comparison.metric, spent[method.index], (low, high)):
-                data.append(trace | {"meta": trace["meta"] | {"view": kind}})
+
+    def draw(method: Method, kind: Kind) -> list[Trace]:
+        by_round, epsilons = over_rounds(method, kind, metric), spent[method.index]
+        name = f"<b>{escape(method.label)}</b><br>"
+        if by_round and not epsilons:
+            hover = f"{name}{reading(metric, spread='')}, not private"
+            return [method_level(method, (low, high), by_round[max(by_round)].mean, hover)]
+        points = [(epsilons[number], mean) for number, mean in by_round.items() if number in epsilons]
+        return curve(method, points, f"{name}at ε = %{{x:.3g}}: {reading(metric)}") if points else []
+
     title = "Largest ε of any client so far"
-    return Figure(
-        description=f"The {comparison.metric} against the ε spent so far, one line per method.",
-        data=data,
-        layout=layout(log_axis(title, low, high) if high > 10 * low else axis(title), axis(), ""),
-        height=380,
-        views=kind_views(comparison),
-        methods=comparison.methods,
-    )
+    x = log_axis(title, low, high) if high > 10 * low else axis(title)
+    return metric_figure(comparison, draw, x, "against the ε spent so far")
 
 
 def _spent(method: Method) -> dict[int, float]:
     """{round: ε_max, mean over seeds}, where it is finite and more than 0."""
-    by_round: dict[int, dict[int, float]] = {}
-    for seed, rounds in series(method, "privacy").items():
+    by_round: dict[int, list[float]] = {}
+    for rounds in series(method, "privacy").values():
         for number, figures in rounds.items():
             if figures["epsilon_max"]:
-                by_round.setdefault(number, {})[seed] = float(figures["epsilon_max"])
-    return {number: a.mean for number, values in by_round.items() if (a := average(values)) is not None}
-
-
-def _line(method: Method, kind: Kind, metric: str, spent: dict[int, float], ends: tuple[float, float]) -> list[Trace]:
-    rounds, values = over_rounds(method, kind, metric)
-    averages = [(number, a) for number, by_seed in zip(rounds, values, strict=True) if (a := average(by_seed))]
-    if not averages:
-        return []
-    name, scale = safe(method.label), SCALES[metric]
-    if not spent:
-        level = scale * averages[-1][1].mean
-        return [
-            {
-                "type": "scatter",
-                "x": numbers(ends),
-                "y": numbers([level, level]),
-                "mode": "lines",
-                "line": {"color": method.style.color, "width": 2, "dash": "dot"},
-                "hovertemplate": f"<b>{name}</b><br>{reading(metric)}, not private<extra></extra>",
-                "name": name,
-                "meta": {"method": method.index},
-            }
-        ]
-    here = [(spent[number], a) for number, a in averages if number in spent]
-    return curve(
-        method,
-        [epsilon for epsilon, _ in here],
-        [scale * a.mean for _, a in here],
-        [None if a.sd is None else scale * a.sd for _, a in here],
-        f"<b>{name}</b><br>at ε = %{{x:.3g}}: {reading(metric)}<extra></extra>",
-    )
+                by_round.setdefault(number, []).append(float(figures["epsilon_max"]))
+    return {number: fmean(values) for number, values in by_round.items()}

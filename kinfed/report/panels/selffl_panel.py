@@ -7,14 +7,16 @@ paper's histogram is over the active clients of a round, this one over every cli
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from kinfed.report.chart import Figure, Trace, axis, layout, numbers, safe
+from kinfed.report.chart import Figure, axis, escape, layout, round_axis
 from kinfed.report.comparison import Method
+from kinfed.report.formats import plural
+from kinfed.report.marks import bars, line
 from kinfed.report.palette import INK, faded
-from kinfed.report.panels.panel import Panel, panel, series
+from kinfed.report.panels.base import Panel, series
 
 MAX_BARS = 200
 BINS = 20
@@ -43,26 +45,21 @@ class Decision:
 
 def in_words(decision: Decision) -> str:
     """One sentence for the person behind the client."""
-    who = decision.client
+    who, steps = decision.client, plural(decision.steps, "step")
     if decision.steps == 0:
         return f"{who} has not taken part yet and uses the model for all."
     if not decision.decided:
-        return f"{who} does not know its uncertainty yet and trains as in FedAvg, {_steps(decision.steps)} a round."
+        return f"{who} does not know its uncertainty yet and trains as in FedAvg, {steps} a round."
     share = decision.weight
     degrees = ((0.9, "almost entirely from all"), (0.5, "mostly from all"), (0.1, "mostly alone"))
     manner = next((words for least, words in degrees if share >= least), "almost entirely alone")
     asked = f"the rule asks for {decision.raw:.1f}"
     return (
         f"{who} learns {manner}: its models vary by {decision.variance:.3g} from round to round, so the others are "
-        f"given a weight of {100 * share:.0f} % and it trains {_steps(decision.steps)} ({asked})."
+        f"given a weight of {100 * share:.0f} % and it trains {steps} ({asked})."
     )
 
 
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
-
-
-@panel
 def decisions(method: Method) -> Panel | None:
     recorded = dict(_recorded(method))
     if not recorded:
@@ -82,7 +79,7 @@ def decisions(method: Method) -> Panel | None:
     undecided = len(recorded[last]) - len(known)
     if undecided:
         text += f" {undecided} more cannot tell yet: that takes two rounds of their own."
-    if len(method.counted) > 1:
+    if len(method.complete_trials) > 1:
         text += " Clients of all seeds are counted."
     text += (
         " The gain is what the method believes, in times of the client’s variance, not what was measured; where "
@@ -122,31 +119,13 @@ def _histogram(method: Method, known: Sequence[Decision], last: int) -> Figure:
         counts[min(int(value / width), BINS - 1)] += 1
     middles = [(i + 0.5) * width for i in range(BINS)]
     ranges = [f"{i * width:.3g} to {(i + 1) * width:.3g}" for i in range(BINS)]
-    data: list[Trace] = [
-        {
-            "type": "bar",
-            "x": numbers(middles),
-            "y": counts,
-            "width": float(f"{0.92 * width:.6g}"),
-            "text": ranges,
-            "textposition": "none",
-            "marker": {"color": method.style.color},
-            "hovertemplate": "%{text} steps: %{y} clients<extra></extra>",
-            "name": safe(method.label),
-        }
-    ]
+    data = [
+        bars(middles, counts, method.style.color, "%{text} steps: %{y} clients", name=method.label, width=0.92 * width,
+             text=ranges)
+    ]  # fmt: skip
     if isinstance(cap, int) and not isinstance(cap, bool) and cap < top:
-        data.append(
-            {
-                "type": "scatter",
-                "x": [cap, cap],
-                "y": [0, max(counts)],
-                "mode": "lines",
-                "line": {"color": INK, "width": 1.5, "dash": "dash"},
-                "hovertemplate": f"no client trains more than {cap} steps<extra></extra>",
-                "name": "cap",
-            }
-        )
+        hover = f"no client trains more than {cap} steps"
+        data.append(line([cap, cap], [0, max(counts)], INK, hover, name="cap", width=1.5, dash="dash"))
     return Figure(
         description=f"How many local steps the rule of {method.label} asks for, over clients, after round {last}.",
         data=data,
@@ -169,34 +148,23 @@ def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
     path = max(seen.values(), key=len)
     one = path[0][1]
     rounds = [number for number, found in recorded.items() if any(d.decided for d in found)]
-    medians = [statistics.median(d.raw for d in recorded[number] if d.decided) for number in rounds]
-    seeds = f", seed {one.seed}" if len(method.counted) > 1 else ""
-    data: list[Trace] = [
-        {
-            "type": "scatter",
-            "x": rounds,
-            "y": numbers(medians),
-            "mode": "lines",
-            "line": {"color": faded(INK, 0.5), "width": 1.5, "dash": "dot"},
-            "hovertemplate": "round %{x}: median of all clients %{y:.1f}<extra></extra>",
-            "name": "median",
-        },
-        {
-            "type": "scatter",
-            "x": [number for number, _ in path],
-            "y": numbers(d.raw for _, d in path),
-            "mode": "lines+markers" if len(path) <= 25 else "lines",
-            "line": {"color": method.style.color, "width": 2, "shape": "hv"},
-            "marker": {"color": method.style.color, "size": 6},
-            "hovertemplate": f"{safe(one.client)}{seeds}, round %{{x}}: %{{y:.1f}}<extra></extra>",
-            "name": safe(one.client),
-        },
-    ]
+    medians = [median(d.raw for d in recorded[number] if d.decided) for number in rounds]
+    seeds = f", seed {one.seed}" if len(method.complete_trials) > 1 else ""
+    data = [
+        line(
+            rounds, medians, faded(INK, 0.5), "round %{x}: median of all clients %{y:.1f}", name="median", width=1.5,
+            dash="dot",
+        ),
+        line(
+            [number for number, _ in path], [d.raw for _, d in path], method.style.color,
+            f"{escape(one.client)}{seeds}, round %{{x}}: %{{y:.1f}}", name=one.client, shape="hv", dots=True,
+        ),
+    ]  # fmt: skip
     return Figure(
         description=f"Local steps by the rule over rounds, for {one.client} and the median of all clients.",
         data=data,
         layout=layout(
-            axis(f"Round; {safe(one.client)}{seeds}"),
+            round_axis(rounds, f"Round; {escape(one.client)}{seeds}"),
             axis(nticks=5, rangemode="tozero"),
             "Steps of one client; dotted: median",
         ),
@@ -209,24 +177,16 @@ def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
     shown = list(ordered[::-1][::step])
     finite = [d.gain for d in shown if math.isfinite(d.gain)]
     ceiling = max(finite, default=1.0)
-    data: list[Trace] = [
-        {
-            "type": "bar",
-            "x": list(range(1, len(shown) + 1)),
-            "y": numbers(min(d.gain, ceiling) for d in shown),
-            "text": [safe(in_words(d)) for d in shown],
-            "textposition": "none",
-            "marker": {"color": method.style.color},
-            "hovertemplate": "gain %{y:.3g}<br>%{text}<extra></extra>",
-            "name": safe(method.label),
-        }
-    ]
+    each = bars(
+        range(1, len(shown) + 1), [min(d.gain, ceiling) for d in shown], method.style.color,
+        "gain %{y:.3g}<br>%{text}", name=method.label, text=[escape(in_words(d)) for d in shown],
+    )  # fmt: skip
     wide = ceiling > 30
     y = axis(nticks=5) | ({"type": "log"} if wide else {"rangemode": "tozero"})
     of = "" if step == 1 else f", every {step}th"
     return Figure(
         description=f"The gain over learning alone that {method.label} believes each client to have, sorted.",
-        data=data,
+        data=[each],
         layout=layout(
             axis(f"Clients{of}, from most to least gain", showticklabels=False, ticks=""), y, "Believed gain over alone"
         ),

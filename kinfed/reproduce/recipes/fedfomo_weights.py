@@ -42,7 +42,7 @@ def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
     for name, comparison in runs.items():
         by_round: dict[int, BySeed] = {}
         for method in comparison.methods:
-            for trial in method.counted:
+            for trial in method.complete_trials:
                 for number, share in top_places(method.run, trial).items():
                     by_round.setdefault(number, {})[trial.seed] = share
         series[SETTINGS[name]] = [(float(number), by_round[number]) for number in sorted(by_round)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kinfed.report.chart import Figure, axis, layout, numbers, safe
+from kinfed.report.chart import Figure, axis, escape, layout, numbers
 from kinfed.report.comparison import Comparison
 from kinfed.report.palette import styles
 from kinfed.reproduce import Claim, Column, Found, Recipe, Study, Table, Untestable
@@ -87,7 +87,7 @@ def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
                 data.append(
                     {
                         "type": "scatter", "x": numbers(RATES), "y": numbers(means), "mode": "lines+markers",
-                        "name": safe(name), "hovertemplate": f"{safe(name)}, C = %{{x}}: %{{y:.4f}}<extra></extra>",
+                        "name": escape(name), "hovertemplate": f"{escape(name)}, C = %{{x}}: %{{y:.4f}}<extra></extra>",
                         "line": {"color": look.color, "dash": look.dash, "width": 2},
                         "marker": {"color": look.color, "symbol": look.symbol, "size": 7},
                     }

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.report.panels.fedfomo_panel import Matrix, World, kin_found
+from kinfed.report.client_groups import ClientGroups
+from kinfed.report.panels.fedfomo_panel import Matrix, kin_found
 from kinfed.reproduce.recipe import BySeed, Measured
 from kinfed.runs.reader import Run, Trial, load_run
 
@@ -68,12 +69,12 @@ def _recorded(trial: Trial, figure: str) -> Iterator[tuple[int, Matrix]]:
             yield entry.number, value
 
 
-def _world(run: Run, trial: Trial) -> World:
+def _world(run: Run, trial: Trial) -> ClientGroups:
     federation = run.federations.get(trial.seed)
-    return World.of(federation, 0 if federation is None else len(federation.names))
+    return ClientGroups.of(federation, 0 if federation is None else len(federation.names))
 
 
-def _chance(world: World) -> float:
+def _chance(world: ClientGroups) -> float:
     clients = range(len(world.names))
     kin = [sum(world.kin(i, n) for n in clients if n != i) for i in clients]
     return sum(m * m / (len(clients) - 1) for m in kin) / sum(kin)

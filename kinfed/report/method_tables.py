@@ -1,0 +1,239 @@
+"""The tables about methods: results, leads, gains, and the CSV files that a page carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kinfed.report.comparison import Comparison, Method
+from kinfed.report.formats import format_number, format_points
+from kinfed.report.statistics import Difference, Gain, average, clear_winner, summarize_gains
+from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
+from kinfed.runs.reader import KINDS, Kind, finite
+
+METRIC_NAMES = {
+    "accuracy": "Accuracy",
+    "accuracy_mean": "Client mean",
+    "accuracy_std": "Client spread",
+    "worst10": "Worst 10 %",
+    "top10": "Largest 10 %",
+    "loss": "Loss",
+}
+KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
+
+DEFINITIONS = {
+    "accuracy": "Share of all test examples that are classified correctly: every client counts in proportion to its "
+    "number of test examples.",
+    "accuracy_mean": "Plain average of the clients' accuracies: every client counts the same, however small it is.",
+    "accuracy_std": "Standard deviation of the accuracy over clients: how unequally the clients are served.",
+    "worst10": "Average accuracy of the tenth of the clients (rounded up) with the lowest accuracies. Clients with "
+    "only one or two test examples can dominate it.",
+    "top10": "Accuracy over the tenth of the clients (rounded up) with the most training examples, weighted by test "
+    "examples.",
+    "loss": "Average loss on the test examples; lower is better.",
+}
+
+METHOD = TableColumn("Method", "name")
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    key: str
+    group: str
+    heading: str
+    definition: str
+    values: Callable[[Method], dict[int, float]]  # by seed
+    scale: float = 1.0  # from the stored to the shown unit
+    digits: int = 1
+    lower_is_better: bool = False
+    judged: bool = True  # whether a best may be marked and the spread is of interest
+
+    @property
+    def column(self) -> TableColumn:
+        unit = "%" if self.scale == 100 else ""
+        return TableColumn(self.heading, group=self.group, unit=unit, definition=self.definition, sortable=True)
+
+    def cell(self, method: Method, best: bool) -> TableCell:
+        entry = average(self.values(method))
+        if entry is None:
+            return TableCell("–", best=best)
+        return TableCell(
+            format_number(entry.mean * self.scale, self.digits),
+            spread="" if entry.sd is None or not self.judged else f"{entry.sd * self.scale:.{self.digits}f}",
+            best=best,
+            sort_value=float(f"{entry.mean:.9g}") if finite(entry.mean) else None,
+        )
+
+
+def _metric_column(kind: Kind, metric: str) -> ResultColumn:
+    loss = metric == "loss"
+    return ResultColumn(
+        key=f"{kind}_{metric}",
+        group=KIND_NAMES[kind],
+        heading=METRIC_NAMES[metric],
+        definition=DEFINITIONS[metric],
+        values=lambda method: method.final(kind, metric),
+        scale=1.0 if loss else 100.0,
+        digits=3 if loss else 1,
+        lower_is_better=loss or metric == "accuracy_std",
+    )
+
+
+def _cost_column(key: str, heading: str, definition: str, values: Callable[[Method], dict[int, float]], digits: int = 1,
+                 scale: float = 1.0) -> ResultColumn:  # fmt: skip
+    return ResultColumn(key, "Cost", heading, definition, values, scale, digits, judged=False)
+
+
+COST_COLUMNS = (
+    _cost_column(
+        "mb_per_round",
+        "MB a round",
+        "Megabytes (10⁶ bytes) sent in an average round, to and from all clients together.",
+        lambda method: {t.seed: t.final.bytes / max(t.final.rounds, 1) for t in method.complete_trials},
+        digits=2,
+        scale=1e-6,
+    ),
+    _cost_column(
+        "mb_total",
+        "MB in all",
+        "Megabytes (10⁶ bytes) sent up to the final round, to and from all clients together.",
+        lambda method: {t.seed: t.final.bytes for t in method.complete_trials},
+        scale=1e-6,
+    ),
+    _cost_column(
+        "seconds",
+        "Seconds",
+        "Seconds of the whole run of the method on the machine that ran it.",
+        lambda method: {t.seed: t.final.seconds for t in method.complete_trials},
+    ),
+)
+
+_SHOWN_METRICS = ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
+SERVER_COLUMNS = tuple(_metric_column("server", metric) for metric in _SHOWN_METRICS)
+MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _SHOWN_METRICS), SERVER_COLUMNS[0], *COST_COLUMNS)
+ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRIC_NAMES), *COST_COLUMNS)
+
+
+def results_table(comparison: Comparison, columns: Sequence[ResultColumn] = MAIN_COLUMNS) -> TextTable:
+    """One row per method: mean and standard deviation over seeds."""
+    winners: list[int | None] = []
+    for column in columns:
+        values = {method.index: column.values(method) for method in comparison.methods}
+        judged = column.judged and comparison.same_final_round
+        winners.append(clear_winner(values, column.lower_is_better) if judged else None)
+    rows = [
+        [
+            method_cell(method),
+            *(c.cell(method, winner == method.index) for c, winner in zip(columns, winners, strict=True)),
+        ]
+        for method in comparison.methods
+    ]
+    return TextTable.of("Results by method", [METHOD, *(column.column for column in columns)], rows)
+
+
+def method_cell(method: Method) -> TableCell:
+    return TableCell(method.label, style=method.style)
+
+
+def leads_table(title: str, leads: Sequence[tuple[Method, Difference | None]]) -> TextTable:
+    rows: list[list[TableCell | str]] = []
+    for method, lead in leads:
+        if lead is None:
+            rows.append([method_cell(method), *4 * ["–"], "not to be judged: too few seeds"])
+            continue
+        likely = [] if lead.likely is None else [format_points(end) for end in (lead.likely.low, lead.likely.high)]
+        rows.append(
+            [
+                method_cell(method),
+                format_points(lead.mean),
+                " to ".join(likely) or "–",
+                f"{100 * lead.spread:.1f}",
+                "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}",
+                "yes" if lead.clear else "no, within the spread",
+            ]
+        )
+    names = ("Lead, points", "95 % interval", "Spread", "Seeds ahead")
+    return TextTable.of(title, [TableColumn("Over", "name"), *names, TableColumn("Clear?", "text")], rows)
+
+
+def balance_table(by_method: Sequence[tuple[Method, list[Gain]]]) -> TextTable:
+    """Clients helped, unchanged and hurt, as numbers and as a bar of their shares."""
+    rows = []
+    for method, values in by_method:
+        s = summarize_gains(values)
+        shares = (("helped", s.helped), ("unchanged", s.unchanged), ("hurt", s.hurt))
+        rows.append(
+            [
+                method_cell(method),
+                TableCell("", style=method.style, shares=shares),
+                *(TableCell(str(count), sort_value=count) for _, count in shares),
+                *(TableCell(format_points(gain), sort_value=gain) for gain in (s.mean, s.median, s.lowest)),
+            ]
+        )
+    names = ("Helped", "Unchanged", "Hurt", "Mean gain", "Median gain", "Largest loss")
+    columns = [METHOD, TableColumn("Balance", "text"), *(TableColumn(name, sortable=True) for name in names)]
+    return TextTable.of("Clients helped and hurt by each method", columns, rows)
+
+
+def results_csv(comparison: Comparison) -> str:
+    """One line per method: mean, standard deviation and number of seeds of every figure, in the stored units."""
+    rows: list[list[object]] = []
+    for method in comparison.methods:
+        row: list[object] = [method.run.label, method.algorithm, method.final_round, len(method.complete_trials)]
+        for column in ALL_COLUMNS:
+            scale = column.scale if column in COST_COLUMNS else 1.0  # bytes are in megabytes everywhere
+            entry = average(column.values(method))
+            row += ["", ""] if entry is None else [_number(entry.mean, scale), _number(entry.sd, scale)]
+        rows.append(row)
+    keys = (key for column in ALL_COLUMNS for key in (column.key, f"{column.key}_sd"))
+    return csv_text(["run", "algorithm", "rounds", "seeds", *keys], rows)
+
+
+_METRICS = [(kind, metric) for kind in KINDS for metric in METRIC_NAMES]
+
+
+def seeds_csv(comparison: Comparison) -> str:
+    """One line per method and seed."""
+    rows = []
+    for method in comparison.methods:
+        for trial in method.trials:
+            final, megabytes = trial.final, trial.final.bytes / 1e6
+            figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRICS]
+            figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
+            done = "yes" if trial.finished else "no"
+            start = [method.run.label, method.algorithm, trial.seed, final.round, done]
+            rows.append([*start, *map(_number, figures)])
+    return csv_text(["run", "algorithm", "seed", "round", "finished", *(c.key for c in ALL_COLUMNS)], rows)
+
+
+def rounds_csv(comparison: Comparison) -> str:
+    """One line per method, seed and round."""
+    header = ["run", "algorithm", "seed", "round", "seconds", "active", "dropped", "bytes_down", "bytes_up"]
+    rows = [
+        [
+            *(method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds)),
+            *(entry.active, entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up)),
+            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRICS),
+        ]
+        for method in comparison.methods
+        for trial in method.trials
+        for entry in trial.rounds
+    ]
+    return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRICS)], rows)
+
+
+def clients_csv(comparison: Comparison) -> str:
+    """One line per method, seed and client, after the final round."""
+    every = [
+        (method, trial, client) for method in comparison.methods for trial in method.trials for client in trial.clients
+    ]
+    names = list(dict.fromkeys(name for _, _, client in every for name in client.values))
+    rows = []
+    for method, trial, client in every:
+        start = [method.run.label, method.algorithm, trial.seed, client.client, client.n_train, client.n_test]
+        rows.append([*start, *(_number(client.values.get(name)) for name in names)])
+    return csv_text(["run", "algorithm", "seed", "client", "n_train", "n_test", *names], rows)
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else f"{value * scale:.10g}"
