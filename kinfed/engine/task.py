@@ -27,22 +27,14 @@ from torch.func import functional_call, grad, vmap
 
 from kinfed.core import rng
 from kinfed.data.batches import Batch, Split
+from kinfed.engine import columns
 from kinfed.engine.cnn import ConvolutionalNet, Into, subsamples
+from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.dense import StackedNet
 from kinfed.engine.descent import Descent, OneByOne, OnLayers
 from kinfed.engine.descent import Pull as Pull
 from kinfed.engine.lstm import RecurrentNet
 from kinfed.errors import ModelError
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Where one named parameter lies in the flat row."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 @dataclass
@@ -58,7 +50,7 @@ class Task(ABC):
     """The contract between algorithms and models."""
 
     num_params: int
-    layers: tuple[Layer, ...]
+    slots: tuple[ParameterSlot, ...]  # the parameters from left to right
     device: torch.device = torch.device("cpu")
     path: str = "custom"
     one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
@@ -136,21 +128,13 @@ class Task(ABC):
         score = self.score(theta, part)
         return score.loss / score.count
 
-    def layer_mask(self, names: tuple[str, ...]) -> Tensor:
-        """bool [P]: parameters whose module name is one of `names` or lies below it."""
-        mask = torch.zeros(self.num_params, dtype=torch.bool)
-        known = self.layer_names()
-        for name in names:
-            hits = [x for x in self.layers if x.name == name or x.name.startswith(name + ".")]
-            if not hits:
-                raise ModelError(f"the model has no layer {name!r}; its layers are {', '.join(known)}")
-            for layer in hits:
-                mask[layer.start : layer.stop] = True
-        return mask
+    def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
+        """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""
+        return columns.layer_mask(self.slots, patterns)
 
     def layer_names(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the forward pass as declared."""
-        return tuple(dict.fromkeys(layer.name.rpartition(".")[0] or layer.name for layer in self.layers))
+        return columns.layer_names(self.slots)
 
 
 class ModuleTask(Task):
@@ -165,11 +149,11 @@ class ModuleTask(Task):
         check_module(self.module)
         self.module.train()
         self._own = threading.local()
-        layers, position = [], 0
+        slots, position = [], 0
         for name, parameter in self.module.named_parameters():
-            layers.append(Layer(name, tuple(parameter.shape), position, position + parameter.numel()))
+            slots.append(ParameterSlot(name, tuple(parameter.shape), position, position + parameter.numel()))
             position += parameter.numel()
-        self.layers = tuple(layers)
+        self.slots = tuple(slots)
         self.num_params = position
         self.start: Tensor | None = None  # [P] replaces the random start of every method (a warm start)
         self._drawn: dict[int, Tensor] = {}  # the first start of every seed: all clients of a method ask for it
@@ -187,11 +171,11 @@ class ModuleTask(Task):
         return drawn
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([parameters[x.name].detach().reshape(-1).to(torch.float32) for x in self.layers])
+        return torch.cat([parameters[x.name].detach().reshape(-1).to(torch.float32) for x in self.slots])
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """Named views of one row (or of rows [n, P], with a leading n)."""
-        return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.layers}
+        return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.slots}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """What `module.load_state_dict` takes: parameters, under all their names where they are tied, and buffers."""
@@ -314,8 +298,8 @@ class RowsTask(ModuleTask):
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for i in range(len(theta)):
             grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
-            for layer, g in zip(self.layers, grads, strict=True):
-                out[i, layer.start : layer.stop] = g.reshape(-1)
+            for slot, g in zip(self.slots, grads, strict=True):
+                out[i, slot.start : slot.stop] = g.reshape(-1)
         return out
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -335,8 +319,8 @@ class RowsTask(ModuleTask):
             grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
             if center is not None:
                 theta[i].lerp_(center, amount)
-            for layer, g in zip(self.layers, grads, strict=True):
-                theta[i, layer.start : layer.stop].view(layer.shape).add_(g, alpha=-rate)
+            for slot, g in zip(self.slots, grads, strict=True):
+                theta[i, slot.start : slot.stop].view(slot.shape).add_(g, alpha=-rate)
 
 
 class VmapTask(ModuleTask):

@@ -75,7 +75,7 @@ class PrivateTask(Task):
         if not 0 <= noise < float("inf"):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
-        self.num_params, self.layers, self.device = inner.num_params, inner.layers, inner.device
+        self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
         self.path, self.classifies = inner.path, inner.classifies
         self.one_row_at_a_time = inner.one_row_at_a_time
         self._record: Record | None = None

@@ -148,7 +148,7 @@ class FinishedRun:
         build = model or (lambda: build_model(named.name, self.shape, len(self.classes), named.options))
         task = make_task(build, path=self.config.backend)
         layout = storage.read_json(self.folder / "model.json")["layers"]
-        if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.layers]:
+        if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
             what = "the model given" if model else f"model {named.name}, which the configuration names,"
             raise ModelError(
                 f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"

@@ -141,7 +141,7 @@ class Experiment:
         if self._given is not None:
             extra["federation"] = _identity(self._given)
         if self._model is not None:
-            extra["model"] = [[layer.name, list(layer.shape)] for layer in self.task().layers]
+            extra["model"] = [[layer.name, list(layer.shape)] for layer in self.task().slots]
         return self.config.fingerprint(extra)
 
     def federation(self, seed: int) -> Federation:

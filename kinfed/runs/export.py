@@ -36,7 +36,7 @@ class Exported:
 
 def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
     """Write model.json (and the buffers, where the module has any) once per run."""
-    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.layers]
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
     storage.write_json(folder / "model.json", {"model": name, "parameters": task.num_params, "layers": layers})
     buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
     if buffers:

@@ -30,6 +30,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from kinfed.core.kernels import pairwise_squared_distances
 from kinfed.errors import ConfigError, unknown_name
 
 BLOCK = 1 << 20  # values sorted at once
@@ -117,7 +118,7 @@ class Krum(Rule):
 
     def __call__(self, rows: Tensor) -> Tensor:
         near = len(rows) - self.hostile - 2
-        square = _distances(rows).fill_diagonal_(torch.inf)
+        square = pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
         score = square.sort(1).values[:, :near].sum(1)  # Σ over the n − f − 2 nearest of ‖u_i − u_j‖²
         chosen = score.argsort(stable=True)[: min(self.keep or near, near)]
         return _by_columns(_mean, rows[chosen.sort().values])
@@ -157,13 +158,3 @@ def _by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 def _mean(rows: Tensor) -> Tensor:
     return rows.mean(0, dtype=torch.float64)
-
-
-def _distances(rows: Tensor) -> Tensor:
-    """[n, n] float64: squared distances ‖a‖² + ‖b‖² − 2⟨a, b⟩. One row's size does not touch the others' distances."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for block in torch.split(rows, max(1, BLOCK // max(len(rows), 1)), 1):
-        wide = block.to(torch.float64)
-        gram.addmm_(wide, wide.T)
-    square = gram.diagonal()
-    return (square[:, None] + square - 2 * gram).clamp_min_(0)

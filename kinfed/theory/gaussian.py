@@ -27,7 +27,8 @@ from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
-from kinfed.engine.task import Layer, Score, Task
+from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 
@@ -133,7 +134,7 @@ class GaussianTask(Task):
         self.start: Tensor | None = torch.full((dims,), start, dtype=dtype)  # θ^0; a warm start replaces it
         self._dtype = dtype
         self.num_params = dims
-        self.layers = (Layer("theta", (dims,), 0, dims),)
+        self.slots = (ParameterSlot("theta", (dims,), 0, dims),)
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         start = torch.zeros(self.num_params) if self.start is None else self.start

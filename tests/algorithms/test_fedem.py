@@ -244,10 +244,10 @@ def test_a_width_tells_what_a_row_is(params: int, components: int) -> None:
 
 def test_layers_of_a_mixture_cover_the_row() -> None:
     mixture = MixtureTask(make_task(deep), 2)
-    edges = [0, *(layer.stop for layer in mixture.layers)]
-    assert [layer.start for layer in mixture.layers] == edges[:-1]
+    edges = [0, *(layer.stop for layer in mixture.slots)]
+    assert [layer.start for layer in mixture.slots] == edges[:-1]
     assert edges[-1] == mixture.num_params == len(mixture.init(0))
-    assert mixture.layers[0].name == "components.0.1.weight"
+    assert mixture.slots[0].name == "components.0.1.weight"
     assert not torch.equal(mixture.init(0)[:47], mixture.init(0)[47:94])
 
 

@@ -186,7 +186,7 @@ def test_modules_of_users_train_unchanged(make_batch: MakeBatch, name: str, forc
 
 def test_module_of_fills_in_every_name_of_a_tied_parameter() -> None:
     task = make_task(Tied)
-    assert [layer.name for layer in task.layers] == ["temperature", "encode.weight", "encode.bias", "decode.bias"]
+    assert [layer.name for layer in task.slots] == ["temperature", "encode.weight", "encode.bias", "decode.bias"]
     row = torch.arange(task.num_params, dtype=torch.float32)
     saved = task.state_dict(row)
     assert torch.equal(saved["encode.weight"], saved["decode.weight"])

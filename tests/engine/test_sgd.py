@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federation import Federation
+from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.sgd import each_step, sgd
-from kinfed.engine.task import Layer, ModuleTask, Task, make_task
+from kinfed.engine.task import ModuleTask, Task, make_task
 
 
 class Quadratic(Task):
@@ -23,7 +24,7 @@ class Quadratic(Task):
 
     def __init__(self, size: int) -> None:
         self.num_params = size
-        self.layers = (Layer("theta", (size,), 0, size),)
+        self.slots = (ParameterSlot("theta", (size,), 0, size),)
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         return torch.zeros(self.num_params)

@@ -363,7 +363,7 @@ def test_rows_and_modules_hold_the_same_numbers(name: str) -> None:
     assert torch.equal(task.flatten(dict(ready.named_parameters())), row)
     row[0] += 1  # neither shares memory with the row
     assert not torch.equal(task.flatten(dict(ready.named_parameters())), row)
-    assert [layer.start for layer in task.layers[1:]] == [layer.stop for layer in task.layers[:-1]]
+    assert [layer.start for layer in task.slots[1:]] == [layer.stop for layer in task.slots[:-1]]
 
 
 def test_unflatten_gives_views_of_rows() -> None:
@@ -385,7 +385,7 @@ def test_layers_are_masked_by_name() -> None:
     assert not bool(task.layer_mask(()).any())
     mask = task.layer_mask(("1.1.2",))
     changed = dict(zip(("1.0", "1.1.2", "2"), (False, True, False), strict=True))
-    for layer in task.layers:
+    for layer in task.slots:
         assert bool(mask[layer.start : layer.stop].all()) == changed[layer.name.rpartition(".")[0]]
     with pytest.raises(ModelError, match=r"no layer '1\.1\.'; its layers are 1\.0, 1\.1\.2, 2"):
         task.layer_mask(("1.1.",))
