@@ -27,23 +27,23 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """Show what there is, or the options of one method, data set, partition or model."""
-    from kinfed.cli.listing import catalog, find, options_of, owner
+    from kinfed.cli.listing import KINDS, RECIPES, kind_of, names, options_of, owner
 
-    kinds = catalog()
+    kinds = (*KINDS, RECIPES)
     what = "algorithms" if what == "methods" else what
     if what is not None and what not in kinds:
-        kind = find(what)
-        say(f"{what}: {kinds[kind][what]}")
+        kind = kind_of(what)
+        say(f"{what}: {names(kind)[what]}")
         for option in options_of(what):
             say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
             if option.text:
                 say(f"      {option.text}" + (f" ({option.bounds})" if option.bounds else ""), style="dim")
         return
-    for kind in [what] if what else kinds:
+    for kind in (what,) if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="bold")
         table.add_column()
-        for name, summary in kinds[kind].items():
+        for name, summary in names(kind).items():
             table.add_row(name, summary)
         console.print(table)
         if not what:

@@ -14,28 +14,28 @@ from kinfed.core.registries import registry_of
 from kinfed.core.registry import Entry
 from kinfed.errors import unknown_name
 
+# As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
 KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
+RECIPES = "recipes"
 
 
-def catalog() -> dict[str, dict[str, str]]:
-    """Kind -> name -> one line."""
-    from kinfed.reproduce.recipes import summaries
+def names(kind: str) -> dict[str, str]:
+    """Name -> one line, for one kind of thing."""
+    if kind == RECIPES:
+        from kinfed.reproduce.recipes import summaries
 
-    kinds = {kind: _summaries(kind) for kind in KINDS}
-    return kinds | {"recipes": summaries()}
-
-
-def _summaries(kind: str) -> dict[str, str]:
+        return summaries()
     return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
 
 
-def find(name: str) -> str:
+def kind_of(name: str) -> str:
     """The kind of thing that has this name."""
-    kinds = catalog()
-    for kind, names in kinds.items():
-        if name in names:
+    known: list[str] = [*KINDS, RECIPES]
+    for kind in (*KINDS, RECIPES):
+        if name in (here := names(kind)):
             return kind
-    raise unknown_name("list", name, [*kinds, *(known for names in kinds.values() for known in names)])
+        known += here
+    raise unknown_name("list", name, known)
 
 
 def owner(kind: str, name: str) -> str:
@@ -45,8 +45,8 @@ def owner(kind: str, name: str) -> str:
 
 def options_of(name: str) -> list[OptionDoc]:
     """The options of a method, data set, partition or model, as --set takes them."""
-    kind = find(name)
-    if kind not in KINDS:
+    kind = kind_of(name)
+    if kind == RECIPES:
         return []
     entry = registry_of(KINDS[kind])[name]
     if kind == "algorithms":
@@ -56,9 +56,7 @@ def options_of(name: str) -> list[OptionDoc]:
             dataclasses.replace(doc, default=entry.preset.get(doc.name, doc.default))
             for doc in (*_algorithm_options(entry.target), *_algorithm_options(Finetuned))
         ]
-    if isinstance(entry, Entry):
-        return entry.describe_options()
-    return documented(entry.options)
+    return entry.describe_options() if isinstance(entry, Entry) else documented(entry.options)
 
 
 def _algorithm_options(method: type[Any]) -> list[OptionDoc]:

@@ -155,7 +155,9 @@ def test_every_argument_and_option_has_a_text() -> None:
         assert getattr(param, "help", None), f"{name} has no help"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["tune", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["tune", "--help"], ["--version"], ["list", "algorithms"]]
+)
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     script = (
         f"import sys; sys.argv = ['kinfed', *{arguments}]\n"
