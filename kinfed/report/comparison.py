@@ -24,7 +24,7 @@ _DESCRIBED = {"partition", "clients", "validation"}
 # Settings that may differ between runs of one comparison without need to say so.
 _INDIFFERENT = {
     *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
-    *("pool", "device", "path", "workers", "state", "data"),
+    *("pool", "device", "backend", "workers", "state", "data"),
 }
 
 # As papers write the names of algorithms.
