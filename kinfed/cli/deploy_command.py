@@ -80,7 +80,7 @@ def export(
     from kinfed.deploy.vault import Vault
 
     path = Vault(folder).model_path(run, client)
-    with storage.reporting("write", out):
+    with storage.storage_errors("write", out):
         shutil.copyfile(path, out)
     console.print(f"wrote    {out}", highlight=False, soft_wrap=True)
 

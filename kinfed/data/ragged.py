@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ class Ragged:
         offsets = _offsets(count)
         position = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], count)
         return Ragged(offsets, self.rows[position + torch.arange(len(position))])
+
+
+def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:
+    """Random (train, test) parts of every list; keys [K]. Of n rows int((1 - fraction) n) train, at least one."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"test_fraction must lie in [0, 1); got {fraction}")
+    n = rows.count
+    trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
+    train, test = rows.shuffled(keys).split_at(trained)
+    return train.ascending(), test.ascending()
 
 
 def _offsets(sizes: Tensor) -> Tensor:

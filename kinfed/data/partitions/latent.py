@@ -21,10 +21,11 @@ from torch import Tensor
 
 from kinfed.core import cache, rng, storage
 from kinfed.core.options import option
-from kinfed.data.federation import Ragged, fingerprint
+from kinfed.data.features import fingerprint
 from kinfed.data.partitions import dealing, embedding
 from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
 from kinfed.data.partitions.embedding import Embedder
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
