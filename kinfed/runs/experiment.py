@@ -151,7 +151,7 @@ class Experiment:
         data = self.federation(self.config.seeds[0])
         shape, classes, chosen = data.features.shape, data.num_classes, self.config.model
         build = self._model or (lambda: build_model(chosen.name, shape, classes, chosen.options))
-        self._task = make_task(build, path=self.config.path, device=check_device(self.config.device))
+        self._task = make_task(build, backend=self.config.backend, device=check_device(self.config.device))
         return self._task
 
     def check(self) -> None:

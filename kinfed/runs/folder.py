@@ -39,7 +39,7 @@ from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
-from kinfed.runs.config import INCIDENTAL
+from kinfed.runs.config import NON_RESULT_SETTINGS
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -434,7 +434,9 @@ def _contents(folder: Path, name: str) -> Any:
     """A file as values to compare, without times and versions; lines under names that say what they are about."""
     path = folder / name
     if name == "config.json":
-        return {key: value for key, value in RunFolder(folder).config()["config"].items() if key not in INCIDENTAL}
+        return {
+            key: value for key, value in RunFolder(folder).config()["config"].items() if key not in NON_RESULT_SETTINGS
+        }
     if name == "rounds.jsonl":
         records = RunFolder(folder).records()
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
