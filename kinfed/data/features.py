@@ -1,4 +1,4 @@
-"""The inputs of a data set, held once: raw as stored, cast and standardized per batch."""
+"""The inputs of a data set, in memory once: raw as stored, cast and standardized per batch."""
 
 from __future__ import annotations
 

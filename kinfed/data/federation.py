@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class Cohort:
-    """Some clients' data in some round: what a client's part of an algorithm sees."""
+    """The data of some clients in one round: what the client side of an algorithm sees."""
 
     ids: Tensor  # [n]
     train: Split
@@ -42,7 +42,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Population:
-    """What a server may know before training: how many clients there are, and how it will call on them."""
+    """What a server may know before training: how many clients there are, and how many take part in a round."""
 
     num_clients: int
     seed: int
@@ -117,7 +117,8 @@ class Federation:
 
         At least one example where a client has two or more (exactly one below five); a client with a single
         example keeps it for training and validates on it too, which is noted. Clients that already have
-        validation rows keep theirs. Draws go by `ids` [K], the clients' numbers, where these are some of many."""
+        validation rows keep theirs. `ids` [K] are the clients' numbers in the whole federation, by which draws are
+        keyed, where this is a part of it."""
         if not 0 <= fraction < 1:
             raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
         if fraction == 0:
@@ -139,7 +140,7 @@ class Federation:
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
 
-        `description["target_of"]` says whose pair each client has now; here and there it is its own."""
+        `description["target_of"]` says whose pair each client has now; a few may keep their own."""
         order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
         before = self.description.get("target_of", range(self.num_clients))
         return replace(

@@ -74,7 +74,7 @@ class Ragged:
         return Ragged(self.offsets, self.rows[torch.from_numpy(order)])
 
     def split_at(self, head: Tensor) -> tuple[Ragged, Ragged]:
-        """The first head[k] entries of every list, and what remains of it."""
+        """The first head[k] entries of every list k, and the rest of it."""
         first = self.position < head[self.owner]
         taken = torch.minimum(head, self.count)
         return (

@@ -32,7 +32,7 @@ from kinfed.errors import ConfigError
 _CACHE_FORMAT = "embedded-1"
 HELD_OUT = 0.1  # of the rows judge a network where the data set has no test split
 PAPER_ACCURACY = 0.85
-CACHED_FROM = 10_000  # examples; principal components of fewer are quicker made than found again
+CACHED_FROM = 10_000  # examples; principal components of fewer are computed faster than read
 
 
 @PARTITIONS.register(
