@@ -33,8 +33,8 @@ from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, Population, hold_out
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
 from kinfed.engine.models import build_model

@@ -22,7 +22,8 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
-from kinfed.data.federation import SPLITS, Federation, fingerprint
+from kinfed.data.features import fingerprint
+from kinfed.data.federation import SPLITS, Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
