@@ -1,42 +1,73 @@
-"""Euclidean norms of models: long rows of float32 added up without a copy of them in float64."""
+"""Kernels on rows of models: means, sums, norms and distances of long rows of float32.
+
+Models are few rows of very many numbers. A row passes through memory once: work is cut into blocks that stay in the
+processor's cache, sums are added up in float64 (or exactly enough in pieces of float32), and no float64 copy of all
+rows is ever made. Block sizes are part of the result: another size adds up in another order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-PIECE = 64  # numbers whose squares are added up in their own type
-LONG = 1 << 14  # rows from here on go one by one through the processor's dot product, ...
-DOT = 1 << 16  # ... so many numbers at a time: it adds up in many places at once, and is exact to 1e-6 up to there
+Array = np.ndarray[Any, np.dtype[Any]]
+
 IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
+PIECE = 64  # numbers whose squares are added up in their own type
+LONG = 1 << 14  # a row of at least so many numbers goes through the processor's dot product, alone
+DOT = 1 << 16  # numbers per dot product: it adds up in many places at once, and is exact to 1e-6 up to there
+MEAN_ROWS = 128  # rows of a mean that are converted to float64 together
+GRAM = 1 << 20  # numbers per block of a product of all rows with all rows
+COORDINATES = 1 << 16  # the same in float64 where the block is centred first: half a megabyte, which stays in cache
+METRICS = ("l2", "l1", "cosine")
+
+
+# --- means and sums
+
+
+def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
+    """[P]: Σ_m p_m rows[m] with p = weight / Σ weight, for rows [n, P] and weights [n]; accumulated in float64 so that
+    order hardly matters."""
+    weight = weight.to(rows.device, torch.float64)
+    p = weight / weight.sum()
+    mean = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
+    for some_rows, share in zip(torch.split(rows, MEAN_ROWS), torch.split(p, MEAN_ROWS), strict=True):
+        width = IN_CACHE // max(len(some_rows), 1)
+        for block, part in zip(torch.split(some_rows, width, 1), torch.split(mean, width), strict=True):
+            part.addmv_(block.to(torch.float64).T, share)
+    return mean.to(rows.dtype)
+
+
+def weighted_sum(models: Sequence[Tensor], weight: Tensor) -> Tensor:
+    """[n, P]: Σ_j weight[:, j] models[j], for models [n, P] each and weights [n, len(models)]. Some columns at a time,
+    so that the sum stays in cache while it grows."""
+    out = torch.zeros_like(models[0], memory_format=torch.contiguous_format)
+    weights = [column[:, None] for column in weight.to(out.device, out.dtype).unbind(1)]
+    width = max(IN_CACHE // max(len(out), 1), 1)
+    for total, *blocks in zip(*(torch.split(tensor, width, 1) for tensor in (out, *models)), strict=True):
+        for block, column in zip(blocks, weights, strict=True):
+            total.addcmul_(block, column)
+    return out
+
+
+# --- norms
 
 
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖² over the last axis in float64, to 1e-6 of it at a third of the time that a sum in float64 takes."""
     if x.shape[-1] < LONG or x.device.type != "cpu":
-        return _total(_piece_norms(x))
-    squares = [_square(row) for row in x.reshape(-1, x.shape[-1]).unbind(0)]
+        return _sum_of_squares(_piece_norms(x))
+    squares = [_dot_square(row) for row in x.reshape(-1, x.shape[-1]).unbind(0)]
     return torch.tensor(squares, dtype=torch.float64).reshape(x.shape[:-1])
 
 
 def norm(x: Tensor) -> Tensor:
     return squared_norm(x).sqrt()
-
-
-def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
-    """[n, len(models)] float64: ‖x − y‖² of the rows of each model [n, P] and those of the base. Some rows at a time:
-    the base's, and the difference, stay in cache."""
-    height = max(IN_CACHE // max(base.shape[1], 1), 1)
-    room = base.new_empty(min(height, len(base)) * base.shape[1])
-    found = base.new_empty(len(base), len(models), dtype=torch.float64)
-    blocks = (torch.split(tensor, height) for tensor in (found, base, *models))
-    for into, origin, *some in zip(*blocks, strict=True):
-        for number, rows in enumerate(some):
-            difference = torch.sub(rows, origin, out=room[: rows.numel()].view(rows.shape))
-            into[:, number] = squared_norm(difference)
-    return found
 
 
 def spread(x: Tensor) -> Tensor:
@@ -48,15 +79,103 @@ def spread(x: Tensor) -> Tensor:
         return squared_norm(x - x.mean(0)).sum()
     width = max(IN_CACHE // n, 1)
     share = x.new_full((n,), 1 / n)
-    room = x.new_empty(n * min(width, x.shape[1]))
+    buffer = x.new_empty(n * min(width, x.shape[1]))
     square = 0.0
     for block in torch.split(x, width, 1):
-        centred = torch.sub(block, block.T @ share, out=room[: block.numel()].view(block.shape))
-        square += _square(centred.view(-1))
+        centred = torch.sub(block, block.T @ share, out=buffer[: block.numel()].view(block.shape))
+        square += _dot_square(centred.view(-1))
     return torch.tensor(square, dtype=torch.float64)
 
 
-def _square(row: Tensor) -> float:
+# --- distances of rows to rows of the same client
+
+
+def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
+    """[n, len(models)] float64: ‖x − y‖² of the rows of each model [n, P] and those of the base. Some rows at a time:
+    the base's, and the difference, stay in cache."""
+    height = max(IN_CACHE // max(base.shape[1], 1), 1)
+    buffer = base.new_empty(min(height, len(base)) * base.shape[1])
+    out = base.new_empty(len(base), len(models), dtype=torch.float64)
+    blocks = (torch.split(tensor, height) for tensor in (out, base, *models))
+    for target, origin, *others in zip(*blocks, strict=True):
+        for number, rows in enumerate(others):
+            difference = torch.sub(rows, origin, out=buffer[: rows.numel()].view(rows.shape))
+            target[:, number] = squared_norm(difference)
+    return out
+
+
+def l1_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
+    """[n, len(models)] float64: Σ |x − y| of the rows of each model [n, P] and those of the base."""
+    norms = [torch.linalg.vector_norm(rows - base, 1, dim=1, dtype=torch.float64) for rows in models]
+    return torch.stack(norms, 1)
+
+
+# --- distances of all rows to all rows
+
+
+def pairwise_distances(points: Tensor, metric: str = "l2", others: Tensor | None = None) -> Array:
+    """[n, m] float64 distances of rows to the rows of `others`, by default to each other (zero on the diagonal)."""
+    n = len(points)
+    x = points if others is None else torch.cat([points, others])
+    if metric == "l1":
+        x = x.to("cpu", torch.float64)
+        every = torch.cdist(x, x, p=1).numpy()
+    elif metric == "l2":
+        from scipy.spatial.distance import cdist  # slow to import, and not every method clusters
+
+        flat = coordinates(x)
+        every = cdist(flat, flat)
+    else:
+        every = 1.0 - cosines(x)
+    return np.asarray(every[:n, :n] if others is None else every[:n, n:])
+
+
+def cosines(points: Tensor) -> Array:
+    """[n, n] float64 cosine of every two rows; a row of zeros has the cosine 0 with all others."""
+    x = points.to("cpu", torch.float64)
+    length = x.norm(dim=1, keepdim=True)
+    x = torch.where(length > 0, x / length.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    return np.asarray((x @ x.T).clamp(-1, 1).fill_diagonal_(1.0).numpy())
+
+
+def pairwise_squared_distances(rows: Tensor) -> Tensor:
+    """[n, n] float64: ‖a‖² + ‖b‖² − 2⟨a, b⟩, on the rows' device. The size of one row does not touch the distances of
+    the others, which `coordinates` cannot promise: for rows that may be hostile."""
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for block in torch.split(rows, max(1, GRAM // max(len(rows), 1)), 1):
+        wide = block.to(torch.float64)
+        gram.addmm_(wide, wide.T)
+    square = gram.diagonal()
+    return (square[:, None] + square - 2 * gram).clamp_min_(0)
+
+
+def coordinates(*points: Tensor) -> Array:
+    """Rows with the same pairwise distances as all the points, each argument being [.., P], in no more dimensions than
+    there are points (float64).
+
+    Distances below 1e-7 of the largest are not exact; float32 models that close differ in their last bits."""
+    n, width = sum(len(rows) for rows in points), points[0].shape[1]
+    if width <= n:
+        x = torch.cat(points).to("cpu", torch.float64)
+        x = x - x[:1]
+        return np.asarray((x - x.mean(0)).numpy())
+    step = max(1, COORDINATES // n)
+    gram = torch.zeros(n, n, dtype=torch.float64)
+    buffer = torch.empty(n, step, dtype=torch.float64)
+    for begin in range(0, width, step):
+        x = buffer[:, : width - begin]
+        row = 0
+        for rows in points:
+            x[row : row + len(rows)] = rows[:, begin : begin + step]
+            row += len(rows)
+        x -= x[:1].clone()  # where models are close, their products then lose nothing, and equal ones are exactly 0
+        gram.addmm_(x, x.T)
+    gram += gram.mean() - gram.mean(0) - gram.mean(1, keepdim=True)  # as if their mean had been subtracted
+    values, vectors = np.linalg.eigh(gram.numpy())
+    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)))
+
+
+def _dot_square(row: Tensor) -> float:
     return sum(float(part @ part) for part in torch.split(row, DOT))
 
 
@@ -70,6 +189,6 @@ def _piece_norms(x: Tensor) -> Tensor:
     return torch.cat([norms, torch.linalg.vector_norm(x[..., -rest:], dim=-1, keepdim=True)], -1)
 
 
-def _total(norms: Tensor) -> Tensor:
+def _sum_of_squares(norms: Tensor) -> Tensor:
     """The squared norm of what has these norms of pieces on the last axis."""
     return norms.to(torch.float64).square().sum(-1)

@@ -5,8 +5,9 @@ a *draft* (".draft-*.tmp"), which nothing reads and the next writer removes. An 
 StorageError that names path, reason and remedy.
 
 Tensors are stored in the safetensors format (8 bytes length, a JSON header, the raw data), written here block by
-block: the state of a large population is never held twice, also where it is a view or an `expand()`, and the
-checksum is that of what was meant to be written, not of what a bad disk gives back.
+block: the state of a large population is never held twice, also where it is a view or an `expand()`. The header holds
+a checksum of the tensors, taken from memory before anything is written, and `read_tensors` compares it: a file that
+was cut or altered is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor
 from kinfed.errors import StorageError
 
 BLOCK_BYTES = 1 << 24
+CHECKSUM = "digest"  # its name in the metadata of a tensor file
 
 _DTYPES = {
     torch.float64: "F64",
@@ -52,31 +54,35 @@ class Draft:
 
     def __init__(self, folder: Path):
         self.path = folder / f".draft-{os.getpid()}-{next(_draft_number)}.tmp"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        self._hash = hashlib.sha256()
+        binary = getattr(os, "O_BINARY", 0)  # Windows would translate line ends otherwise
+        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | binary, 0o666)
         self.size = 0
 
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
     def write(self, data: bytes | memoryview) -> None:
-        self._hash.update(data)
+        assert self._file is not None, "a draft is written before it is kept"
         self.size += len(data)
         write_all(self._file, data)
 
     def keep_as(self, path: Path) -> None:
-        """Sync before the rename, so that the name never stands for content that is still on its way to the disk."""
+        """Sync before the rename, so that the name never stands for content that is still on its way to the disk;
+        close before it, because Windows renames no open file."""
+        assert self._file is not None, "a draft is kept once"
         os.fsync(self._file)
+        self._close()
         os.replace(self.path, path)
         sync_folder(path.parent)
 
     def close(self) -> None:
         try:
-            os.close(self._file)
+            self._close()
         finally:
             with contextlib.suppress(FileNotFoundError):  # renamed: nothing to throw away
                 os.unlink(self.path)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
 
 
 @contextlib.contextmanager
@@ -99,63 +105,98 @@ def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:
     write_atomically(path, (to_json(value, indent=2, sort_keys=sort_keys) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, Any]:
+    """The object in a JSON file; `content` says in errors what the file should be."""
+    if not path.exists():
+        raise StorageError(f"{path} does not exist; it should be {content}")
     try:
         with reporting("read", path):
-            return json.loads(path.read_bytes())
+            value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error}); restore it or run again elsewhere") from None
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} is not {content}: it holds a {type(value).__name__}, not an object")
+    return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write tensors with their checksum, which is returned too; `metadata` goes into the header beside it."""
     with reporting("write", path), draft(path.parent) as new:
-        draft_tensors(new, tensors, metadata)
+        digest = draft_tensors(new, tensors, metadata)
         new.keep_as(path)
+    return digest
 
 
-def draft_tensors(new: Draft, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """The same tensors give the same bytes, whatever their order in the mapping and their strides in memory."""
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+def draft_tensors(new: Draft, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """`write_tensors` into a draft, for names that depend on the checksum.
+
+    The same tensors give the same bytes, whatever their order in the mapping and their strides in memory."""
+    digest = checksum(tensors)
+    header: dict[str, Any] = {"__metadata__": dict(sorted({**(metadata or {}), CHECKSUM: digest}.items()))}
     # Wide types first, as safetensors does itself: with a padded header every tensor starts aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     end = 0
     for name, tensor in ordered:
-        if tensor.dtype not in _DTYPES or name == "__metadata__":
-            raise ValueError(f"cannot store {name!r} of type {tensor.dtype}; known: {', '.join(map(str, _DTYPES))}")
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     new.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
-        for block in _blocks(tensor.detach()):
-            new.write(block.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for block in _blocks(tensor):
+            new.write(block)
+    return digest
 
 
-def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """32 hexadecimal digits of names, types, shapes and contents, whatever the order and the strides in memory."""
+    state = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if tensor.dtype not in _DTYPES or name == "__metadata__":
+            raise ValueError(f"cannot store {name!r} of type {tensor.dtype}; known: {', '.join(map(str, _DTYPES))}")
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        for block in _blocks(tensor):
+            state.update(block)
+    return state.hexdigest()[:32]
+
+
+def _blocks(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor from its first element to its last, a few at a time."""
     if tensor.numel() == 0:
         return
+    tensor = tensor.detach()
     rows = tensor.view(-1) if tensor.is_contiguous() else tensor
     row_bytes = rows[0].numel() * rows.element_size()
-    yield from torch.split(rows, max(1, BLOCK_BYTES // row_bytes))
+    for block in torch.split(rows, max(1, BLOCK_BYTES // row_bytes)):
+        yield block.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors that own their memory: the file may be replaced or deleted afterwards."""
+    """The tensors of a file by `write_tensors`; StorageError for any other and for a damaged one.
+
+    They own their memory: the file may be replaced or deleted afterwards."""
+    with _open_tensors(path) as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
+    if metadata.get(CHECKSUM) != checksum(tensors):
+        raise StorageError(f"{path} is damaged: its content does not match its checksum; restore it or write it again")
+    return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What `write_tensors` was given as metadata, and the checksum under CHECKSUM; tensors are not read."""
+    with _open_tensors(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextlib.contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
     try:
         with reporting("read", path), safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            yield file
     except safetensors.SafetensorError as error:
         raise StorageError(f"{path} is damaged: not a complete safetensors file ({error})") from None
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with reporting("read", path), path.open("rb", buffering=0) as file:
-        block = bytearray(min(BLOCK_BYTES, max(1, path.stat().st_size)))
-        while count := file.readinto(block):
-            digest.update(memoryview(block)[:count])
-    return digest.hexdigest()
 
 
 def to_json(value: Any, *, indent: int | None = None, sort_keys: bool = True) -> str:
@@ -217,7 +258,9 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames and deletions in a folder durable."""
+    """Make renames and deletions in a folder durable. Windows cannot open folders and needs no such call."""
+    if os.name == "nt":
+        return
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -17,37 +17,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import check_options, option
 from kinfed.core.tree import as_slice
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
+from kinfed.data.windows import Windows
 from kinfed.errors import ConfigError, unknown_name
 
-PLAN_EXAMPLES = 1 << 15  # whose places are worked out at once: a plan costs the same for one step as for dozens
-FEW = 32  # examples of each client that are looked at first where all are to be
-GATHER_BYTES = 1 << 20  # of examples fetched at once: few enough to stay in cache until they are used
+PLAN_EXAMPLES = 1 << 15  # examples of one plan of batches: planning one step costs as much as planning dozens
+FEW = 32  # examples per client in the first batch of `Split.in_order`
+GATHER_BYTES = 1 << 20  # examples fetched together: few enough to stay in cache until they are used
 
 
 @dataclass(frozen=True)
 class LocalTraining:
     """Local training of one round. `steps` or `epochs`, not both."""
 
-    lr: float = 0.05
-    batch: int = 20
-    steps: int | None = 20
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0  # factor per round
-    lr_floor: float = 0.0
-    poisson: bool = False  # every example joins a batch on its own with probability batch/n (needed for privacy)
-    augment: str | None = None  # random changes of training images, by name (kinfed.data.augment)
+    lr: float = option(0.05, "learning rate", gt=0)
+    batch: int = option(20, "examples per step", ge=1)
+    steps: int | None = option(20, "steps per round", ge=1)
+    epochs: int | None = option(None, "passes over a client's examples per round, instead of steps", ge=1)
+    momentum: float = option(0.0, "momentum of local steps", ge=0, lt=1)
+    weight_decay: float = option(0.0, "κ: adds κ θ to every gradient", ge=0)
+    lr_decay: float = option(1.0, "factor of the learning rate per round", gt=0, le=1)
+    lr_floor: float = option(0.0, "the learning rate decays no further than this", ge=0)
+    poisson: bool = option(False, "every example joins a batch on its own with chance batch/n (needed for privacy)")
+    augment: str | None = option(None, "random changes of training images: flip, crop or crop_flip")
 
     def __post_init__(self) -> None:
+        check_options(self, "local training")
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
         if self.poisson and self.epochs is not None:
@@ -56,18 +58,10 @@ class LocalTraining:
             )
         for name in ("batch", "steps", "epochs"):
             value = getattr(self, name)
-            if value is not None and (value < 1 or value != int(value)):
+            if value is not None and value != int(value):
                 raise ConfigError(f"{name} must be a whole number of at least 1; got {value}")
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"lr must be positive; got {self.lr}")
-        if not 0 <= self.lr_floor <= self.lr:
+        if self.lr_floor > self.lr:
             raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
-        if not 0 < self.lr_decay <= 1:
-            raise ConfigError(f"lr_decay is a factor per round in (0, 1]; got {self.lr_decay}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1); got {self.momentum}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"weight_decay must not be negative or infinite; got {self.weight_decay}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
 
@@ -86,15 +80,15 @@ class LocalTraining:
 
 
 @dataclass
-class Draw:
+class PoissonSample:
     """Which Poisson samples the rows of a batch are: rows with equal keys hold the same sample."""
 
     key: Tensor  # [n] int64
     q: Tensor  # [n] float64, the chance of every example to be in the sample
     expected: Tensor  # [n] float32, the expected size, by which sums are divided
 
-    def rows(self, index: Tensor | slice) -> Draw:
-        return Draw(self.key[index], self.q[index], self.expected[index])
+    def rows(self, index: Tensor | slice) -> PoissonSample:
+        return PoissonSample(self.key[index], self.q[index], self.expected[index])
 
 
 @dataclass
@@ -107,8 +101,7 @@ class Batch:
     ids: Tensor  # [n] clients
     round: int = 0
     step: int = 0
-    full: bool = True  # no padding: every weight is 1/B
-    draw: Draw | None = None  # of Poisson samples only
+    sample: PoissonSample | None = None  # of Poisson samples only
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -116,7 +109,7 @@ class Batch:
     def rows(self, index: Tensor | slice) -> Batch:
         return replace(
             self, x=self.x[index], y=self.y[index], weight=self.weight[index], ids=self.ids[index],
-            draw=None if self.draw is None else self.draw.rows(index),
+            sample=None if self.sample is None else self.sample.rows(index),
         )  # fmt: skip
 
 
@@ -160,14 +153,14 @@ class Split:
         while begin < longest:
             rows: Tensor | slice = slice(None)
             active = self.count > begin
-            part = self
+            split = self
             if not bool(active.all()):
                 rows = as_slice(active.nonzero().squeeze(1))  # a view of models where the largest clients come first
-                part = self.take(rows)
-            size = (part.count - begin).clamp_max(some)
+                split = self.take(rows)
+            size = (split.count - begin).clamp_max(some)
             column = torch.arange(int(size.max()))
             valid = column < size[:, None]
-            position = part.start[:, None] + begin + torch.where(valid, column, 0)
+            position = split.start[:, None] + begin + torch.where(valid, column, 0)
             index = self.rows[position]
             yield (
                 rows,
@@ -175,9 +168,8 @@ class Split:
                     self.features.gather(index),
                     self.features.to_device(self.labels[index]),
                     self.features.to_device(valid.to(torch.float32)),
-                    part.ids,
+                    split.ids,
                     self.round,
-                    full=False,
                 ),
             )
             begin, some = begin + some, min(2 * some, width)
@@ -190,24 +182,21 @@ class Batches:
     Clients with unequal step counts leave as they finish, so no step is computed and thrown away. Where step counts
     never rise from one client to the next, `rows` is always a slice, and theta[rows] a view."""
 
-    part: Split
+    split: Split
     training: LocalTraining
     steps: Tensor  # [n] int64; a client without examples takes none
     stream: str = "batches"
     lr: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lr = self.training.rate(self.part.round)
-        self.steps = torch.where(self.part.count > 0, self.steps.to(torch.int64), 0)
+        self.lr = self.training.rate(self.split.round)
+        self.steps = torch.where(self.split.count > 0, self.steps.to(torch.int64), 0)
 
     def __len__(self) -> int:
         return int(self.steps.max()) if len(self.steps) else 0
 
     def take(self, index: Tensor | slice) -> Batches:
-        return Batches(self.part.take(index), self.training, self.steps[index], self.stream)
-
-    def with_steps(self, steps: Tensor) -> Batches:
-        return Batches(self.part, self.training, steps, self.stream)
+        return Batches(self.split.take(index), self.training, self.steps[index], self.stream)
 
     def __iter__(self) -> Iterator[tuple[Tensor | slice, Batch]]:
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=False)
@@ -218,39 +207,41 @@ class Batches:
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=True)
 
     def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
-        part, steps = self.part, self.steps
-        window = _Windows(part, self.training, steps, self.stream)
+        split, steps = self.split, self.steps
+        key = rng.fold(_round_key(split.seed, self.stream, split.round), split.ids)
+        batch, by_epoch = self.training.batch, self.training.epochs is not None
+        window = Windows(split.rows, split.start, split.count, steps, key, batch, by_epoch)
         total = len(self)
         step = 0
         while step < total:
             active = self._active(step)
-            ids = part.ids[active]
+            ids = split.ids[active]
             width = int(window.size[active].max())
             # Plan until the set of active clients changes, or as many steps as a plan may hold.
             planned = min(int(steps[active].min()) - step, max(1, PLAN_EXAMPLES // (len(ids) * width)))
-            index, weight, full = window.cut(active, step, planned, width)
-            y = part.features.to_device(part.labels[index]).unbind(0)
-            w = part.features.to_device(weight).unbind(0)
-            together = max(1, GATHER_BYTES // (len(ids) * width * max(part.features.example_bytes, 1)))
-            shape = (min(together, planned), len(ids), width, *part.features.shape)
-            memory = torch.empty(shape, device=part.features.device) if reusing_memory else None
+            index, weight = window.examples(active, step, planned, width)
+            y = split.features.to_device(split.labels[index]).unbind(0)
+            w = split.features.to_device(weight).unbind(0)
+            together = max(1, GATHER_BYTES // (len(ids) * width * max(split.features.example_bytes, 1)))
+            shape = (min(together, planned), len(ids), width, *split.features.shape)
+            memory = torch.empty(shape, device=split.features.device) if reusing_memory else None
             s = 0
             for piece in torch.split(index, together):
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
                 for x in self._gather(piece, ids, step + s, into).unbind(0):
-                    yield active, Batch(x, y[s], w[s], ids, part.round, step + s, full[s])
+                    yield active, Batch(x, y[s], w[s], ids, split.round, step + s)
                     s += 1
             step += planned
 
     def _gather(self, index: Tensor, ids: Tensor, step: int, into: Tensor | None = None) -> Tensor:
         """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
-        part, name = self.part, self.training.augment
+        split, name = self.split, self.training.augment
         if name is None:
-            return part.features.gather(index, into=into)
-        change = augmentation(name, part.features.shape)
+            return split.features.gather(index, into=into)
+        change = augmentation(name, split.features.shape)
         steps = step + torch.arange(len(index))
-        draw = draws(part.seed, self.stream, part.round, ids, steps, index.shape[2]).reshape(-1)
-        return part.features.gather(index, lambda raw: change(raw, draw), into)
+        draw = draws(split.seed, self.stream, split.round, ids, steps, index.shape[2]).reshape(-1)
+        return split.features.gather(index, lambda raw: change(raw, draw), into)
 
     def _active(self, step: int) -> Tensor | slice:
         """The clients that take this step: a slice where they are the first ones, else their indices."""
@@ -262,11 +253,11 @@ class Batches:
 
     def _poisson(self) -> Iterator[tuple[Tensor | slice, Batch]]:
         """Each example of a client joins with probability q = min(1, batch/n); the expected size divides the sum."""
-        part = self.part
-        key = rng.fold(rng.root(part.seed, "poisson-" + self.stream), part.round, part.ids)
+        split = self.split
+        key = rng.fold(rng.root(split.seed, "poisson-" + self.stream), split.round, split.ids)
         for step in range(len(self)):
             rows = self._active(step)
-            now, step_key = part.take(rows), rng.fold(key[rows], step)
+            now, step_key = split.take(rows), rng.fold(key[rows], step)
             owner = torch.repeat_interleave(torch.arange(len(now.count)), now.count)
             offset = torch.arange(len(owner)) - torch.repeat_interleave(
                 torch.cumsum(now.count, 0) - now.count, now.count
@@ -286,85 +277,17 @@ class Batches:
                 rows,
                 Batch(
                     self._gather(index[None], now.ids, step)[0],
-                    part.features.to_device(part.labels[index]),
-                    part.features.to_device(weight),
+                    split.features.to_device(split.labels[index]),
+                    split.features.to_device(weight),
                     now.ids,
-                    part.round,
+                    split.round,
                     step,
-                    full=False,
-                    draw=Draw(step_key, q, expected),
+                    sample=PoissonSample(step_key, q, expected),
                 ),
             )
-
-
-class _Windows:
-    """Which examples form the batch of each (client, step)."""
-
-    def __init__(self, part: Split, training: LocalTraining, steps: Tensor, stream: str) -> None:
-        self.part = part
-        count = part.count.numpy()
-        self.count = count
-        self.size = torch.from_numpy(np.minimum(training.batch, count))
-        self.by_epoch = training.epochs is not None
-        self.batch = training.batch
-        self.per_epoch = -(-count // training.batch)
-        many = steps.numpy()
-        epochs = -(-many // np.maximum(self.per_epoch, 1)) if self.by_epoch else None
-        if epochs is None:
-            epochs = -(-(many * self.size.numpy()) // np.maximum(count, 1))
-        key = rng.fold(_round_key(part.seed, stream, part.round), part.ids)
-        self.order, self.offset = _epoch_orders(key, count, epochs)
-
-    def cut(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor, list[bool]]:
-        """(row index [S, n, B], weight [S, n, B], no padding [S]) of `together` steps from `step`."""
-        pick = active if isinstance(active, slice) else active.numpy()
-        count = self.count[pick][None, :, None]
-        number = step + np.arange(together)[:, None, None]
-        column = np.arange(width)[None, None, :]
-        if self.by_epoch:
-            per_epoch = self.per_epoch[pick][None, :, None]
-            inside = (number % per_epoch) * self.batch
-            size = np.minimum(self.batch, count - inside)
-            position = (number // per_epoch) * count + inside
-        else:
-            size = np.broadcast_to(self.size.numpy()[pick][None, :, None], (together, count.shape[1], 1))
-            position = number * size
-        valid = column < size
-        full: list[bool] = valid.all((1, 2)).tolist()
-        position = position + np.where(valid, column, 0)
-        local = self.order[self.offset[pick][None, :, None] + position]
-        start = self.part.start.numpy()[pick][None, :, None]
-        index = self.part.rows[torch.from_numpy(start + local)]
-        weight = np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0))
-        return index, torch.from_numpy(weight), full
 
 
 @lru_cache(maxsize=64)
 def _round_key(seed: int, stream: str, round: int) -> Tensor:
     """Kept, because every chunk of a round asks for it; never written to."""
     return rng.fold(rng.root(seed, stream), round)
-
-
-def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Random orders of every (client, epoch), concatenated client by client; and where each client begins.
-
-    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
-    of random bits is fixed and equal draws keep their places, so an order does not depend on who else is sorted."""
-    lengths = np.repeat(count, epochs)
-    total = int(lengths.sum())
-    segment = np.repeat(np.arange(len(lengths)), lengths)
-    begin = np.cumsum(lengths) - lengths
-    place = np.arange(total) - begin[segment]
-    client = np.repeat(np.arange(len(count)), epochs)
-    epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
-    keys = rng.fold(key[torch.from_numpy(client)], torch.from_numpy(epoch))
-    draw = rng.at(keys[torch.from_numpy(segment)], torch.from_numpy(place)).numpy()
-    high = max(len(lengths).bit_length(), 24)
-    packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
-    sorting = np.argsort(packed)
-    ranked = packed[sorting]
-    if (ranked[1:] == ranked[:-1]).any():
-        sorting = np.argsort(packed, kind="stable")
-    order = place[sorting]
-    offset = np.cumsum(count * epochs) - count * epochs
-    return order, offset

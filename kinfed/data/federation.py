@@ -14,13 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.data import federation_files
+from kinfed.core import rng, storage
 from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
 from kinfed.errors import ConfigError, DataError, StorageError
 
 __all__ = ["SPLITS", "Cohort", "Federation", "Population", "Ragged", "hold_out"]
@@ -43,17 +41,6 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, index: Tensor | slice) -> Cohort:
-        return Cohort(
-            self.ids[index],
-            self.train.take(index),
-            self.val.take(index),
-            self.test.take(index),
-            self.seed,
-            self.round,
-            None if self.groups is None else self.groups[index],
-        )
-
 
 @dataclass(frozen=True)
 class Population:
@@ -64,7 +51,6 @@ class Population:
     participation: float = 1.0
     groups: Tensor | None = None  # [K] public group labels, such as device types
     num_groups: int = 0
-    train_count: Tensor | None = None  # [K] for methods that declare they need sizes in advance
     pool: Split | None = None  # examples that the server holds, where a method had some shared
     exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
 
@@ -102,25 +88,25 @@ class Federation:
     def split(self, name: str) -> Ragged:
         if name not in SPLITS:
             raise ConfigError(f"a split is one of {', '.join(SPLITS)}; got {name!r}")
-        found: Ragged = getattr(self, name)
-        return found
+        rows: Ragged = getattr(self, name)
+        return rows
 
     def cohort(self, ids: Tensor, seed: int, round: int, effort: Tensor | None = None) -> Cohort:
-        parts = {}
+        splits = {}
         for name in SPLITS:
             ragged = self.split(name)
             start = ragged.offsets[ids]
             count = ragged.offsets[ids + 1] - start
-            parts[name] = Split(
+            splits[name] = Split(
                 self.features, self.labels, ids, start, count, ragged.rows, seed, round,
                 effort if name == "train" else None, int(ragged.count.max()),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
-        return Cohort(ids, parts["train"], parts["val"], parts["test"], seed, round, groups)
+        return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups)
 
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
-        return Population(self.num_clients, seed, participation, self.groups, num_groups, self.train.count.clone())
+        return Population(self.num_clients, seed, participation, self.groups, num_groups)
 
     def class_counts(self, split: str = "train") -> Tensor:
         """[K, C] examples of every class at every client."""
@@ -140,18 +126,17 @@ class Federation:
             return self
         n = self.train.count
         needs = self.val.count == 0
-        alone = needs & (n == 1)
+        single = needs & (n == 1)
         share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
-        held = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
+        size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
         keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
         shuffled = self.train.shuffled(keys)
-        drawn, _ = shuffled.cut(held + alone.to(torch.int64))
-        _, train = shuffled.cut(held)
+        val, _ = shuffled.split_at(size + single.to(torch.int64))
+        _, train = shuffled.split_at(size)
         notes = list(self.notes)
-        if bool(alone.any()):
-            notes.append(f"{int(alone.sum())} client(s) with one example validate on that example")
-        val = drawn.joined(self.val).ascending()
-        return replace(self, train=train.ascending(), val=val, notes=notes)
+        if bool(single.any()):
+            notes.append(f"{int(single.sum())} client(s) with one example validate on that example")
+        return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=notes)
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
@@ -218,7 +203,7 @@ class Federation:
                     f"test_rows must be {len(labels)} booleans, one per example; "
                     f"got {marked.dtype} of shape {tuple(marked.shape)}"
                 )
-            train, test = owned.where(~marked[owned.rows]), owned.where(marked[owned.rows])
+            train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
         if num_classes is None:
             num_classes = len(class_names) if class_names else int(labels.max()) + 1
@@ -229,70 +214,51 @@ class Federation:
             class_names, {"dataset": name, "partition": "given"},
         )  # fmt: skip
 
-    def save(self, folder: Path | str, *, data: bool = True) -> None:
-        """Write the federation to a folder, replacing one that is there.
-
-        `data=False` writes only who owns which row, and a fingerprint of the data set to apply it to."""
+    def save(self, folder: Path | str) -> None:
+        """Write the federation to a folder, replacing one that is there."""
         folder = Path(folder)
-        arrays = {f"{name}.{part}": getattr(self.split(name), part) for name in SPLITS for part in _RAGGED}
-        optional = {"mean": self.features.mean, "std": self.features.std, "groups": self.groups}
-        arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-        if data:
-            arrays |= {"raw": self.features.raw, "labels": self.labels}
-            held = {"vectors": self.features.vectors, "tags": self.tags}
-            arrays |= {name: tensor for name, tensor in held.items() if tensor is not None}
-        checksum = federation_files.digest(arrays)
-        file = f"arrays-{checksum[:16]}.safetensors"
-        federation_files.write_tensors(folder / file, arrays)
-        record = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "arrays": file,
-            "digest": checksum,
-            "fingerprint": fingerprint(self.features, self.labels),
+        arrays = {f"{name}.{array}": getattr(self.split(name), array) for name in SPLITS for array in _RAGGED}
+        arrays |= {"raw": self.features.raw, "labels": self.labels}
+        optional = {
+            "mean": self.features.mean,
+            "std": self.features.std,
+            "vectors": self.features.vectors,
+            "groups": self.groups,
+            "tags": self.tags,
         }
+        arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+        storage.make_folder(folder)
+        with storage.reporting("write", folder), storage.draft(folder) as new:
+            checksum = storage.draft_tensors(new, arrays)
+            file = f"arrays-{checksum[:16]}.safetensors"
+            new.keep_as(folder / file)
+        record = {"format": _FORMAT, "version": _VERSION, "arrays": file, "checksum": checksum}
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
-        plain = {name: getattr(self, name) for name in (*_PLAIN_FIELDS, "tag_names")}
-        federation_files.write_json(folder / _RECORD, record | plain)
+        storage.write_json(folder / _RECORD, record | {name: getattr(self, name) for name in _PLAIN_FIELDS})
         for old in folder.glob("arrays-*.safetensors"):
             if old.name != file:
                 old.unlink()
 
     @classmethod
-    def load(cls, folder: Path | str, source: Source | None = None) -> Federation:
-        """Read what `save` wrote. A partition saved without data needs its `source`."""
+    def load(cls, folder: Path | str) -> Federation:
+        """Read what `save` wrote."""
         folder = Path(folder)
-        record = federation_files.read_json(folder / _RECORD, "the record of a saved federation")
+        record = storage.read_json(folder / _RECORD, "the record of a saved federation")
         if record.get("format") != _FORMAT or record.get("version") != _VERSION:
             raise StorageError(
                 f"{folder / _RECORD} is not a federation saved by this version of kinfed "
                 f"(format {record.get('format')!r}, version {record.get('version')!r}); save it again"
             )
-        lacking = [name for name in ("arrays", "digest", "fingerprint", *_PLAIN_FIELDS) if name not in record]
+        lacking = [name for name in ("arrays", "checksum", *_PLAIN_FIELDS) if name not in record]
         if lacking:
             raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
-        arrays, checksum = federation_files.read_tensors(folder / record["arrays"])
-        if checksum != record["digest"]:
+        arrays = storage.read_tensors(folder / record["arrays"])
+        if storage.read_metadata(folder / record["arrays"])[storage.CHECKSUM] != record["checksum"]:
             raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
-        if "raw" in arrays:
-            raw, labels, vectors, tags = arrays["raw"], arrays["labels"], arrays.get("vectors"), arrays.get("tags")
-        elif source is None:
-            raise StorageError(
-                f"{folder} holds only a partition of data set {record['description'].get('dataset')!r}; "
-                "load that data set and pass it as source"
-            )
-        elif fingerprint(source.features, source.labels) != record["fingerprint"]:
-            raise StorageError(
-                f"{folder} is a partition of another data set than {source.name!r} with these options; "
-                f"it was made from {record['description'].get('dataset')!r}"
-            )
-        else:
-            raw, labels, vectors, tags = source.features.raw, source.labels, source.features.vectors, source.tags
-        splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{part}"] for part in _RAGGED)) for name in SPLITS}
+        features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
+        splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        features = Features(raw, arrays.get("mean"), arrays.get("std"), vectors=vectors)
-        tag_names = record.get("tag_names")  # records of earlier versions have none
-        return cls(features, labels, **splits, groups=arrays.get("groups"), **plain, tags=tags, tag_names=tag_names)
+        return cls(features, arrays["labels"], **splits, groups=arrays.get("groups"), tags=arrays.get("tags"), **plain)
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
@@ -344,16 +310,16 @@ class Federation:
             )
 
 
-_FORMAT, _VERSION = "kinfed-federation", 1
+_FORMAT, _VERSION = "kinfed-federation", 2
 _RECORD = "federation.json"
 _RAGGED = ("offsets", "rows")
-_PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "description", "notes")
+_PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "description", "notes", "tag_names")
 
 
 def fingerprint(features: Features, labels: Tensor) -> str:
     """Tells one set of examples from another, however they are standardized."""
     vectors = {} if features.vectors is None else {"vectors": features.vectors}
-    return federation_files.digest({"raw": features.raw, "labels": labels} | vectors)
+    return storage.checksum({"raw": features.raw, "labels": labels} | vectors)
 
 
 def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:
@@ -362,5 +328,5 @@ def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragge
         raise ConfigError(f"test_fraction must lie in [0, 1); got {fraction}")
     n = rows.count
     trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
-    train, test = rows.shuffled(keys).cut(trained)
+    train, test = rows.shuffled(keys).split_at(trained)
     return train.ascending(), test.ascending()

@@ -47,7 +47,7 @@ class Ragged:
         return torch.repeat_interleave(torch.arange(len(self)), self.count)
 
     @property
-    def place(self) -> Tensor:
+    def position(self) -> Tensor:
         """[total] the position of every entry in its client's list."""
         return torch.arange(len(self.rows)) - self.offsets[self.owner]
 
@@ -63,7 +63,7 @@ class Ragged:
     def shuffled(self, keys: Tensor) -> Ragged:
         """Every list in random order: list k becomes list[rng.permutation(keys[k], len(list))]."""
         owner = self.owner
-        draw = rng.at(keys[owner], self.place)
+        draw = rng.at(keys[owner], self.position)
         order = np.lexsort((draw.numpy(), owner.numpy()))
         return Ragged(self.offsets, self.rows[torch.from_numpy(order)])
 
@@ -72,9 +72,9 @@ class Ragged:
         order = np.lexsort((self.rows.numpy(), self.owner.numpy()))
         return Ragged(self.offsets, self.rows[torch.from_numpy(order)])
 
-    def cut(self, head: Tensor) -> tuple[Ragged, Ragged]:
+    def split_at(self, head: Tensor) -> tuple[Ragged, Ragged]:
         """The first head[k] entries of every list, and what remains of it."""
-        first = self.place < head[self.owner]
+        first = self.position < head[self.owner]
         taken = torch.minimum(head, self.count)
         return (
             Ragged(_offsets(taken), self.rows[first]),
@@ -86,7 +86,7 @@ class Ragged:
         rows, owner = torch.cat([self.rows, other.rows]), torch.cat([self.owner, other.owner])
         return Ragged.grouped(rows, owner, len(self))
 
-    def where(self, keep: Tensor) -> Ragged:
+    def filter(self, keep: Tensor) -> Ragged:
         """Only the entries with keep[i] true, [total] bool."""
         return Ragged.grouped(self.rows[keep], self.owner[keep], len(self))
 

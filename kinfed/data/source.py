@@ -1,13 +1,23 @@
-"""A data set before it is shared out among clients."""
+"""A data set before it is shared out among clients, and the registry of data sets.
+
+A new one is a function from (options, data folder, seed) to a Source under one line; `options` is a dataclass of
+options, `names_clients` says that the data set is shared out by its own clients unless another partition is named:
+
+    @SOURCES.register("mine", summary="what `kinfed list` says of it", options=MyOptions, names_clients=True)
+    def load_mine(options: MyOptions, data_dir: Path | None, seed: int) -> Source: ...
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfed.core.registry import Registry
 from kinfed.data.features import Features
 from kinfed.errors import DataError
 
@@ -62,3 +72,11 @@ class Source:
         """Rows of the official test split, or all the others."""
         marked = self.is_test if self.is_test is not None else torch.zeros(len(self), dtype=torch.bool)
         return (marked if test else ~marked).nonzero().squeeze(1)
+
+
+SOURCES: Registry[Callable[[Any, Path | None, int], Source]] = Registry("data set")
+
+
+def names_clients(name: str) -> bool:
+    """Whether a registered data set is shared out by its own clients unless another partition is named."""
+    return name in SOURCES and bool(SOURCES[name].facts.get("names_clients", False))

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.arrays import as_features, name_keys
+from kinfed.data.arrays import as_features, encode_known_labels, name_keys
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, hold_out
 from kinfed.data.ragged import Ragged
@@ -162,7 +162,7 @@ def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
     else:
         found = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(found.x, found.tokens)
-        labels = _numbered(found.y, classes, node.data)
+        labels = _class_numbers(found.y, classes, node.data)
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (found.test, found.val)
         )
@@ -170,13 +170,13 @@ def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
     if len(raw) != len(labels):
         raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
-    val = Ragged.empty(1) if is_val is None else rows.where(is_val)
-    kept = rows if is_val is None else rows.where(~is_val)
+    val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
+    kept = rows if is_val is None else rows.filter(~is_val)
     if is_test is None:
         key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
         train, test = hold_out(kept, deployment.test_fraction, key)
     else:
-        train, test = kept.where(~is_test[kept.rows]), kept.where(is_test[kept.rows])
+        train, test = kept.filter(~is_test[kept.rows]), kept.filter(is_test[kept.rows])
     made = Federation(
         Features(raw), labels, len(classes), train, val, test, [node.client],
         class_names=classes, description={"dataset": node.data, "partition": "given"},
@@ -229,21 +229,10 @@ def _from_npz(path: Path) -> Examples:
     return Examples(arrays["x"], arrays["y"], arrays.get("test"), arrays.get("val"))
 
 
-def _numbered(y: Any, classes: list[str], where: str) -> Tensor:
+def _class_numbers(y: Any, classes: list[str], where: str) -> Tensor:
     column = np.asarray(y)
-    if column.ndim != 1 or column.dtype.kind not in "iufUb":
-        raise DataError(f"y of {where} should be one class per example; got {column.dtype} of shape {column.shape}")
-    if column.dtype.kind == "f" and not bool(np.all(column == np.round(column))):
-        raise DataError(f"y of {where} should hold classes; it holds numbers that are not whole")
-    distinct, index = np.unique(column.astype(np.int64) if column.dtype.kind in "fb" else column, return_inverse=True)
-    names = [str(value) for value in distinct.tolist()]
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(
-            f"y of {where} holds the class {unknown[0]!r}, which the deployment does not know; it knows {shown}"
-        )
-    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[torch.from_numpy(index).reshape(-1)]
+    whole = column.astype(np.int64) if column.dtype.kind == "b" else column  # false and true are the classes 0 and 1
+    return encode_known_labels(whole, classes, f"y of {where}")
 
 
 def _flags(value: Any, count: int, where: str) -> Tensor:

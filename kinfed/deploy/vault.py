@@ -25,11 +25,9 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from torch import Tensor
 
 from kinfed.core import storage
-from kinfed.data.federation_files import digest
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.noise import SECRET_BYTES, Secret
 
@@ -168,7 +166,7 @@ class Entry:
         about = {
             "format": FORMAT, "kinfed": package_version("kinfed"), "run": self.run, "client": self.client,
             "method": method, "round": str(round), "before": str(before if has_older else 0), "version": str(number),
-            "saved": datetime.now(UTC).isoformat(timespec="seconds"), "sha256": digest(content),
+            "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         }  # fmt: skip
         storage.write_tensors(self.folder / _STATE, content, about)
         return number
@@ -186,9 +184,10 @@ class Entry:
                 f"{path} belongs to run {meta['run']}, client {meta['client']}; this is run {self.run}, client "
                 f"{self.client}. Move the file away: state of another run is never used"
             )
-        tensors = storage.read_tensors(path)
-        if digest(tensors) != meta["sha256"]:
-            raise StorageError(f"{path} is damaged: its content does not match its checksum. {_WAY_OUT}")
+        try:
+            tensors = storage.read_tensors(path)
+        except StorageError as error:
+            raise StorageError(f"{error}. {_WAY_OUT}") from None
         return _State(int(meta["round"]), int(meta["before"]), int(meta["version"]), tensors)
 
 
@@ -197,11 +196,10 @@ _WAY_OUT = "Restore it from a copy, or remove it: the client then begins anew fr
 
 def _metadata(path: Path) -> dict[str, Any]:
     try:
-        with storage.reporting("read", path), safetensors.safe_open(path, framework="pt") as file:
-            meta: dict[str, str] = file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise StorageError(f"{path} is damaged: not a complete safetensors file ({error}). {_WAY_OUT}") from None
-    wanted = ("run", "client", "method", "round", "before", "version", "saved", "sha256")
+        meta = storage.read_metadata(path)
+    except StorageError as error:
+        raise StorageError(f"{error}. {_WAY_OUT}") from None
+    wanted = ("run", "client", "method", "round", "before", "version", "saved")
     if meta.get("format") != FORMAT or any(name not in meta for name in wanted):
         raise StorageError(f"{path} is no state of this version of kinfed (format {meta.get('format')}). {_WAY_OUT}")
     return meta

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch, LocalTraining
-from kinfed.engine.task import Layer, ModuleTask, Pull, Task
+from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.task import ModuleTask, Pull, Task
 from kinfed.errors import ModelError
 
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
@@ -26,7 +27,7 @@ LEAST = 1e-8  # weight of a component that no example speaks for: it can still c
 class MixtureTask(Task):
     """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
 
-    path = "mixture"
+    backend = "mixture"
 
     def __init__(self, task: Task, components: int) -> None:
         self.task = task
@@ -37,11 +38,11 @@ class MixtureTask(Task):
         P = task.num_params
         self.num_params = components * (P + 1)
         parts = [
-            Layer(f"components.{k}.{layer.name}", layer.shape, k * P + layer.start, k * P + layer.stop)
+            ParameterSlot(f"components.{k}.{slot.name}", slot.shape, k * P + slot.start, k * P + slot.stop)
             for k in range(components)
-            for layer in task.layers
+            for slot in task.slots
         ]
-        self.layers = (*parts, Layer("pi", (components,), components * P, self.num_params))
+        self.slots = (*parts, ParameterSlot("pi", (components,), components * P, self.num_params))
 
     def split(self, theta: Tensor) -> tuple[list[Tensor], Tensor]:
         """Views: the components, each [n, P], and π [n, K]."""
@@ -139,4 +140,4 @@ def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Ba
 
 def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
     """The batch once per component, every example with its share of the weight."""
-    return [replace(batch, weight=batch.weight * q[..., k], full=False) for k in range(q.shape[-1])]
+    return [replace(batch, weight=batch.weight * q[..., k]) for k in range(q.shape[-1])]

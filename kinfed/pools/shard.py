@@ -80,4 +80,4 @@ def cut(federation: Federation, ids: Tensor) -> Shard:
 
 def _only(ragged: Ragged, home: Tensor) -> Ragged:
     """The lists of those at home; the others' are empty."""
-    return ragged.where(home[ragged.owner])
+    return ragged.filter(home[ragged.owner])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Draw, Split
+from kinfed.data.batches import Batch, PoissonSample, Split
 from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError
 from kinfed.privacy.ledger import Ledger
@@ -40,7 +40,7 @@ class Record:
     drawn: dict[int, tuple[int, float]] = field(default_factory=dict)  # whose sample it is, and its q
     judged: bool = False
 
-    def number(self, ids: Tensor, draw: Draw) -> Tensor:
+    def number(self, ids: Tensor, draw: PoissonSample) -> Tensor:
         """[n] how many gradients came before this one on each row's sample."""
         before = []
         for client, key, q in zip(ids.tolist(), draw.key.tolist(), draw.q.tolist(), strict=True):
@@ -75,8 +75,8 @@ class PrivateTask(Task):
         if not 0 <= noise < float("inf"):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
-        self.num_params, self.layers, self.device = inner.num_params, inner.layers, inner.device
-        self.path, self.classifies = inner.path, inner.classifies
+        self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
+        self.backend, self.classifies = inner.backend, inner.classifies
         self.one_row_at_a_time = inner.one_row_at_a_time
         self._record: Record | None = None
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class PrivateTask(Task):
         return self.inner.init(seed, number)
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        draw = batch.draw
+        draw = batch.sample
         if draw is None:
             raise ConfigError(
                 "a private gradient needs a Poisson sample of the client's examples; these were chosen otherwise: use "
@@ -114,7 +114,7 @@ class PrivateTask(Task):
             g.addcmul_(self.source(name, theta), scale[:, None])
         return g
 
-    def _enter(self, ids: Tensor, draw: Draw) -> Tensor:
+    def _enter(self, ids: Tensor, draw: PoissonSample) -> Tensor:
         """The names of these gradients; from now on they count."""
         if self._record is None:
             raise RuntimeError("nobody keeps a record of private gradients; ask for them inside `recording()`")
@@ -122,14 +122,14 @@ class PrivateTask(Task):
             number = self._record.number(ids, draw)
         return rng.fold(draw.key, self._record.phase, number)
 
-    def _clipped(self, theta: Tensor, batch: Batch, draw: Draw) -> Tensor:
+    def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample) -> Tensor:
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
 
         g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
         norm = self.inner.example_norms(theta, batch) * (batch.weight * draw.expected[:, None].to(batch.weight))
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
-        batch = replace(batch, weight=batch.weight * factor, full=False)
+        batch = replace(batch, weight=batch.weight * factor)
         if bool(finite.all()):
             return self.inner.grad(theta, batch)
         # 0 times a gradient that is not finite is not 0: other examples of the row take the places of such ones.

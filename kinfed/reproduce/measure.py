@@ -23,7 +23,8 @@ from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.reproduce.recipe import BySeed, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig, make_config
-from kinfed.runs.experiment import Observer, Silent, run
+from kinfed.runs.experiment import run
+from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.reader import load_run
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
@@ -67,7 +68,7 @@ def reproduce(
         identity = _identity(part, config, seeds)
         if not path.exists():
             storage.make_folder(path.parent)
-            _measure(part, config, seeds, path, identity, observer or Silent(), should_stop)
+            _measure(part, config, seeds, path, identity, observer or NullObserver(), should_stop)
         record = storage.read_json(path)
         if record["identity"] != identity:
             raise StorageError(

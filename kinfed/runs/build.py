@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.data.federation import Federation
-from kinfed.data.partitions.partition import make_federation
-from kinfed.data.sources.catalogue import SOURCES, load_source
+from kinfed.data.partitions import make_federation
+from kinfed.data.source import names_clients
+from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
 from kinfed.errors import ConfigError
 
@@ -45,8 +46,7 @@ def partition_name(config: RunConfig) -> str:
     """The partition of a configuration: the one named, the data's own clients, or uneven shares of every class."""
     if config.partition is not None:
         return config.partition.name
-    known = config.dataset.name in SOURCES and SOURCES[config.dataset.name].names_clients
-    own = known or config.client_column or "client_column" in config.dataset.options
+    own = names_clients(config.dataset.name) or config.client_column or "client_column" in config.dataset.options
     return "column" if own else DEFAULT_PARTITION
 
 

@@ -66,8 +66,7 @@ class Checkpoints:
         try:
             with storage.reporting(f"save round {round} in", folder):
                 with storage.draft(folder) as new:
-                    storage.draft_tensors(new, tensors)
-                    digest, size = new.sha256, new.size
+                    digest, size = storage.draft_tensors(new, tensors), new.size
                     new.keep_as(_tensor_path(folder, round, digest))
                 document = {
                     "format": FORMAT,
@@ -75,7 +74,7 @@ class Checkpoints:
                     "fingerprint": self.fingerprint,
                     "label": label,
                     "round": round,
-                    "tensors": {"sha256": digest, "bytes": size},
+                    "tensors": {"checksum": digest, "bytes": size},
                     "extra": packed,
                 }
                 text = json.dumps(document | {"sha256": _checksum(document)}, indent=1)
@@ -99,7 +98,7 @@ class Checkpoints:
         newest = rounds.pop()
         try:
             document, tensors = self._verified(folder, newest)
-            return Snapshot(newest, storage.read_tensors(tensors), _unpack(document["extra"]))
+            return Snapshot(newest, tensors, _unpack(document["extra"]))
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self._way_out(folder, newest, rounds)}") from None
 
@@ -119,8 +118,8 @@ class Checkpoints:
     def _folder_of(self, label: str) -> Path:
         return self.folder / storage.file_name(label)
 
-    def _verified(self, folder: Path, round: int) -> tuple[dict[str, Any], Path]:
-        """The JSON document and the path of the tensors, both known to be what was written, by this configuration."""
+    def _verified(self, folder: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The JSON document and the tensors, both known to be what was written, by this configuration."""
         path = _snapshot_path(folder, round)
         with storage.reporting("read", path):
             text = path.read_bytes()
@@ -141,15 +140,17 @@ class Checkpoints:
                 f"this run has {self.fingerprint})"
             )
         expected = document["tensors"]
-        tensors = _tensor_path(folder, round, expected["sha256"])
-        if not tensors.is_file():
-            raise CheckpointError(f"checkpoint {path} is damaged: its tensor file {tensors.name} is missing")
-        if (size := tensors.stat().st_size) != expected["bytes"]:
-            raise CheckpointError(
-                f"checkpoint {tensors} is damaged: it has {size} bytes instead of {expected['bytes']}"
-            )
-        if storage.sha256_of(tensors) != expected["sha256"]:
-            raise CheckpointError(f"checkpoint {tensors} is damaged: its content does not match its checksum")
+        file = _tensor_path(folder, round, expected["checksum"])
+        if not file.is_file():
+            raise CheckpointError(f"checkpoint {path} is damaged: its tensor file {file.name} is missing")
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise CheckpointError(f"checkpoint {file} is damaged: it has {size} bytes instead of {expected['bytes']}")
+        try:
+            tensors = storage.read_tensors(file)
+        except StorageError as error:
+            raise CheckpointError(f"checkpoint {error}") from None
+        if storage.read_metadata(file)[storage.CHECKSUM] != expected["checksum"]:
+            raise CheckpointError(f"checkpoint {file} holds the tensors of another snapshot than {path} names")
         return document, tensors
 
     def _way_out(self, folder: Path, newest: int, older: list[int]) -> str:

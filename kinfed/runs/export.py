@@ -36,7 +36,7 @@ class Exported:
 
 def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
     """Write model.json (and the buffers, where the module has any) once per run."""
-    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.layers]
+    layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
     storage.write_json(folder / "model.json", {"model": name, "parameters": task.num_params, "layers": layers})
     buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
     if buffers:
@@ -117,7 +117,7 @@ def _inputs_of_run(data: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     inputs, model = data["inputs"], config["model"]
     classes = data["class_names"] or [str(number) for number in range(data["num_classes"])]
     columns = data["description"].get("dataset_options", {}).get("columns") or None
-    options = {} if isinstance(model, str) else {key: value for key, value in model.items() if key != "name"}
+    options = {key: value for key, value in model.items() if key != "name"}
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, classes, options)
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +29,7 @@ from kinfed.data.features import Features
 from kinfed.data.sources.table import is_table, load_inputs
 from kinfed.engine.mixture import MixtureModule
 from kinfed.engine.models import MODELS, build_model
-from kinfed.errors import DataError, ModelError, StorageError
+from kinfed.errors import DataError, ModelError
 from kinfed.runs.export import export_model
 
 WIDTH = 1024  # examples at once
@@ -72,11 +71,7 @@ class Predictions:
 def read_model(path: Path | str, build: Callable[[], nn.Module] | None = None) -> PersonalModel:
     """A model with what it must be fed. `build` makes the module where the model is not one of kinfed's own."""
     path = Path(path)
-    try:
-        with storage.reporting("read", path), safetensors.safe_open(path, framework="pt") as file:
-            about: dict[str, str] = file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise StorageError(f"{path} is damaged: not a complete safetensors file ({error})") from None
+    about = storage.read_metadata(path)
     if "inputs" not in about:
         raise ModelError(f"{path} does not say what its model must be fed; export it again with this version of kinfed")
     inputs: dict[str, Any] = json.loads(about["inputs"])

@@ -24,18 +24,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from torch import nn
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.algorithms.search_spaces import Range, space_of
 from kinfed.core import rng, storage
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.config import INCIDENTAL, RunConfig, make_config
-from kinfed.runs.experiment import Experiment, Interrupted, Silent
+from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
+from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.results import judge
+from kinfed.runs.method_run import MethodRun
+from kinfed.runs.observer import Metrics, NullObserver
+from kinfed.runs.results import ClientTable
+from kinfed.server.loop import RoundReport
 
 try:
     import optuna
@@ -136,7 +140,7 @@ def tune(
     for label in ranges or {}:
         if label not in spaces:
             raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
-    experiment = Experiment(config, federation, model, Silent(), should_stop)
+    experiment = Experiment(config, federation, model, NullObserver(), should_stop)
     for seed in config.seeds:
         if not int(experiment.federation(seed).val.count.sum()):
             raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
@@ -255,7 +259,7 @@ class _Tuning:
         else:
             study.tell(trial, value)
 
-    def _algorithm(self, label: str, settings: Mapping[str, Any]) -> Algorithm[Any, Any, Any, Any]:
+    def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
         config = self.experiment.config
         options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
@@ -265,26 +269,36 @@ class _Tuning:
             algorithm.check(self.experiment.task(), clients)
         return algorithm
 
-    def _objective(self, algorithm: Algorithm[Any, Any, Any, Any], report: Callable[[int, float], None]) -> float:
+    def _objective(self, algorithm: AnyAlgorithm, report: Callable[[int, float], None]) -> float:
         """Mean client accuracy on validation examples after the last round, averaged over seeds."""
         config = self.experiment.config
         values = []
         for place, seed in enumerate(config.seeds):
-            loop = self.experiment.begin(algorithm, seed)
-            data = self.experiment.federation(seed)
-            try:
-                for number in range(1, config.rounds + 1):
-                    loop.round()
-                    if self.experiment.should_stop():
-                        raise Interrupted("stopped as asked; finished trials are saved")
-                    if config.eval_every and number % config.eval_every == 0 and number < config.rounds:
-                        metrics, _ = judge(loop.evaluate("val"), data, loop.task)
-                        report(place * config.rounds + number, metrics["accuracy_mean"])
-                metrics, _ = judge(loop.evaluate("val"), data, loop.task)
-                values.append(metrics["accuracy_mean"])
-            finally:
-                loop.pool.close()
+            with self.experiment.make_loop(algorithm, seed) as loop:
+                run = MethodRun(
+                    type(algorithm).__name__,
+                    loop,
+                    ClientTable.from_federation(self.experiment.federation(seed)),
+                    config.rounds,
+                    eval_every=config.eval_every,
+                    split="val",
+                    observer=_TrialObserver(place * config.rounds - config.warm_start, report),
+                    should_stop=self.experiment.should_stop,
+                )
+                values.append(run.execute().personal["accuracy_mean"])
         return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class _TrialObserver(NullObserver):
+    """Hands the validation accuracy of evaluated rounds to the pruner, which may end the trial."""
+
+    before: int  # steps before round 1
+    report: Callable[[int, float], None]
+
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+        if personal is not None:
+            self.report(self.before + report.round, personal["accuracy_mean"])
 
 
 def _open_journal(path: Path) -> BaseStorage:
@@ -332,29 +346,32 @@ def _rounded(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
     """What differs from the defaults of a run. Seeds are left to the run: those of the tuning need not be those of the
     results."""
-    plain = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    skipped = {*INCIDENTAL, "algorithms", "seeds"} - {"data"}
-    settings = {name: value for name, value in plain.items() if name not in skipped}
+    changed = config.model_dump(exclude_defaults=True)
+    skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
+    settings = {name: value for name, value in changed.items() if name not in skipped}
     seeds = ", ".join(map(str, config.seeds))
-    lines = [
-        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds per method,",
-        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...",
-        *(f"{name} = {_toml(value)}" for name, value in settings.items()),
+    parts = [
+        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds "
+        f"per method,\n"
+        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"
     ]
     for tuned in methods:
         value = tuned.chosen.value
-        lines += [
-            "",
-            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured",
-            f"[algorithms.{_toml(tuned.label)}]",
-            *(f"{name} = {_toml(value)}" for name, value in config.algorithms[tuned.label].items()),
-        ]
-    return "\n".join(lines) + "\n"
+        parts.append(
+            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured\n"
+            + _toml({"algorithms": {tuned.label: config.algorithms[tuned.label]}})
+        )
+    return "\n".join(parts)
 
 
-def _toml(value: Any) -> str:
+def _toml(table: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(value: Any) -> Any:
+    """As TOML can hold it, which has no null: a setting that is none is left out."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(inner)}" for name, inner in value.items()) + "}"
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+        return [_without_none(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value

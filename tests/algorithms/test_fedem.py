@@ -244,10 +244,10 @@ def test_a_width_tells_what_a_row_is(params: int, components: int) -> None:
 
 def test_layers_of_a_mixture_cover_the_row() -> None:
     mixture = MixtureTask(make_task(deep), 2)
-    edges = [0, *(layer.stop for layer in mixture.layers)]
-    assert [layer.start for layer in mixture.layers] == edges[:-1]
+    edges = [0, *(layer.stop for layer in mixture.slots)]
+    assert [layer.start for layer in mixture.slots] == edges[:-1]
     assert edges[-1] == mixture.num_params == len(mixture.init(0))
-    assert mixture.layers[0].name == "components.0.1.weight"
+    assert mixture.slots[0].name == "components.0.1.weight"
     assert not torch.equal(mixture.init(0)[:47], mixture.init(0)[47:94])
 
 
@@ -263,7 +263,7 @@ def test_mixtures_are_saved_and_exported(tmp_path: Path) -> None:
     blank = MixtureModule([nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)], torch.empty(2))
     blank.load_state_dict(safetensors.torch.load_file(exported.path))
     close(blank(x), module(x))
-    score = result.of().evaluation.personal
+    score = result.result().evaluation.personal
     assert score is not None
     with torch.no_grad():
         rows = data.test[1]

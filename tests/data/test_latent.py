@@ -17,12 +17,11 @@ from torch import Tensor
 
 from kinfed.data.describe import describe
 from kinfed.data.features import Features
-from kinfed.data.partitions import embedding, latent
+from kinfed.data.partitions import embedding, latent, make_federation
 from kinfed.data.partitions.embedding import Embedder, principal_components, small_cnn, vgg11
 from kinfed.data.partitions.latent import Latent
-from kinfed.data.partitions.partition import make_federation
 from kinfed.data.source import Source
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.sources import load_source
 from kinfed.errors import ConfigError
 
 
@@ -103,7 +102,7 @@ def test_classes_can_be_the_distributions() -> None:
     ("options", "clients", "message"),
     [
         ({"groups": 4}, 3, "at least as many clients"),
-        ({"groups": 0}, 3, "groups must be positive"),
+        ({"groups": 0}, 3, "groups must be at least 1"),
         ({"groups": 5, "by_label": True}, 9, "has 2 classes"),
         ({"embedder": "resnet"}, 9, "embedder"),
         ({"components": 0}, 9, "at least 1"),

@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 from realdata import real_data
 
 from kinfed.core import rng
-from kinfed.core.options import documented
 from kinfed.data.features import Features
 from kinfed.data.federation import Ragged
-from kinfed.data.partitions import dealing
+from kinfed.data.partitions import PARTITIONS, dealing, make_federation
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet, _dirichlet
-from kinfed.data.partitions.generators import Lognormal, PFedMe, Powerlaw
-from kinfed.data.partitions.partition import PARTITIONS, make_federation, register_partition
+from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
 from kinfed.data.source import Source
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.sources import load_source
 from kinfed.errors import ConfigError
 
 
@@ -82,7 +80,7 @@ def test_every_partition_is_disjoint_complete_and_repeatable(name, per_class, sp
     tests = [max(n // 4, 1) for n in per_class] if official else None
     source = source_of(per_class, tests, owners=7)
     options = SMALL.get(name, {}) | ({"split": split} if official else {})
-    if "classes" in PARTITIONS[name].__dataclass_fields__:
+    if "classes" in PARTITIONS[name].options.__dataclass_fields__:
         options = options | {"classes": min(2, len(per_class))}
     try:
         f = make_federation(source, name, min(clients, 7), options, seed)
@@ -96,7 +94,7 @@ def test_every_partition_is_disjoint_complete_and_repeatable(name, per_class, sp
     assert all(part == sorted(part) for part in lists(f.train) + lists(f.test))
     if official:
         in_test = source.is_test
-        if PARTITIONS[name](**options).split in ("auto", "official"):
+        if PARTITIONS[name].target(**options).split in ("auto", "official"):
             assert not bool(in_test[f.train.rows].any())
             assert bool(in_test[f.test.rows].all())
         if split == "train":
@@ -164,32 +162,32 @@ def test_official_split_needs_official_test_rows():
     [
         ("clases", {}, "did you mean classes"),
         ("iid", {"alpha": 1}, "unknown option of partition iid 'alpha'"),
-        ("iid", {"test_fraction": 1}, r"test_fraction must lie in \[0, 1\); got 1"),
-        ("iid", {"split": "sideways"}, "split: input should be 'auto'"),
-        ("classes", {"classes": 0}, "classes must be positive"),
-        ("classes", {"classes": "many"}, "classes: input should be a valid integer"),
+        ("iid", {"test_fraction": 1}, r"test_fraction must be in \[0, 1\); got 1"),
+        ("iid", {"split": "sideways"}, r"split must be auto \| official"),
+        ("classes", {"classes": 0}, "classes must be at least 1"),
+        ("classes", {"classes": "many"}, "classes must be int; got 'many'"),
         ("classes", {"classes": 4}, "classes = 4, but toy has 2 classes"),
         ("classes", {"min_size": 5}, "both min_size and max_size"),
         ("classes", {"min_size": 9, "max_size": 5}, "classes <= min_size <= max_size"),
         ("classes", {"classes": 2, "min_size": 40, "max_size": 50}, "needs 60 examples of class 0, but there are 25"),
-        ("pathological", {"shards": 0}, "shards must be positive"),
+        ("pathological", {"shards": 0}, "shards must be at least 1"),
         ("pathological", {"shards": 30}, "with 90 shards needs 45 examples of class 0, but there are 25"),
-        ("powerlaw", {"base": 0}, "base must be positive"),
+        ("powerlaw", {"base": 0}, "base must be at least 1"),
         ("powerlaw", {"sigma": float("nan")}, "sigma must be positive"),
         (
             "powerlaw",
             {"base": 9},
             "needs 27 examples of class 0, but there are 25; use fewer clients or a smaller base",
         ),
-        ("pfedme_split", {"classes": 2, "low": 5, "high": 4}, "0 <= low <= high"),
+        ("pfedme_split", {"classes": 2, "low": 5, "high": 4}, "low <= high"),
         ("pfedme_split", {"classes": 2}, "needs 30 examples of class 0, but there are 25"),
         ("lognormal", {"sigma": -1}, "sigma must be positive"),
-        ("lognormal", {"mean": 99}, "mean is that of a size's logarithm"),
+        ("lognormal", {"mean": 99}, r"mean must be in \[-20, 20\]; got 99"),
         ("dirichlet", {"alpha": 0}, "alpha must be positive"),
         ("dirichlet", {"min_size": 17}, "3 clients of min_size 17 need 51 examples, but there are 50"),
         ("dirichlet", {"alpha": 0.001, "min_size": 12}, "in 50 draws .* never had 12 .* fill = true"),
         ("column", {}, "toy names none"),
-        ("column", {"min_size": 0}, "min_size must be positive"),
+        ("column", {"min_size": 0}, "min_size must be at least 1"),
     ],
 )
 def test_bad_options_are_explained(name, options, message):
@@ -206,23 +204,36 @@ def test_text_from_a_command_line_is_understood():
 
 
 def test_every_partition_and_option_is_documented():
-    for rule in PARTITIONS.values():
-        assert rule.summary
-        assert rule.__doc__
-        assert all(option.text for option in documented(rule))
+    for entry in PARTITIONS.values():
+        assert entry.summary
+        assert entry.target.__doc__
+        assert all(option.text for option in entry.describe_options())
 
 
-def test_the_registry_is_open(monkeypatch):
-    monkeypatch.setattr("kinfed.data.partitions.partition.PARTITIONS", dict(PARTITIONS))
-
+def test_the_registry_is_open():
     class Alphabetical(Pathological):
-        name = "alphabetical"
-        summary = "for this test"
+        """For this test."""
 
-    register_partition(Alphabetical)
-    assert make_federation(source_of([25, 25]), "alphabetical", 2).description["partition"] == "alphabetical"
-    with pytest.raises(ConfigError, match="registered already"):
-        register_partition(Alphabetical)
+    try:
+        PARTITIONS.register("alphabetical", Alphabetical)
+        f = make_federation(source_of([25, 25]), "alphabetical", 2, {"shards": 1})
+        assert f.description["partition"] == "alphabetical"
+        assert f.description["options"]["shards"] == 1
+        with pytest.raises(ConfigError, match="registered already"):
+            PARTITIONS.register("alphabetical", Alphabetical)
+    finally:
+        PARTITIONS.unregister("alphabetical")
+
+
+def test_a_partition_may_be_an_object():
+    source = source_of([50] * 5)
+    named, direct = make_federation(source, "dirichlet", 4, {"alpha": 2}, 3), make_federation(source, Dirichlet(), 4)
+    assert lists(make_federation(source, Dirichlet(alpha=2.0), 4, seed=3).train) == lists(named.train)
+    assert direct.description["partition"] == "dirichlet"
+    with pytest.raises(ConfigError, match="object that has its options"):
+        make_federation(source, Dirichlet(), 4, {"alpha": 1})
+    with pytest.raises(ConfigError, match="partition dirichlet: alpha must be positive"):
+        Dirichlet(alpha=0)
 
 
 # Dealing, by hand.
@@ -437,7 +448,7 @@ def test_many_clients_on_mnist():
 
 def test_pfedme_blocks_are_first_come_first_served():
     source, available = source_of([9] * 4), torch.tensor([200, 150, 120, 90])
-    rule = PFedMe(classes=2, base=4, low=5, high=20, factor=2)
+    rule = FirstComeFirstServed(classes=2, base=4, low=5, high=20, factor=2)
     counts, notes = rule.counts(available, 8, 3, source)
     left = (available - 4 * 4).tolist()
     keys = rng.fold(rule.key(3, "weights"), torch.arange(4))
@@ -461,7 +472,7 @@ def test_pfedme_on_cifar10_resembles_the_replayed_generator():
     """The replay with the original's seed: 54,572 examples, sizes 1,150 to 4,536, 7 of 60 blocks skipped."""
     totals, skips = [], []
     for seed in range(20):
-        counts, _ = PFedMe().counts(torch.tensor([6000] * 10), 20, seed, source_of([1] * 10))
+        counts, _ = FirstComeFirstServed().counts(torch.tensor([6000] * 10), 20, seed, source_of([1] * 10))
         slots = dealing.consecutive_classes(20, 3, 10)
         skips.append(int((torch.gather(counts, 1, slots) == 10).sum()))
         totals.append(int(counts.sum()))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import torch
 from PIL import Image
 from realdata import real_data
 
-from kinfed.core.options import documented
+from kinfed.core.cache import cache_folder
 from kinfed.data.features import Features
-from kinfed.data.source import Source
-from kinfed.data.sources import class_names, hub, images
-from kinfed.data.sources.catalogue import SOURCES, load_source, register_source, standardized
+from kinfed.data.source import Source, names_clients
+from kinfed.data.sources import SOURCES, class_names, hub, images, load_source
+from kinfed.data.sources.image_sets import standardized
 from kinfed.errors import ConfigError, DataError
 
 
@@ -218,7 +219,7 @@ def test_cache_and_data_folders(monkeypatch, tmp_path):
     assert hub.data_folder(None) == tmp_path / "cache" / "data"
     monkeypatch.delenv("KINFED_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert hub.cache_folder() == Path("/x/kinfed")
+    assert cache_folder() == Path("/x/kinfed")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/h")
     assert hub.data_folder(None) == Path("/h/.cache/kinfed/data")
@@ -275,7 +276,7 @@ def test_loading_works_without_a_writable_cache(tiny_mnist, tmp_path, monkeypatc
     monkeypatch.setenv("KINFED_CACHE", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
         assert len(load_source("mnist")) == 8
-    assert "mnist will be decoded again next time" in caplog.text
+    assert re.search("mnist-.* will be made again next time", caplog.text)
 
 
 # Bad files.
@@ -341,9 +342,9 @@ def test_unknown_names_get_near_ones():
     [
         ("digits", {"standardize": "unit"}, "data set digits has no options"),
         ("mnist", {"standardise": "unit"}, "did you mean standardize"),
-        ("mnist", {"standardize": "weird"}, "standardize: input should be 'unit'"),
-        ("letters", {"letters": 1}, "first 2 to 26 letters; got 1"),
-        ("letters", {"letters": "ten"}, "letters: input should be a valid integer"),
+        ("mnist", {"standardize": "weird"}, r"standardize must be unit \| centred"),
+        ("letters", {"letters": 1}, r"letters must be in \[2, 26\]; got 1"),
+        ("letters", {"letters": "ten"}, "letters must be int; got 'ten'"),
     ],
 )
 def test_bad_options_are_explained(name, options, message):
@@ -354,19 +355,22 @@ def test_bad_options_are_explained(name, options, message):
 def test_every_entry_is_documented():
     for entry in SOURCES.values():
         assert entry.summary
-        assert all(option.text for option in documented(entry.options))
+        assert all(option.text for option in entry.describe_options())
 
 
-def test_the_catalogue_is_open(monkeypatch):
-    monkeypatch.setattr("kinfed.data.sources.catalogue.SOURCES", dict(SOURCES))
-
+def test_the_registry_is_open():
     def load(options, data_dir, seed):
         return Source("constant", Features(torch.full((4, 1), float(seed))), torch.tensor([0, 1, 0, 1]), 2)
 
-    register_source("constant", "a constant", load)
-    assert load_source("constant", seed=3).features.raw[0].item() == 3
-    with pytest.raises(ConfigError, match="registered already"):
-        register_source("constant", "again", load)
+    try:
+        SOURCES.register("constant", load, summary="a constant", names_clients=True)
+        assert load_source("constant", seed=3).features.raw[0].item() == 3
+        assert names_clients("constant")
+        assert not names_clients("digits")
+        with pytest.raises(ConfigError, match="registered already"):
+            SOURCES.register("constant", load)
+    finally:
+        SOURCES.unregister("constant")
 
 
 # Real files.

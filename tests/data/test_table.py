@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfed.data.partitions.partition import make_federation
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.partitions import make_federation
+from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
 from kinfed.errors import ConfigError, DataError
 

@@ -16,11 +16,10 @@ from realdata import real_data
 
 import kinfed
 from kinfed.data.federation import Federation
-from kinfed.data.partitions.partition import make_federation
-from kinfed.data.sources import speech, wakeword
-from kinfed.data.sources.catalogue import load_source
+from kinfed.data.partitions import make_federation
+from kinfed.data.sources import load_source, speech, wakeword
 from kinfed.data.sources.speech import RATE, Clips, one_second
-from kinfed.data.sources.wakeword import DEVICES, SIZES, STATES, TYPES, WakewordOptions
+from kinfed.data.sources.wakeword import DEVICES, SIZES, STATES, TYPES, WakewordDataOptions
 from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError
@@ -227,7 +226,7 @@ def test_everything_is_drawn_from_the_options(recordings, tmp_path):
 
 def test_an_example_does_not_depend_on_how_many_are_made(recordings):
     clips = speech.find("auto", None).clips()
-    listener = wakeword._Listener(clips, torch.tensor([w == "zero" for w in clips.words]), WakewordOptions(mels=16))
+    listener = wakeword._Listener(clips, torch.tensor([w == "zero" for w in clips.words]), WakewordDataOptions(mels=16))
     heard, keys = torch.tensor([0, 1, 2]), torch.tensor([11, 12, 13])
     for state in STATES:
         together = listener._wave("B", state, False, heard, keys)
@@ -237,7 +236,7 @@ def test_an_example_does_not_depend_on_how_many_are_made(recordings):
 
 def test_training_clips_belong_to_one_type_and_test_clips_to_none(recordings):
     clips = speech.find("auto", None).clips()
-    listener = wakeword._Listener(clips, torch.tensor([w == "zero" for w in clips.words]), WakewordOptions(mels=16))
+    listener = wakeword._Listener(clips, torch.tensor([w == "zero" for w in clips.words]), WakewordDataOptions(mels=16))
     for word in (False, True):
         piles = listener.pools[word].lists()
         trained = torch.cat(piles[:5])
@@ -250,7 +249,7 @@ def test_training_clips_belong_to_one_type_and_test_clips_to_none(recordings):
 def test_nobody_is_tested_on_speakers_of_the_training_clips(recordings, monkeypatch):
     clips = speech.find("auto", None).clips()
     is_keyword = torch.tensor([word == "zero" for word in clips.words])
-    listener = wakeword._Listener(clips, is_keyword, WakewordOptions(mels=16))
+    listener = wakeword._Listener(clips, is_keyword, WakewordDataOptions(mels=16))
     heard = []
     record = listener._wave
     monkeypatch.setattr(listener, "_wave", lambda *of: heard.append(of[3]) or record(*of))
@@ -267,7 +266,7 @@ def test_nobody_is_tested_on_speakers_of_the_training_clips(recordings, monkeypa
 def test_devices_and_states_sound_different():
     waves = torch.from_numpy(np.random.default_rng(0).normal(size=(40, RATE)) * 3000).to(torch.int16)
     clips = Clips(waves, ["zero", "one"] * 20, torch.arange(40) >= 30)
-    listener = wakeword._Listener(clips, torch.arange(40) % 2 == 0, WakewordOptions(mels=16))
+    listener = wakeword._Listener(clips, torch.arange(40) % 2 == 0, WakewordDataOptions(mels=16))
     heard, keys = torch.arange(8), torch.arange(8)
     spectrum = {
         k: listener.picture.decibels(listener._wave(k, "normal", False, heard, keys)).mean((0, 2)) for k in TYPES
@@ -281,9 +280,9 @@ def test_devices_and_states_sound_different():
 
 def test_options_and_words_that_do_not_go(recordings):
     for options, words in (
-        ({"examples": 10}, "at least 26, two for every type and state; got 10"),
-        ({"positives": 1.0}, "a share between 0 and 1; got 1.0"),
-        ({"clients_per_type": 0}, "clients_per_type is at least 1"),
+        ({"examples": 10}, "examples must be at least 26; got 10"),
+        ({"positives": 1.0}, r"positives must be in \(0, 1\); got 1.0"),
+        ({"clients_per_type": 0}, "clients_per_type must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_source("wakeword", options=options)
@@ -362,15 +361,17 @@ def test_a_run_from_a_pre_trained_start_to_relative_false_accepts(recordings, tm
     result = kinfed.run(**RUN, pretrain=2, algorithms=methods, out=tmp_path / "run")
     found = detections(tmp_path / "run", 0.2)
     assert set(found) == {(label, 0) for label in methods}
-    assert result.of("selffl_cluster").evaluation is not None
+    assert result.result("selffl_cluster").evaluation is not None
     for one in found.values():
         assert one.server_model is not None
         assert set(one.personal) <= {(kind, state) for kind in TYPES for state in STATES}
         assert all(cell.ratio is None or cell.ratio >= 0 for cell in one.personal.values())
     again = kinfed.run(**RUN, pretrain=2, algorithms={"w": {"method": "fedavg"}})
-    assert torch.equal(again.of().server_model, result.of("w").server_model)  # the same start, whoever else runs
+    assert torch.equal(
+        again.result().server_model, result.result("w").server_model
+    )  # the same start, whoever else runs
     other = kinfed.run(**RUN, algorithms={"w": {"method": "fedavg"}})
-    assert not torch.equal(other.of().server_model, result.of("w").server_model)
+    assert not torch.equal(other.result().server_model, result.result("w").server_model)
 
 
 def test_runs_without_a_start_have_nothing_to_compare_with(recordings, tmp_path):
@@ -400,7 +401,7 @@ def test_real_recordings():
     assert len(clips.words) == 3679
     assert clips.words.count("zero") == 315
     assert int(clips.is_test.sum()) == 601
-    made = wakeword.render(WakewordOptions(**SMALL), clips)
+    made = wakeword.render(WakewordDataOptions(**SMALL), clips)
     raw = made["raw"].float()
     assert 130 < float(raw.mean()) < 200
     assert float(((raw == 0) | (raw == 255)).float().mean()) < 0.05  # the scale fits

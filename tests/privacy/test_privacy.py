@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import example_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.core import rng
-from kinfed.data.batches import Batch, Draw, LocalTraining, Split
+from kinfed.data.batches import Batch, LocalTraining, PoissonSample, Split
 from kinfed.data.features import Features
 from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
@@ -51,10 +52,10 @@ def sample(n: int, size: int, shape: tuple[int, ...], *, scale: float = 1.0, exp
     y = (rng.uniform(rng.root(0, "y"), n * size) * CLASSES).to(torch.int64).reshape(n, size)
     weight = torch.full((n, size), 1 / expected)
     weight[::2, -1] = 0.0
-    draw = Draw(
+    sample = PoissonSample(
         rng.fold(rng.root(0, "draw"), torch.arange(n)), torch.full((n,), 0.5).double(), torch.full((n,), expected)
     )
-    return Batch(x.float(), y, weight, torch.arange(n), full=False, draw=draw)
+    return Batch(x.float(), y, weight, torch.arange(n), sample=sample)
 
 
 def starts(task: ModuleTask, n: int) -> Tensor:
@@ -70,7 +71,7 @@ def private(task: ModuleTask, clip: float = 0.5, noise: float = 0.0, seed: int =
 
 def by_hand(task: ModuleTask, theta: Tensor, batch: Batch, clip: float) -> Tensor:
     """One example after the other by autograd: (1/L) Σ g min(1, c/‖g‖)."""
-    assert batch.draw is not None
+    assert batch.sample is not None
     out = torch.zeros_like(theta)
     for i in range(len(batch)):
         module = task.module_of(theta[i])
@@ -79,7 +80,7 @@ def by_hand(task: ModuleTask, theta: Tensor, batch: Batch, clip: float) -> Tenso
                 continue
             loss = nn.functional.cross_entropy(module(batch.x[i, b][None]), batch.y[i, b][None])
             g = torch.cat([p.reshape(-1) for p in torch.autograd.grad(loss, list(module.parameters()))])
-            out[i] += g * min(1.0, clip / float(g.norm())) / batch.draw.expected[i]
+            out[i] += g * min(1.0, clip / float(g.norm())) / batch.sample.expected[i]
     return out
 
 
@@ -90,7 +91,7 @@ def by_hand(task: ModuleTask, theta: Tensor, batch: Batch, clip: float) -> Tenso
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 def test_the_sum_is_that_of_clipped_gradients(kind: str, clip: float) -> None:
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(3, 7, shape)
+    task, batch = make_task(build, backend=path), sample(3, 7, shape)
     theta = starts(task, 3)
     with private(task, clip) as made:
         assert torch.allclose(made.grad(theta, batch), by_hand(task, theta, batch, clip), atol=1e-6)
@@ -101,9 +102,10 @@ def test_the_sum_is_that_of_clipped_gradients(kind: str, clip: float) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_norms_are_those_of_the_gradients(kind: str) -> None:
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(3, 4, shape)
+    task, batch = make_task(build, backend=path), sample(3, 4, shape)
     theta = starts(task, 3)
-    assert torch.allclose(task.example_norms(theta, batch), task.per_example_grad(theta, batch).norm(dim=2), rtol=1e-5)
+    wanted = example_gradients(task, theta, batch).norm(dim=2)
+    assert torch.allclose(task.example_norms(theta, batch), wanted, rtol=1e-5)
 
 
 @given(
@@ -119,15 +121,15 @@ def test_no_example_moves_the_sum_by_more_than_the_norm(
 ) -> None:
     """Whatever it holds, and whatever a method makes it weigh."""
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(n, size + 1, shape)
+    task, batch = make_task(build, backend=path), sample(n, size + 1, shape)
     theta = starts(task, n)
     batch.x[:, 0] *= scale
     batch.weight[:, 0] *= heavier
     without = replace(batch, weight=batch.weight.clone())
     without.weight[:, 0] = 0.0
-    assert batch.draw is not None
+    assert batch.sample is not None
     with private(task, clip) as made:
-        moved = (made.grad(theta, batch) - made.grad(theta, without)) * batch.draw.expected[:, None]
+        moved = (made.grad(theta, batch) - made.grad(theta, without)) * batch.sample.expected[:, None]
     assert bool((moved.norm(dim=1) <= clip * (1 + 1e-4)).all())
     assert bool(torch.isfinite(moved).all())
 
@@ -197,8 +199,8 @@ def test_noise_has_the_promised_size() -> None:
     """Standard deviation σ c / L, for each client's own L; mean 0; normal shape."""
     task = make_task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 2000)))
     batch = replace(sample(2, 3, (5,)), y=torch.zeros(2, 3, dtype=torch.int64))
-    assert batch.draw is not None
-    batch.draw.expected = torch.tensor([4.0, 10.0])
+    assert batch.sample is not None
+    batch.sample.expected = torch.tensor([4.0, 10.0])
     for row, expected in zip(noise_of(task, batch)[0], (4.0, 10.0), strict=True):
         z = (row * expected / (1.5 * 0.5)).double()
         count = len(z)
@@ -212,8 +214,8 @@ def test_every_gradient_has_noise_of_its_own() -> None:
     """Of another call, client, sample, seed or phase; the same again for the same gradient."""
     task = make_task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 400)))
     batch = replace(sample(2, 3, (5,)), y=torch.zeros(2, 3, dtype=torch.int64))
-    assert batch.draw is not None
-    other = replace(batch, draw=replace(batch.draw, key=batch.draw.key + 1))
+    assert batch.sample is not None
+    other = replace(batch, sample=replace(batch.sample, key=batch.sample.key + 1))
     rows = torch.cat([
         *noise_of(task, batch, calls=3), *noise_of(task, other), *noise_of(task, batch, seed=1),
         *noise_of(task, batch, phase=EVALUATION),
@@ -280,9 +282,9 @@ def test_secrets_keep_to_themselves() -> None:
 
 def test_gradients_are_counted_by_client_and_sample() -> None:
     task, batch = make_task(dense), sample(3, 4, (5,))
-    assert batch.draw is not None
+    assert batch.sample is not None
     theta = starts(task, 3)
-    later = replace(batch, draw=replace(batch.draw, key=batch.draw.key + 1))
+    later = replace(batch, sample=replace(batch.sample, key=batch.sample.key + 1))
     made = PrivateTask(task, 1.0, 1.0, simulated(0))
     with made.recording() as record:
         made.grad(theta, batch)
@@ -318,9 +320,7 @@ def test_only_poisson_samples_in_a_record() -> None:
     with pytest.raises(RuntimeError, match="recording"):
         made.grad(starts(task, 2), batch)
     with made.recording(), pytest.raises(ConfigError, match="Poisson sample"):
-        made.grad(starts(task, 2), replace(batch, draw=None))
-    with made.recording(), pytest.raises(ConfigError, match="Poisson sample"):
-        made.per_example_grad(starts(task, 2), batch)
+        made.grad(starts(task, 2), replace(batch, sample=None))
 
 
 @pytest.mark.parametrize(
@@ -352,19 +352,19 @@ def test_poisson_batches_say_which_samples_they_are() -> None:
     keys = {}
     for stream in ("batches", "meta"):
         for step, (_, batch) in enumerate(whole.batches(training, stream=stream)):
-            assert batch.draw is not None
-            assert batch.draw.expected.tolist() == [1, 4, 5, 5, 5, 5]
-            assert batch.draw.q.tolist() == pytest.approx([1, 1, 5 / 16, 5 / 7, 5 / 13, 5 / 10])
+            assert batch.sample is not None
+            assert batch.sample.expected.tolist() == [1, 4, 5, 5, 5, 5]
+            assert batch.sample.q.tolist() == pytest.approx([1, 1, 5 / 16, 5 / 7, 5 / 13, 5 / 10])
             some = batch.rows(torch.tensor([2, 4]))
-            assert some.draw is not None
-            assert some.draw.key.tolist() == batch.draw.key[[2, 4]].tolist()
-            assert some.draw.q.tolist() == batch.draw.q[[2, 4]].tolist()
-            keys |= {(stream, step, client): key for client, key in enumerate(batch.draw.key.tolist())}
+            assert some.sample is not None
+            assert some.sample.key.tolist() == batch.sample.key[[2, 4]].tolist()
+            assert some.sample.q.tolist() == batch.sample.q[[2, 4]].tolist()
+            keys |= {(stream, step, client): key for client, key in enumerate(batch.sample.key.tolist())}
     assert len(set(keys.values())) == 2 * 3 * 6
     for step, (_, batch) in enumerate(data.cohort(torch.tensor([4]), 0, 1).train.batches(training)):
-        assert batch.draw is not None
-        assert batch.draw.key.tolist() == [keys["batches", step, 4]]
-    assert all(batch.draw is None for _, batch in whole.batches(LocalTraining(batch=5, steps=2)))
+        assert batch.sample is not None
+        assert batch.sample.key.tolist() == [keys["batches", step, 4]]
+    assert all(batch.sample is None for _, batch in whole.batches(LocalTraining(batch=5, steps=2)))
     with pytest.raises(ConfigError, match="epochs"):
         LocalTraining(epochs=1, steps=None, poisson=True)
 

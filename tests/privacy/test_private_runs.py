@@ -33,7 +33,8 @@ from kinfed.privacy.noise import simulated
 from kinfed.privacy.policy import Privacy
 from kinfed.runs.experiment import Interrupted
 from kinfed.runs.folder import same_results
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -73,7 +74,7 @@ def method(name: str, **options: Any) -> Method:
     return make_algorithm(name, WORK, options)
 
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.method.private]
+PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.target.private]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in PRIVATE),
     ("ditto", {"personal_steps": 6}),
@@ -111,7 +112,7 @@ def test_methods_ask_what_they_say_and_say_what_leaks(
             loop.round()  # raises where more is asked than `gradients` says
             round_ledger = {k: n - before.batches.get(k, 0) for k, n in loop.privacy.ledger.batches.items()}
             before = loop.privacy.ledger
-            said = made.gradients(loop.clients.train_count)  # type: ignore[arg-type]
+            said = made.gradients(loop.pool.federation.train.count)  # type: ignore[attr-defined]
             if said is None:
                 continue
             for client in {entry[0] for entry, batches in round_ledger.items() if batches}:
@@ -234,7 +235,7 @@ def test_settings_that_promise_nothing_are_refused(settings: dict[str, float], s
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PRIVATE])
 def test_methods_that_gradients_alone_do_not_make_are_refused(name: str) -> None:
-    assert ALGORITHMS[name].method.leaks
+    assert ALGORITHMS[name].target.leaks
     with pytest.raises(ConfigError, match=f"{name} cannot be private: "):
         Privacy(noise=1.0).check(name, method(name), federation())
 
@@ -416,7 +417,7 @@ def test_noise_is_found_for_the_plan_of_the_run() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     settings = SMALL | {"dp_noise": None, "dp_epsilon": 5.0, "algorithms": "fedavg,ditto"}
     result = kinfed.run(**settings, federation=federation())
-    fedavg, ditto = (result.of(name).privacy for name in ("fedavg", "ditto"))
+    fedavg, ditto = (result.result(name).privacy for name in ("fedavg", "ditto"))
     assert fedavg is not None
     assert ditto is not None
     for privacy in (fedavg, ditto):
@@ -430,10 +431,10 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
     settings = SMALL | {"algorithms": {"fedavg": {"weights": "equal"}}, "rounds": 2, "dp_strict": True}
     warm = kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "warm")
     whole = kinfed.run(**settings | {"rounds": 6}, federation=federation())
-    assert warm.of().privacy is not None
-    assert whole.of().privacy is not None
-    assert warm.of().privacy["epsilon"] == whole.of().privacy["epsilon"]  # type: ignore[index]
-    assert torch.equal(warm.of().server_model, whole.of().server_model)  # type: ignore[arg-type]
+    assert warm.result().privacy is not None
+    assert whole.result().privacy is not None
+    assert warm.result().privacy["epsilon"] == whole.result().privacy["epsilon"]  # type: ignore[index]
+    assert torch.equal(warm.result().server_model, whole.result().server_model)  # type: ignore[arg-type]
     calls = counting()
     with pytest.raises(Interrupted):
         kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "cut",
@@ -447,7 +448,7 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
 def test_clipping_alone_says_so() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     result = kinfed.run(**SMALL | {"dp_noise": 0.0, "rounds": 1, "algorithms": "local"}, federation=federation())
-    privacy = result.of().privacy
+    privacy = result.result().privacy
     assert privacy is not None
     assert privacy["epsilon_max"] == math.inf
 
@@ -518,7 +519,7 @@ def test_stragglers_are_counted_for_what_they_do() -> None:
         loop.round()
         assert loop.privacy is not None
         done = [sum(e.batches for e in events) for events in loop.privacy.events()]
-        effort = schedule.effort(0, 1, torch.arange(6))
+        effort = schedule.completed_share(0, 1, torch.arange(6))
         assert done == torch.ceil(effort * 4 - 1e-6).long().tolist()
         assert min(done) < 4
         assert all(covers((Event(1.0, 1, 4),), events) for events in loop.privacy.events())

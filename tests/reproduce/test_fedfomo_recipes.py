@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kinfed.algorithms import make_algorithm
-from kinfed.core.options import build
-from kinfed.data.partitions.partition import PARTITIONS
-from kinfed.data.sources.catalogue import SOURCES
+from kinfed.core.options import make_options
+from kinfed.data.partitions import PARTITIONS
+from kinfed.data.sources import SOURCES
 from kinfed.engine.models import MODELS
 from kinfed.reproduce import Results, RunPart, difference
 from kinfed.reproduce.judge import verdicts
@@ -43,8 +43,8 @@ def test_every_part_is_a_run_that_could_start(name, scale):
     assert len({part.name for part in parts}) == len(parts) > 0
     for part in parts:
         config = part_config(part, None, {})
-        build(SOURCES[config.dataset.name].options, config.dataset.options, config.dataset.name)
-        build(PARTITIONS[config.partition.name], config.partition.options, config.partition.name)
+        make_options(SOURCES[config.dataset.name].options, config.dataset.options, config.dataset.name)
+        make_options(PARTITIONS[config.partition.name].options, config.partition.options, config.partition.name)
         assert config.model.name in MODELS
         for label, options in config.algorithms.items():
             own = {key: value for key, value in options.items() if key != "method"}

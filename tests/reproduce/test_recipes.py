@@ -34,7 +34,8 @@ from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure,
 from kinfed.reproduce.recipe_page import write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe
 from kinfed.reproduce.result_tables import fill
-from kinfed.runs.experiment import Experiment, Silent
+from kinfed.runs.experiment import Experiment
+from kinfed.runs.observer import NullObserver
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
 
@@ -52,7 +53,7 @@ def test_every_recipe_is_well_formed(name: str) -> None:
         for part in parts:
             if isinstance(part, RunPart):
                 config = part_config(part, None, {})  # that `kinfed run` would take, and all methods with their options
-                labels |= set(Experiment(config, None, None, Silent(), lambda: False).algorithms)
+                labels |= set(Experiment(config, None, None, NullObserver(), lambda: False).algorithms)
     for table in recipe.tables:
         assert {column.part for column in table.columns} <= known
         headings = {column.heading for column in table.columns}

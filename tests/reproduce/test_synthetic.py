@@ -36,7 +36,8 @@ from kinfed.reproduce.studies.synthetic import (
     run_study,
     selffl,
 )
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.theory.gaussian import Case, draw
 
 F64 = torch.float64
@@ -63,7 +64,7 @@ def in_the_loop(
         pool.close()
         assert models is not None
         assert server is not None
-        task.start, first = server, last + 1
+        task, first = task.starting_at(server), last + 1
     return server[0], models.squeeze(1)
 
 

@@ -1,15 +1,28 @@
-"""The rules by which a data set is shared out, one class each."""
+"""Ways to share a data set out among clients, one class each, by name in PARTITIONS."""
 
 from __future__ import annotations
 
-from kinfed.data.partitions.base import CountRule, Partition, Shares
+from kinfed.data.partitions.base import PARTITIONS, Assignment, CountPartition, Partition
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet
-from kinfed.data.partitions.generators import Lognormal, PFedMe, Powerlaw
-from kinfed.data.partitions.iid import Column, Iid
+from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
+from kinfed.data.partitions.iid import Iid, NaturalClients
+from kinfed.data.partitions.latent import Latent
+from kinfed.data.partitions.partition import make_federation
 
-__all__ = ["RULES", "CountRule", "Partition", "Shares"]
-
-RULES: tuple[type[Partition], ...] = (
-    Iid, Classes, Pathological, Powerlaw, PFedMe, Lognormal, Dirichlet, Column,
-)  # fmt: skip
+__all__ = [
+    "PARTITIONS",
+    "Assignment",
+    "Classes",
+    "CountPartition",
+    "Dirichlet",
+    "FirstComeFirstServed",
+    "Iid",
+    "Latent",
+    "Lognormal",
+    "NaturalClients",
+    "Partition",
+    "Pathological",
+    "Powerlaw",
+    "make_federation",
+]

@@ -1,9 +1,9 @@
-"""What all rules share: options for the test split, and dealing rows by a table of counts.
+"""What all partitions have in common: options for the test split, and dealing rows by a table of counts.
 
 Option `split` says where the clients' test examples come from:
 
-  official  training rows are shared out by the rule; the data set's own test rows follow in the same proportions
-  pooled    all rows are shared out, then each client's are divided at random
+  official  the partition assigns the training rows; the data set's own test rows follow in the same proportions
+  pooled    the partition assigns all rows, then each client's are divided at random
   train     as pooled, with the official training rows alone
   auto      official where the data set has test rows of its own, else pooled
 """
@@ -12,26 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import check_options, option
+from kinfed.core.registry import Registry
 from kinfed.data.federation import Ragged, hold_out
 from kinfed.data.partitions import dealing
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
-Split = Literal["auto", "official", "pooled", "train"]
-SplitOption = Annotated[Split, "where test examples come from: auto, official, pooled or train"]
-TestOption = Annotated[float, "share of a client's examples kept for testing (not with official)"]
-OverlapOption = Annotated[bool, "clients may hold the same example (never one in training, another in test)"]
+TestRows = Literal["auto", "official", "pooled", "train"]
+# Texts of options that several partitions have.
+SPLIT_TEXT = "where test examples come from: auto, official, pooled or train"
+HOLDOUT_TEXT = "share of a client's examples kept for testing (not with official)"
+OVERLAP_TEXT = "clients may hold the same example (never one in training, another in test)"
 
 
 @dataclass
-class Shares:
-    """What a rule decides."""
+class Assignment:
+    """Which rows every client holds: what a partition decides."""
 
     train: Ragged
     test: Ragged
@@ -44,25 +47,27 @@ class Shares:
 
 @dataclass(frozen=True)
 class Partition:
-    """Options are fields; `share` is the rule."""
+    """Options are fields; `assign` is the rule."""
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    split: SplitOption = "auto"
-    test_fraction: TestOption = 0.25
+    split: TestRows = option("auto", SPLIT_TEXT)
+    test_fraction: float = option(0.25, HOLDOUT_TEXT, ge=0, lt=1)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.test_fraction < 1:
-            raise ConfigError(f"test_fraction must lie in [0, 1); got {self.test_fraction}")
+        check_options(self, f"partition {self.name}")
 
-    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
+    @property
+    def name(self) -> str:
+        """The registered name; draws are keyed by it."""
+        return PARTITIONS.name_of(type(self)) or type(self).__name__
+
+    def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         raise NotImplementedError
 
     def key(self, seed: int, purpose: str) -> Tensor:
         return rng.root(seed, f"partition-{self.name}-{purpose}")
 
-    def pools(self, source: Source) -> tuple[Tensor, Tensor | None]:
-        """Rows to share out, and the official test rows where these are used as such."""
+    def train_and_test_rows(self, source: Source) -> tuple[Tensor, Tensor | None]:
+        """Rows to assign, and the official test rows where these are used as such."""
         if self.split in ("official", "train") and not source.has_official_test:
             raise ConfigError(f"{source.name} has no official test split; use split = pooled")
         if self.split == "pooled" or not source.has_official_test:
@@ -75,14 +80,18 @@ class Partition:
             raise ConfigError(f"partition {self.name} needs a number of clients")
         return num_clients
 
-    def divided(self, owned: Ragged, seed: int) -> tuple[Ragged, Ragged]:
+    def hold_out_test(self, owned: Ragged, seed: int) -> tuple[Ragged, Ragged]:
+        """(train, test) rows of every client, divided at random."""
         keys = rng.fold(rng.root(seed, "test-split"), torch.arange(len(owned)))
         return hold_out(owned, self.test_fraction, keys)
 
 
+PARTITIONS: Registry[type[Partition]] = Registry("partition")
+
+
 @dataclass(frozen=True)
-class CountRule(Partition):
-    """A rule that says how many examples of each class each client gets; the rows are then dealt at random."""
+class CountPartition(Partition):
+    """A partition that says how many examples of each class each client gets; the rows are then dealt at random."""
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         """[K, C] counts for classes with available [C] examples, and notes for the reader."""
@@ -90,19 +99,21 @@ class CountRule(Partition):
 
     @property
     def shares_rows(self) -> bool:
+        """Whether clients may hold the same rows."""
         return False
 
-    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
-        pool, official = self.pools(source)
-        classes = dealing.by_class(pool, source.labels, source.num_classes, self.key(seed, "rows"))
+    def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
+        rows, official = self.train_and_test_rows(source)
+        classes = dealing.by_class(rows, source.labels, source.num_classes, self.key(seed, "rows"))
         counts, notes = self.counts(classes.count, self.clients(num_clients), seed, source)
         if self.shares_rows:
-            return Shares(*self._overlapping(classes, counts, official, source, seed), notes=notes)
+            return Assignment(*self._overlapping(classes, counts, official, source, seed), notes=notes)
         owned = dealing.deal(counts, classes)
         if official is None:
-            return Shares(*self.divided(owned, seed), notes=notes)
+            return Assignment(*self.hold_out_test(owned, seed), notes=notes)
         others = dealing.by_class(official, source.labels, source.num_classes, self.key(seed, "test-rows"))
-        return Shares(owned, dealing.deal(dealing.matching(counts, classes.count, others.count), others), notes=notes)
+        test_counts = dealing.matching(counts, classes.count, others.count)
+        return Assignment(owned, dealing.deal(test_counts, others), notes=notes)
 
     def _overlapping(
         self, classes: Ragged, counts: Tensor, official: Tensor | None, source: Source, seed: int
@@ -127,12 +138,6 @@ class CountRule(Partition):
 def check_classes(per_client: int, source: Source) -> None:
     if per_client > source.num_classes:
         raise ConfigError(f"classes = {per_client}, but {source.name} has {source.num_classes} classes")
-
-
-def require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} must be positive; got {value}")
 
 
 def largest_factor(fits: Callable[[float], bool]) -> float:

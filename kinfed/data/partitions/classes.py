@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import option
 from kinfed.data.federation import Ragged
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
-    CountRule,
-    OverlapOption,
-    SplitOption,
+    OVERLAP_TEXT,
+    PARTITIONS,
+    SPLIT_TEXT,
+    CountPartition,
+    TestRows,
     check_classes,
     largest_factor,
-    require_positive,
     size_range,
 )
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
+@PARTITIONS.register("classes", summary="k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)")
 @dataclass(frozen=True)
-class Classes(CountRule):
+class Classes(CountPartition):
     """CGPFL's clients: client u holds classes u, u+1, ..., u+k-1 (mod C), its size is drawn uniformly.
 
     Sizes U[min_size, max_size] of many clients can exceed the data (P-25); they are then multiplied by the largest
     common factor for which every class suffices, but not below min_size. Without min_size and max_size the spread
     is the paper's, 400 to 5,000, in proportion to the data there is."""
 
-    name: ClassVar[str] = "classes"
-    summary: ClassVar[str] = "k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)"
-    split: SplitOption = "pooled"
-    classes: Annotated[int, "classes of a client"] = 3
-    min_size: Annotated[int | None, "smallest client; none: in proportion to the data"] = None
-    max_size: Annotated[int | None, "largest client before scaling; none: in proportion to the data"] = None
-    overlap: OverlapOption = False
+    split: TestRows = option("pooled", SPLIT_TEXT)
+    classes: int = option(3, "classes of a client", ge=1)
+    min_size: int | None = option(None, "smallest client; none: in proportion to the data")
+    max_size: int | None = option(None, "largest client before scaling; none: in proportion to the data")
+    overlap: bool = option(False, OVERLAP_TEXT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(classes=self.classes)
         if (self.min_size is None) != (self.max_size is None):
             raise ConfigError("give both min_size and max_size, or neither")
         low, high = self._bounds
@@ -61,14 +60,16 @@ class Classes(CountRule):
         check_classes(self.classes, source)
         low, high = self._bounds
         slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
-        drawn = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
+        raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
-            counts = dealing.table(slots, dealing.evenly(drawn, self.classes), source.num_classes).minimum(available)
+            counts = dealing.table(slots, dealing.evenly(raw_sizes, self.classes), source.num_classes).minimum(
+                available
+            )
             return counts, [f"clients share examples; sizes {size_range(counts)}"]
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
-            sizes = (drawn.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
+            sizes = (raw_sizes.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
             return dealing.table(slots, dealing.evenly(sizes, self.classes), source.num_classes)
 
         dealing.require(
@@ -87,20 +88,15 @@ class Classes(CountRule):
         return counts, [note]
 
 
+@PARTITIONS.register("pathological", summary="two single-class shards per client (McMahan et al., FedFomo)")
 @dataclass(frozen=True)
-class Pathological(CountRule):
+class Pathological(CountPartition):
     """Sorted shards: every class is cut into equal shards and every client gets `shards` of them at random.
 
     As in FedAvg's paper and LG-FedAvg's code (FedFomo): with K clients each class makes shards * K / C shards; a
     client can get two of one class. Where that is no whole number, classes drawn at random make one shard more."""
 
-    name: ClassVar[str] = "pathological"
-    summary: ClassVar[str] = "two single-class shards per client (McMahan et al., FedFomo)"
-    shards: Annotated[int, "shards of a client"] = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(shards=self.shards)
+    shards: int = option(2, "shards of a client", ge=1)
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         present = available.nonzero().squeeze(1)
@@ -117,7 +113,7 @@ class Pathological(CountRule):
         flat = slots.reshape(-1)
         shard = Ragged.grouped(torch.arange(places), flat, source.num_classes)
         number = torch.empty(places, dtype=torch.int64)
-        number[shard.rows] = shard.place
+        number[shard.rows] = shard.position
         size = available[flat] // per_class[flat] + (number < available[flat] % per_class[flat])
         counts = dealing.table(slots, size.reshape(clients, self.shards), source.num_classes)
         left = int(available.sum() - counts.sum())

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.partitions.base import (
-    CountRule,
-    require_positive,
-)
+from kinfed.core.options import option
+from kinfed.data.partitions.base import PARTITIONS, CountPartition
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
+@PARTITIONS.register("dirichlet", summary="class proportions from Dirichlet(alpha)")
 @dataclass(frozen=True)
-class Dirichlet(CountRule):
+class Dirichlet(CountPartition):
     """Every class is divided among all clients by proportions from a symmetric Dirichlet(alpha).
 
     Small alpha: few clients own most of a class; large alpha: nearly iid. The whole draw is repeated (up to 50
     times) until every client has `min_size` examples. With `fill` there is one draw, and clients below min_size are
     topped up from the most plentiful class of whoever is largest at the moment."""
 
-    name: ClassVar[str] = "dirichlet"
-    summary: ClassVar[str] = "class proportions from Dirichlet(alpha)"
-    alpha: Annotated[float, "concentration: 0.1 very uneven, 100 nearly iid"] = 0.5
-    min_size: Annotated[int, "smallest client (before its test examples are taken)"] = 10
-    fill: Annotated[bool, "top up small clients instead of drawing again"] = False
+    alpha: float = option(0.5, "concentration: 0.1 very uneven, 100 nearly iid", gt=0)
+    min_size: int = option(10, "smallest client (before its test examples are taken)", ge=1)
+    fill: bool = option(False, "top up small clients instead of drawing again")
 
     _ATTEMPTS: ClassVar[int] = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(alpha=self.alpha, min_size=self.min_size)
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         total = int(available.sum())

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import option
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
-    CountRule,
-    OverlapOption,
-    SplitOption,
-    TestOption,
+    HOLDOUT_TEXT,
+    OVERLAP_TEXT,
+    PARTITIONS,
+    SPLIT_TEXT,
+    CountPartition,
+    TestRows,
     check_classes,
     largest_factor,
-    require_positive,
     size_range,
 )
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
+@PARTITIONS.register("powerlaw", summary="k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)")
 @dataclass(frozen=True)
-class Powerlaw(CountRule):
+class Powerlaw(CountPartition):
     """FedProx's MNIST: client u holds k classes u, u+1, ... (mod C); sizes are nearly a power law.
 
     Every slot has `base` examples; what a class has left is divided by lognormal(0, sigma) weights, rounded down."""
 
-    name: ClassVar[str] = "powerlaw"
-    summary: ClassVar[str] = "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"
-    split: SplitOption = "pooled"
-    test_fraction: TestOption = 0.1
-    classes: Annotated[int, "classes of a client"] = 2
-    base: Annotated[int, "examples of each class that everyone has"] = 5
-    sigma: Annotated[float, "spread of the lognormal weights"] = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(classes=self.classes, base=self.base, sigma=self.sigma)
+    split: TestRows = option("pooled", SPLIT_TEXT)
+    test_fraction: float = option(0.1, HOLDOUT_TEXT, ge=0, lt=1)
+    classes: int = option(2, "classes of a client", ge=1)
+    base: int = option(5, "examples of each class that everyone has", ge=1)
+    sigma: float = option(2.0, "spread of the lognormal weights", gt=0)
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         check_classes(self.classes, source)
@@ -58,28 +54,28 @@ class Powerlaw(CountRule):
         return dealing.table(slots, self.base + extra, source.num_classes), []
 
 
+@PARTITIONS.register(
+    "pfedme_split", summary="3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"
+)
 @dataclass(frozen=True)
-class PFedMe(CountRule):
+class FirstComeFirstServed(CountPartition):
     """The pFedMe repository's generator for CIFAR-10, used by Self-FL: client u holds classes u, u+1, u+2 (mod C).
 
     `base` of each class first; then, client by client, factor * (w + U{low..high}) more of each class if that many
     remain, otherwise none, where w is a lognormal(0, 2) share of the class. Later clients can end up with the base
     alone; how often is noted."""
 
-    name: ClassVar[str] = "pfedme_split"
-    summary: ClassVar[str] = "3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"
-    split: SplitOption = "pooled"
-    classes: Annotated[int, "classes of a client"] = 3
-    base: Annotated[int, "examples of each class that everyone has"] = 10
-    low: Annotated[int, "smallest uniform part of a block"] = 300
-    high: Annotated[int, "largest uniform part of a block"] = 600
-    factor: Annotated[int, "multiplies every block"] = 2
+    split: TestRows = option("pooled", SPLIT_TEXT)
+    classes: int = option(3, "classes of a client", ge=1)
+    base: int = option(10, "examples of each class that everyone has", ge=1)
+    low: int = option(300, "smallest uniform part of a block", ge=0)
+    high: int = option(600, "largest uniform part of a block", ge=0)
+    factor: int = option(2, "multiplies every block", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(classes=self.classes, base=self.base, factor=self.factor)
-        if not 0 <= self.low <= self.high:
-            raise ConfigError(f"blocks need 0 <= low <= high; got {self.low} and {self.high}")
+        if self.low > self.high:
+            raise ConfigError(f"blocks need low <= high; got {self.low} and {self.high}")
 
     def counts(self, available: Tensor, clients: int, seed: int, source: Source) -> tuple[Tensor, list[str]]:
         check_classes(self.classes, source)
@@ -109,27 +105,20 @@ class PFedMe(CountRule):
         return dealing.table(slots, self.base + taken, source.num_classes), [note] if skipped else []
 
 
+@PARTITIONS.register("lognormal", summary="k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)")
 @dataclass(frozen=True)
-class Lognormal(CountRule):
+class Lognormal(CountPartition):
     """FedProx's FEMNIST: client u holds k classes (mod C) in equal shares; sizes are 5 + lognormal(mean, sigma).
 
     At least two examples per class. A class that has too few for its holders gives each the same fraction (at
     least one). The original's code re-uses the same images for all clients; `overlap` comes close to that."""
 
-    name: ClassVar[str] = "lognormal"
-    summary: ClassVar[str] = "k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)"
-    split: SplitOption = "pooled"
-    test_fraction: TestOption = 0.1
-    classes: Annotated[int, "classes of a client"] = 5
-    mean: Annotated[float, "mean of the logarithm of the size"] = 4.0
-    sigma: Annotated[float, "deviation of the logarithm of the size"] = 1.0
-    overlap: OverlapOption = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(classes=self.classes, sigma=self.sigma)
-        if not abs(self.mean) <= 20:
-            raise ConfigError(f"mean is that of a size's logarithm, such as 4; got {self.mean}")
+    split: TestRows = option("pooled", SPLIT_TEXT)
+    test_fraction: float = option(0.1, HOLDOUT_TEXT, ge=0, lt=1)
+    classes: int = option(5, "classes of a client", ge=1)
+    mean: float = option(4.0, "mean of the logarithm of the size", ge=-20, le=20)
+    sigma: float = option(1.0, "deviation of the logarithm of the size", gt=0)
+    overlap: bool = option(False, OVERLAP_TEXT)
 
     @property
     def shares_rows(self) -> bool:

@@ -11,26 +11,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
-from kinfed.data import federation_files
+from kinfed.core import cache, rng, storage
+from kinfed.core.options import option
 from kinfed.data.federation import Ragged, fingerprint
 from kinfed.data.partitions import dealing, embedding
-from kinfed.data.partitions.base import Partition, Shares, require_positive
+from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
 from kinfed.data.partitions.embedding import Embedder
 from kinfed.data.source import Source
-from kinfed.data.sources.hub import cache_folder
-from kinfed.errors import ConfigError, StorageError
-
-log = logging.getLogger(__name__)
+from kinfed.errors import ConfigError
 
 _CACHE_FORMAT = "embedded-1"
 HELD_OUT = 0.1  # of the rows judge a network where the data set has no test split
@@ -38,30 +34,30 @@ PAPER_ACCURACY = 0.85
 CACHED_FROM = 10_000  # examples; principal components of fewer are quicker made than found again
 
 
+@PARTITIONS.register(
+    "latent", summary="groups of clients share clusters of similar examples (FedFomo's latent distributions)"
+)
 @dataclass(frozen=True)
 class Latent(Partition):
     """D clusters of similar examples, each dealt equally to its share of the clients (FedFomo)."""
 
-    name: ClassVar[str] = "latent"
-    summary: ClassVar[str] = "groups of clients share clusters of similar examples (FedFomo's latent distributions)"
-    groups: Annotated[int, "D, the number of latent distributions"] = 5
-    embedder: Annotated[
-        Literal["pca", "cnn", "vgg11"], "what makes examples comparable: pca of pixels, or a network trained here"
-    ] = "pca"
-    components: Annotated[int, "principal components that clusters are sought in"] = 256
-    by_label: Annotated[bool, "every class is a distribution (FedFomo's code for CIFAR-10 with D = 10)"] = False
-    epochs: Annotated[int, "training of the embedding network"] = 10
-    image_size: Annotated[int | None, "pixels the network's images are scaled to; 224 in the paper's code"] = None
+    groups: int = option(5, "D, the number of latent distributions", ge=1)
+    embedder: Literal["pca", "cnn", "vgg11"] = option(
+        "pca", "what makes examples comparable: pca of pixels, or a network trained here"
+    )
+    components: int = option(256, "principal components that clusters are sought in", ge=1)
+    by_label: bool = option(False, "every class is a distribution (FedFomo's code for CIFAR-10 with D = 10)")
+    epochs: int = option(10, "training of the embedding network", ge=1)
+    image_size: int | None = option(None, "pixels the network's images are scaled to; 224 in the paper's code")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(groups=self.groups)
-        self._embedder()  # refuses its options
+        self._embedder()  # an image_size that is too small for the network is refused there
 
     def _embedder(self) -> Embedder:
         return Embedder(self.embedder, self.components, self.epochs, self.image_size)
 
-    def share(self, source: Source, num_clients: int | None, seed: int) -> Shares:
+    def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         clients = self.clients(num_clients)
         if clients < self.groups:
             raise ConfigError(
@@ -70,21 +66,21 @@ class Latent(Partition):
             )
         distribution, notes = self._by_label(source) if self.by_label else self._clusters(source)
         member_of = torch.arange(clients) * self.groups // clients  # neighbours share a distribution
-        pool, official = self.pools(source)
-        owned = self._deal(pool, distribution, member_of, self.key(seed, "rows"))
+        rows, official = self.train_and_test_rows(source)
+        owned = self._deal(rows, distribution, member_of, self.key(seed, "rows"))
         if bool((owned.count == 0).any()):
             short = int(member_of[owned.count == 0][0])
             raise ConfigError(
-                f"latent distribution {short} has {int((distribution[pool] == short).sum())} training examples for "
+                f"latent distribution {short} has {int((distribution[rows] == short).sum())} training examples for "
                 f"{int((member_of == short).sum())} clients; use fewer clients or groups"
             )
         names = source.class_names if self.by_label else None
         group_names = names or [f"distribution {g}" for g in range(self.groups)]
         if official is None:
-            train, test = self.divided(owned, seed)
+            train, test = self.hold_out_test(owned, seed)
         else:
             train, test = owned, self._deal(official, distribution, member_of, self.key(seed, "test-rows"))
-        return Shares(train, test, groups=member_of, group_names=group_names, notes=notes)
+        return Assignment(train, test, groups=member_of, group_names=group_names, notes=notes)
 
     def _deal(self, rows: Tensor, distribution: Tensor, member_of: Tensor, key: Tensor) -> Ragged:
         """The rows of every distribution, in random order, in equal parts to its clients."""
@@ -106,8 +102,8 @@ class Latent(Partition):
     def _clusters(self, source: Source) -> tuple[Tensor, list[str]]:
         """[N] the cluster of every example, and what a reader should know about the embedding."""
         slow = self.embedder != "pca" or len(source) >= CACHED_FROM
-        identity = _identity(source, self._embedder()) if slow else None
-        stored = _cached(source.name, identity, f"{self.groups}-clusters", lambda: self._find(source, identity))
+        identity = f"{source.name}-{_identity(source, self._embedder())}" if slow else None
+        stored = _cached(identity, f"{self.groups}-clusters", lambda: self._find(source, identity))
         accuracy = float(stored["accuracy"])
         if self.embedder == "pca":
             note = "clusters of the pixels' principal components, a stand-in for the VGG-11 embeddings of the paper"
@@ -122,7 +118,7 @@ class Latent(Partition):
         from sklearn.cluster import KMeans
         from sklearn.exceptions import ConvergenceWarning
 
-        stored = _cached(source.name, identity, "embedding", lambda: _embed(source, self._embedder()))
+        stored = _cached(identity, "embedding", lambda: _embed(source, self._embedder()))
         model = KMeans(self.groups, n_init=5, max_iter=100, random_state=embedding.SEED)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct examples than groups, refused below
@@ -140,32 +136,19 @@ def _embed(source: Source, embedder: Embedder) -> dict[str, Tensor]:
         held_out[source.rows(test=True)] = True
     else:
         held_out[rng.permutation(rng.root(embedding.SEED, "held-out"), len(source))[: int(HELD_OUT * len(source))]] = 1
-    made = embedder(features, source.labels, source.num_classes, held_out)
-    return {"x": made.x, "accuracy": torch.tensor(torch.nan if made.accuracy is None else made.accuracy)}
+    vectors = embedder(features, source.labels, source.num_classes, held_out)
+    return {"x": vectors.x, "accuracy": torch.tensor(torch.nan if vectors.accuracy is None else vectors.accuracy)}
 
 
 def _identity(source: Source, embedder: Embedder) -> str:
     """Equal for equal examples, scaled in the same way, embedded by the same rule."""
     settings: list[Any] = [_CACHE_FORMAT, fingerprint(source.features, source.labels), source.standardize]
     optional = {"mean": source.features.mean, "std": source.features.std, "is_test": source.is_test}
-    settings.append(federation_files.digest({name: tensor for name, tensor in optional.items() if tensor is not None}))
+    settings.append(storage.checksum({name: tensor for name, tensor in optional.items() if tensor is not None}))
     settings.append(dataclasses.asdict(embedder))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _cached(name: str, identity: str | None, what: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _cached(identity: str | None, kind: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of make(), kept in the cache folder; without an identity they are simply made."""
-    if identity is None:
-        return make()
-    path = cache_folder() / "embedded" / f"{name}-{identity}-{what}.safetensors"
-    if path.exists():
-        try:
-            return federation_files.read_tensors(path)[0]
-        except StorageError as error:
-            log.warning("%s; making it again", error)
-    tensors = make()
-    try:
-        federation_files.write_tensors(path, tensors)
-    except StorageError as error:
-        log.warning("%s; it will be made again next time", error)
-    return tensors
+    return make() if identity is None else cache.cached("embedded", f"{identity}-{kind}", make)

@@ -1,0 +1,12 @@
+"""Data sets by name in SOURCES, and tables of the user's own."""
+
+from __future__ import annotations
+
+from kinfed.data.source import SOURCES, Source
+from kinfed.data.sources.catalogue import load_source
+from kinfed.data.sources.image_sets import ImageSet
+from kinfed.data.sources.table import TableOptions
+from kinfed.data.sources.text import TweetSet
+from kinfed.data.sources.wakeword import WakewordDataOptions
+
+__all__ = ["SOURCES", "ImageSet", "Source", "TableOptions", "TweetSet", "WakewordDataOptions", "load_source"]

@@ -1,4 +1,4 @@
-"""Parquet files of a data set: found in the data folder, or fetched into it from the Hugging Face hub.
+"""Parquet files of a data set: found in the data folder, or fetched into it from the Hugging Face hub; decoded once.
 
 Layout: <data folder>/<data set>/<split>-00000-of-00001.parquet, the files of the hub as they are. Files in
 subfolders (as `hf download --local-dir` leaves them) are found too. The data folder is the one given,
@@ -12,14 +12,21 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from kinfed.core import cache
 from kinfed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 CONVERTED = "refs/convert/parquet"
+_CACHE_FORMAT = "decoded-1"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -34,28 +41,21 @@ class ParquetSet:
     within: str = ""  # folder of the repository that holds the files, where it holds several versions
 
 
-def cache_folder() -> Path:
-    if chosen := os.environ.get("KINFED_CACHE"):
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "kinfed"
-
-
-def data_folder(chosen: Path | None) -> Path:
-    if chosen is not None:
-        return chosen.expanduser()
+def data_folder(configured: Path | None) -> Path:
+    if configured is not None:
+        return configured.expanduser()
     if named := os.environ.get("KINFED_DATA"):
         return Path(named).expanduser()
-    return cache_folder() / "data"
+    return cache.cache_folder() / "data"
 
 
 def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
     """The files of every split, fetched first where some are missing."""
     folder = data_folder(data_dir) / wanted.folder
-    found = _find(folder, wanted.splits)
-    lacking = _lacking(found)
+    splits = _find(folder, wanted.splits)
+    lacking = _lacking(splits)
     if not lacking:
-        return found
+        return splits
     place = f"put {' and '.join(lacking)} into {folder}"
     if wanted.repository is None:
         raise DataError(f"data set files are missing; {place}{wanted.advice and '; ' + wanted.advice}")
@@ -67,10 +67,28 @@ def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
             f"data set files are missing and could not be fetched from hub data set {wanted.repository} "
             f"({reason}); {place}{wanted.advice and '; ' + wanted.advice}"
         ) from error
-    found = _find(folder, wanted.splits)
-    if lacking := _lacking(found):
+    splits = _find(folder, wanted.splits)
+    if lacking := _lacking(splits):
         raise DataError(f"hub data set {wanted.repository} did not contain {' and '.join(lacking)}; {place} by hand")
-    return found
+    return splits
+
+
+def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
+    try:
+        present = pq.read_schema(file).names
+        if lacking := [name for name in columns or [] if name not in present]:
+            raise DataError(
+                f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}. "
+                "Is it a file of this data set?"
+            )
+        return pq.read_table(file, columns=columns)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
+
+
+def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of make(), kept in the cache folder for as long as the files keep names, sizes and times."""
+    return cache.cached("decoded", f"{name}-{cache.files_identity(files, _CACHE_FORMAT)}", make)
 
 
 def _find(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -83,10 +101,10 @@ def split_of(file: Path) -> str:
     return file.parent.name if file.stem.isdigit() else _SHARD.sub("", file.stem)
 
 
-def _lacking(found: dict[str, list[Path]]) -> list[str]:
+def _lacking(splits: dict[str, list[Path]]) -> list[str]:
     """Names of files that should be there: whole splits, or shards of a split that says how many it has."""
     lacking = []
-    for split, files in found.items():
+    for split, files in splits.items():
         if not files:
             lacking.append(f"{split}-*.parquet")
         shards = [match for file in files if (match := _SHARD.search(file.stem))]

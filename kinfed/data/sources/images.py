@@ -1,4 +1,4 @@
-"""Encoded images (PNG, WebP, JPEG, ...) to one uint8 array, decoded once and kept in the cache folder.
+"""Encoded images (PNG, WebP, JPEG, ...) to one uint8 array.
 
 Decoding stays in one thread: Pillow spends most of the time for small images holding the interpreter lock, and
 two threads measured slower than one.
@@ -6,27 +6,18 @@ two threads measured slower than one.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from kinfed.data import federation_files
-from kinfed.data.sources.hub import cache_folder
-from kinfed.errors import DataError, StorageError
-
-log = logging.getLogger(__name__)
-
-_CACHE_FORMAT = "decoded-1"
+from kinfed.errors import DataError
 
 
 def decode(images: Sequence[bytes | Path | None], where: str) -> Tensor:
@@ -48,8 +39,8 @@ def decode(images: Sequence[bytes | Path | None], where: str) -> Tensor:
     return stacked[:, None] if first.ndim == 2 else stacked.permute(0, 3, 1, 2).contiguous()
 
 
-def image_bytes(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes | Path | None]:
-    """What `decode` takes, from a hub column (struct of bytes and path), bytes, or paths relative to `folder`."""
+def encoded_values(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes | Path | None]:
+    """Encoded images (or sounds) from a hub column (struct of bytes and path), bytes, or paths relative to `folder`."""
     kind = column.type
     if pa.types.is_struct(kind):
         values = [value or {} for value in column.to_pylist()]
@@ -59,39 +50,6 @@ def image_bytes(column: pa.ChunkedArray, folder: Path, where: str) -> list[bytes
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return [None if path is None else folder / path for path in column.to_pylist()]
     raise DataError(f"{where}: images should be bytes, paths, or structs of both; got {kind}")
-
-
-def read_parquet(file: Path, columns: list[str] | None = None) -> pa.Table:
-    try:
-        present = pq.read_schema(file).names
-        if lacking := [name for name in columns or [] if name not in present]:
-            raise DataError(
-                f"{file} has no column {' or '.join(lacking)}; it has {', '.join(present)}. "
-                "Is it a file of this data set?"
-            )
-        return pq.read_table(file, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {file} as Parquet: {error}; fetch it again") from error
-
-
-def cached(name: str, files: Iterable[Path], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of make(), kept in the cache folder for as long as the files keep names, sizes and times."""
-    state = hashlib.sha256(_CACHE_FORMAT.encode())
-    for file in files:
-        status = file.stat()
-        state.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    path = cache_folder() / "decoded" / f"{name}-{state.hexdigest()[:16]}.safetensors"
-    if path.exists():
-        try:
-            return federation_files.read_tensors(path)[0]
-        except StorageError as error:
-            log.warning("%s; decoding again", error)
-    tensors = dict(make())
-    try:
-        federation_files.write_tensors(path, tensors)
-    except StorageError as error:
-        log.warning("%s; %s will be decoded again next time", error, name)
-    return tensors
 
 
 def _pixels(image: bytes | Path | None, row: int, where: str) -> np.ndarray[Any, Any]:

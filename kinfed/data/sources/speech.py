@@ -14,7 +14,7 @@ import io
 import shutil
 import subprocess
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +78,7 @@ class Recordings:
     files: tuple[Path, ...]
 
     def clips(self) -> Clips:
-        return _spoken() if self.name == "espeak" else _recorded(self.files)
+        return _synthesized() if self.name == "espeak" else _recorded(self.files)
 
 
 def find(speech: Speech, data_dir: Path | None) -> Recordings:
@@ -95,8 +95,8 @@ def find(speech: Speech, data_dir: Path | None) -> Recordings:
     if speech == "espeak":
         return Recordings("espeak", "synthetic speech (espeak-ng), not recordings of people", ())
     wanted, title = _RECORDED[speech]
-    found = hub.obtain(wanted, data_dir)
-    return Recordings(speech, title, tuple(file for files in found.values() for file in files))
+    splits = hub.obtain(wanted, data_dir)
+    return Recordings(speech, title, tuple(file for files in splits.values() for file in files))
 
 
 def one_second(samples: NDArray[Any], rate: int) -> NDArray[np.int16]:
@@ -112,13 +112,10 @@ def one_second(samples: NDArray[Any], rate: int) -> NDArray[np.int16]:
 
 
 def _recorded(files: tuple[Path, ...]) -> Clips:
-    try:
-        from kinfed.data.sources.sound import decode
-    except (ImportError, OSError) as error:
-        raise DataError(f"decoding sound needs the extra audio: pip install 'kinfed[audio]' ({error})") from error
+    decode = _decoder()
     waves, words, is_test = [], [], []
     for file in files:
-        table = images.read_parquet(file)
+        table = hub.read_parquet(file)
         for row in _rows(table, file):
             if row["word"] == "_silence_":
                 continue
@@ -131,22 +128,40 @@ def _recorded(files: tuple[Path, ...]) -> Clips:
     return Clips(torch.from_numpy(np.stack(waves)), words, torch.tensor(is_test))
 
 
+def _decoder() -> Callable[[bytes], tuple[NDArray[np.float32], int]]:
+    """A function from encoded sound (FLAC, WAV, OGG, ...) to the samples of its first channel in [-1, 1] and how many
+    there are in a second. It raises ValueError for what is no sound."""
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise DataError(f"decoding sound needs the extra audio: pip install 'kinfed[audio]' ({error})") from error
+
+    def decode(encoded: bytes) -> tuple[NDArray[np.float32], int]:
+        try:
+            samples, rate = soundfile.read(io.BytesIO(encoded), dtype="float32", always_2d=True)
+        except soundfile.SoundFileError as error:
+            raise ValueError(str(error)) from error
+        return np.ascontiguousarray(samples[:, 0]), int(rate)
+
+    return decode
+
+
 def _rows(table: Any, file: Path) -> Iterator[dict[str, Any]]:
     """Sound, word and split of every row, from the hub's columns or the subset's."""
     present = set(table.column_names)
     if not {"audio", "label"} <= present:
         raise DataError(f"{file} has no columns audio and label; it has {', '.join(table.column_names)}")
-    sounds = images.image_bytes(table["audio"], file.parent, str(file))
+    sounds = images.encoded_values(table["audio"], file.parent, str(file))
     split = hub.split_of(file)
     for number, sound in enumerate(sounds):
         label = table["label"][number].as_py()
         word = table["keyword"][number].as_py() if "keyword" in present else WORDS[label] if label < len(WORDS) else "?"
-        told = table["official_split"][number].as_py() if "official_split" in present else split
+        official = table["official_split"][number].as_py() if "official_split" in present else split
         yield {
             "number": number,
             "sound": sound.read_bytes() if isinstance(sound, Path) else sound,
             "word": word,
-            "is_test": told not in ("train", "training"),
+            "is_test": official not in ("train", "training"),
         }
 
 
@@ -154,7 +169,7 @@ def _synthesizer() -> str | None:
     return shutil.which("espeak-ng")
 
 
-def _spoken() -> Clips:
+def _synthesized() -> Clips:
     program = _synthesizer()
     if program is None:
         raise DataError(
@@ -168,18 +183,18 @@ def _spoken() -> Clips:
             for take, speed in enumerate(_SPEEDS):
                 pitch = 30 + (7 * voice + 11 * take) % 40
                 command = [program, "-v", f"{accent}+{variant}", "-s", str(speed), "-p", str(pitch), "--stdout", word]
-                waves.append(one_second(*_said(command)))
+                waves.append(one_second(*_run_espeak(command)))
                 words.append(word)
                 is_test.append(voice % 6 == 5)
     return Clips(torch.from_numpy(np.stack(waves)), words, torch.tensor(is_test))
 
 
-def _said(command: list[str]) -> tuple[NDArray[Any], int]:
-    done = subprocess.run(command, capture_output=True, check=False)
+def _run_espeak(command: list[str]) -> tuple[NDArray[Any], int]:
+    process = subprocess.run(command, capture_output=True, check=False)
     try:
-        with wave.open(io.BytesIO(done.stdout)) as sound:
+        with wave.open(io.BytesIO(process.stdout)) as sound:
             samples = np.frombuffer(sound.readframes(-1), "<i2") / 32768
             return samples, sound.getframerate()
     except (wave.Error, EOFError, ValueError) as error:
-        said = done.stderr.decode(errors="replace").strip().partition("\n")[0] or str(error)
-        raise DataError(f"{' '.join(command)} gave no sound: {said}") from error
+        message = process.stderr.decode(errors="replace").strip().partition("\n")[0] or str(error)
+        raise DataError(f"{' '.join(command)} gave no sound: {message}") from error

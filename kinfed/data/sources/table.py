@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,11 @@ import pyarrow.csv
 import torch
 from torch import Tensor
 
-from kinfed.data.arrays import encode, encode_labels
+from kinfed.core.options import option
+from kinfed.data.arrays import encode, encode_known_labels, encode_labels
 from kinfed.data.features import Features
 from kinfed.data.source import Source
-from kinfed.data.sources import images
+from kinfed.data.sources import hub, images
 from kinfed.errors import ConfigError, DataError
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
@@ -42,13 +43,13 @@ _SPLIT_WORDS = {
 
 @dataclass(frozen=True)
 class TableOptions:
-    label_column: Annotated[str | None, "the column with the class of each row (required)"] = None
-    client_column: Annotated[str | None, "the column that names the owner of each row"] = None
-    group_column: Annotated[str | None, "a column with one value per client: device type, region, ..."] = None
-    split_column: Annotated[str | None, "a column with train, val or test"] = None
-    image_column: Annotated[str | None, "a column of images; all other columns are then left out"] = None
-    ignore: Annotated[tuple[str, ...] | str, "columns that are not features; text is split at commas"] = ()
-    standardize: Annotated[bool, "scale features by mean and deviation of all training rows"] = True
+    label_column: str | None = option(None, "the column with the class of each row (required)")
+    client_column: str | None = option(None, "the column that names the owner of each row")
+    group_column: str | None = option(None, "a column with one value per client: device type, region, ...")
+    split_column: str | None = option(None, "a column with train, val or test")
+    image_column: str | None = option(None, "a column of images; all other columns are then left out")
+    ignore: tuple[str, ...] | str = option((), "columns that are not features; text is split at commas")
+    standardize: bool = option(True, "scale features by mean and deviation of all training rows")
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -89,17 +90,13 @@ def load_like(path: Path, options: TableOptions, columns: list[str] | None, clas
     table = _read(path)
     used = _roles(table, options, path)
     assert options.label_column is not None
-    where = f"column {options.label_column} of {path}"
-    index, names = encode_labels(_values(table, options.label_column, path), where)
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{where} holds the class {unknown[0]!r}, which the models do not know; they know {shown}")
+    labels = encode_known_labels(
+        _values(table, options.label_column, path), classes, f"column {options.label_column} of {path}"
+    )
     if columns is None or options.image_column is not None:
         columns = _feature_columns(table, options, used)
     _check_present(table, columns, path)
-    places = torch.tensor([classes.index(name) for name in names])
-    source = Source(str(path), _features(table, path, options, columns), places[index], len(classes), classes)
+    source = Source(str(path), _features(table, path, options, columns), labels, len(classes), classes)
     source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
         source.is_test, source.is_val = _splits(table, options.split_column, path)
@@ -167,7 +164,7 @@ def _read(path: Path) -> pa.Table:
         raise DataError(f"{path} does not exist; give the path of a {', '.join(SUFFIXES)} file")
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        table = images.read_parquet(path)
+        table = hub.read_parquet(path)
     else:
         separator = pa.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
         # Only an empty cell is missing: "NA" can be a country or a client.
@@ -210,7 +207,7 @@ def _values(table: pa.Table, column: str, path: Path) -> np.ndarray[Any, Any]:
 def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[str]) -> Features:
     if options.image_column is not None:
         where = f"column {options.image_column} of {path}"
-        encoded = images.image_bytes(table[options.image_column], path.parent, where)
+        encoded = images.encoded_values(table[options.image_column], path.parent, where)
         return Features(images.decode(encoded, where), None, torch.tensor(255.0))
     if not columns:
         raise DataError(f"{path} has no feature columns left; it has {_listed(table)}")

@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +26,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
-from kinfed.data.source import Source
-from kinfed.data.sources import hub, images
+from kinfed.data.source import SOURCES, Source
+from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import DataError
 
 PADDING, UNKNOWN = 0, 1
 _TOKEN = re.compile(
@@ -43,25 +43,20 @@ _TOKEN = re.compile(
 _GLOVE = "https://nlp.stanford.edu/projects/glove"
 
 
+_VECTORS = "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
+
+
 @dataclass(frozen=True)
 class TweetOptions:
-    min_tweets: Annotated[int, "leave out users with fewer tweets; FedProx takes those with at least 30"] = 30
-    words: Annotated[int, "words of a tweet that are read"] = 25
-    vectors: Annotated[
-        str, "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
-    ] = "glove.6B.300d.txt"
-
-    def __post_init__(self) -> None:
-        if self.min_tweets < 1 or self.words < 1:
-            raise ConfigError(f"min_tweets and words are at least 1; got {self.min_tweets} and {self.words}")
+    min_tweets: int = option(30, "leave out users with fewer tweets; FedProx takes those with at least 30", ge=1)
+    words: int = option(25, "words of a tweet that are read", ge=1)
+    vectors: str = option("glove.6B.300d.txt", _VECTORS)
 
 
 @dataclass(frozen=True)
-class SubsetOptions(TweetOptions):
-    min_tweets: Annotated[int, "leave out users with fewer tweets; nobody here has the 30 that FedProx asks for"] = 5
-    vectors: Annotated[
-        str, "GloVe text file, or a folder of Parquet files (word, vector); a path, or in the data folder"
-    ] = "glove_6b_50d_subset"
+class TweetSubsetOptions(TweetOptions):
+    min_tweets: int = option(5, "leave out users with fewer tweets; nobody here has FedProx's 30", ge=1)
+    vectors: str = option("glove_6b_50d_subset", _VECTORS)
 
 
 def tokens(text: str) -> list[str]:
@@ -70,8 +65,8 @@ def tokens(text: str) -> list[str]:
 
 def numbers(words: list[str], known: Mapping[str, int], length: int) -> list[int]:
     """The first `length` words as numbers, padded in front."""
-    found = [known.get(word, UNKNOWN) for word in words[:length]]
-    return [PADDING] * (length - len(found)) + found
+    known_words = [known.get(word, UNKNOWN) for word in words[:length]]
+    return [PADDING] * (length - len(known_words)) + known_words
 
 
 @dataclass(frozen=True)
@@ -87,17 +82,17 @@ class TweetSet:
         vector_files = _vector_files(options.vectors, data_dir)
         tweets = self._of_active_users(files, options.min_tweets)
         settings = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode()).hexdigest()[:8]
-        made = images.cached(
+        encoded = hub.cached(
             f"{self.name}-{settings}",
             [*files, *vector_files],
             lambda: self._encode(tweets["text"].to_pylist(), options.words, vector_files),
         )
         owners, names = encode(np.array(tweets["user"].to_pylist()), "column user")
-        unknown, words = int((made["raw"] == UNKNOWN).sum()), int((made["raw"] != PADDING).sum())
+        unknown, words = int((encoded["raw"] == UNKNOWN).sum()), int((encoded["raw"] != PADDING).sum())
         notes = [f"{unknown / max(words, 1):.0%} of the words have no GloVe vector and share one", *self.notes]
         return Source(
             self.name,
-            Features(made["raw"], vectors=made["vectors"]),
+            Features(encoded["raw"], vectors=encoded["vectors"]),
             torch.tensor([sentiment // 4 for sentiment in tweets["sentiment"].to_pylist()]),
             2,
             ["negative", "positive"],
@@ -107,7 +102,7 @@ class TweetSet:
         )
 
     def _of_active_users(self, files: list[Path], least: int) -> pa.Table:
-        table = pa.concat_tables([images.read_parquet(file, ["text", "user", "sentiment"]) for file in files])
+        table = pa.concat_tables([hub.read_parquet(file, ["text", "user", "sentiment"]) for file in files])
         for column in table.column_names:
             if table[column].null_count:
                 raise DataError(f"{self.name}: column {column} has empty cells; fetch the files again")
@@ -141,30 +136,30 @@ class TweetSet:
 
 def read_vectors(files: Iterable[Path], wanted: set[str]) -> dict[str, np.ndarray]:
     """The vectors of these words, from a GloVe text file (a word and its numbers per line) or Parquet files."""
-    found: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
     for file in files:
-        found |= _from_parquet(file, wanted) if file.suffix == ".parquet" else _from_text(file, wanted)
-    sizes = sorted({len(vector) for vector in found.values()})
+        vectors |= _from_parquet(file, wanted) if file.suffix == ".parquet" else _from_text(file, wanted)
+    sizes = sorted({len(vector) for vector in vectors.values()})
     if len(sizes) > 1:
         raise DataError(f"{file.parent}: vectors have different lengths, {sizes[0]} and {sizes[-1]}")
-    return found
+    return vectors
 
 
 def _from_text(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
-    found = {}
+    vectors = {}
     with file.open(encoding="utf-8") as lines:
         for place, line in enumerate(lines, start=1):
             word, _, rest = line.rstrip().partition(" ")
             if word in wanted:
                 try:
-                    found[word] = np.array(rest.split(" "), dtype=np.float32)
+                    vectors[word] = np.array(rest.split(" "), dtype=np.float32)
                 except ValueError as error:
                     raise DataError(f"{file}, line {place}: a word and its numbers were expected ({error})") from error
-    return found
+    return vectors
 
 
 def _from_parquet(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
-    table = images.read_parquet(file, ["word", "vector"])
+    table = hub.read_parquet(file, ["word", "vector"])
     table = table.filter(pc.is_in(table["word"], pa.array(sorted(wanted), pa.string())))
     vectors = [np.array(vector, dtype=np.float32) for vector in table["vector"].to_pylist()]
     return dict(zip(table["word"].to_pylist(), vectors, strict=True))
@@ -175,16 +170,16 @@ def _vector_files(name: str, data_dir: Path | None) -> list[Path]:
     for place in places:
         if place.is_file():
             return [place]
-        if found := sorted(place.rglob("*.parquet")):
-            return found
+        if files := sorted(place.rglob("*.parquet")):
+            return files
     raise DataError(
         f"there are no word vectors at {places[0]} or {places[1]}; unpack glove.6B.zip from {_GLOVE} there, "
         "or name another GloVe file with --set dataset.vectors=PATH"
     )
 
 
-SENTIMENT140 = TweetSet("sentiment140", ParquetSet("sentiment140", ("train",), "stanfordnlp/sentiment140"))
-SENTIMENT140_SUBSET = TweetSet(
+_SENTIMENT140 = TweetSet("sentiment140", ParquetSet("sentiment140", ("train",), "stanfordnlp/sentiment140"))
+_SENTIMENT140_SUBSET = TweetSet(
     "sentiment140_subset",
     ParquetSet("sentiment140_subset", ("train",)),
     (
@@ -192,3 +187,11 @@ SENTIMENT140_SUBSET = TweetSet(
         "good for trying the code, never for a figure",
     ),
 )
+SOURCES.register(
+    "sentiment140", _SENTIMENT140.load, summary="tweets by user, two sentiments, GloVe word vectors",
+    options=TweetOptions, names_clients=True,
+)  # fmt: skip
+SOURCES.register(
+    "sentiment140_subset", _SENTIMENT140_SUBSET.load, summary="39,415 tweets, for trying the text task only",
+    options=TweetSubsetOptions, names_clients=True,
+)  # fmt: skip

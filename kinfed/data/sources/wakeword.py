@@ -18,18 +18,18 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import option
 from kinfed.data.features import Features
 from kinfed.data.ragged import Ragged
-from kinfed.data.source import Source
-from kinfed.data.sources import audio, images, speech
+from kinfed.data.source import SOURCES, Source
+from kinfed.data.sources import audio, hub, speech
 from kinfed.data.sources.speech import RATE, Clips, Speech
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import DataError
 
 STATES = ("normal", "playback", "alarm")
 TYPES = ("A", "B", "C", "D", "E")
@@ -40,6 +40,7 @@ SIZES: dict[str, tuple[int, int, int, int, int]] = {
     "alarm": (0, 646, 0, 1427, 1318),
 }
 PAPER_EXAMPLES = sum(map(sum, SIZES.values()))
+NUM_CONDITIONS = sum(size > 0 for of_types in SIZES.values() for size in of_types)  # pairs of type and state
 TEST_SHARE = 0.2  # "around 20% the size of training data"
 SUBSTITUTE = (
     "wakeword is a substitute for the private recordings of Self-FL's paper: {title}, heard through simulated "
@@ -71,72 +72,70 @@ DEVICES: dict[str, Device] = {
 
 
 @dataclass(frozen=True)
-class WakewordOptions:
-    keyword: Annotated[str, "the word to be recognized, against all others"] = "zero"
-    examples: Annotated[int, f"training examples of all types and states; {PAPER_EXAMPLES:,} in the paper"] = 8000
-    positives: Annotated[float, "share of examples that hold the keyword"] = 0.3
-    clients_per_type: Annotated[int, "clients among whom a type's examples are dealt: 1, or 4 to select from"] = 1
-    least_test: Annotated[int, "test examples of every type and state at least; else a fifth of the training ones"] = (
-        400
+class WakewordDataOptions:
+    keyword: str = option("zero", "the word to be recognized, against all others")
+    examples: int = option(
+        8000, f"training examples of all types and states; {PAPER_EXAMPLES:,} in the paper", ge=2 * NUM_CONDITIONS
     )
-    mels: Annotated[int, "frequency bands of a spectrogram"] = 40
-    speech: Annotated[Speech, "whose voices: auto takes the first of the others that is there"] = "auto"
-    draw: Annotated[int, "another number, another draw of the whole data set"] = 0
-
-    def __post_init__(self) -> None:
-        least = 2 * sum(size > 0 for sizes in SIZES.values() for size in sizes)
-        if self.examples < least:
-            raise ConfigError(f"examples must be at least {least}, two for every type and state; got {self.examples}")
-        if not 0 < self.positives < 1:
-            raise ConfigError(f"positives is a share between 0 and 1; got {self.positives}")
-        if self.clients_per_type < 1 or self.least_test < 2 or not 16 <= self.mels <= 128:
-            raise ConfigError(
-                "clients_per_type is at least 1, least_test at least 2 and mels between 16 and 128; "
-                f"got {self.clients_per_type}, {self.least_test} and {self.mels}"
-            )
+    positives: float = option(0.3, "share of examples that hold the keyword", gt=0, lt=1)
+    clients_per_type: int = option(1, "clients among whom a type's examples are dealt: 1, or 4 to select from", ge=1)
+    least_test: int = option(
+        400, "test examples of every type and state at least; else a fifth of the training ones", ge=2
+    )
+    mels: int = option(40, "frequency bands of a spectrogram", ge=16, le=128)
+    speech: Speech = option("auto", "whose voices: auto takes the first of the others that is there")
+    draw: int = option(0, "another number, another draw of the whole data set")
 
 
 def sizes(examples: int, least_test: int) -> dict[tuple[str, str], tuple[int, int]]:
     """(type, state) -> training and test examples, of those that exist."""
-    found = {}
+    counts = {}
     for state in STATES:
         for kind, size in zip(TYPES, SIZES[state], strict=True):
             if size:
                 train = max(round(examples * size / PAPER_EXAMPLES), 2)
-                found[kind, state] = (train, max(round(TEST_SHARE * train), least_test))
-    return found
+                counts[kind, state] = (train, max(round(TEST_SHARE * train), least_test))
+    return counts
 
 
-def load(options: WakewordOptions, data_dir: Path | None, seed: int) -> Source:
+@SOURCES.register(
+    "wakeword",
+    summary="a word against others on five types of devices, a substitute for Self-FL's private audio",
+    options=WakewordDataOptions,
+    names_clients=True,
+)
+def load(options: WakewordDataOptions, data_dir: Path | None, seed: int) -> Source:
     recordings = speech.find(options.speech, data_dir)
     decisive = dataclasses.asdict(options) | {"format": _FORMAT, "speech": recordings.name}
     del decisive["clients_per_type"]  # who owns an example does not change it
     settings = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
-    made = images.cached(f"wakeword-{settings}", recordings.files, lambda: render(options, recordings.clips()))
-    owners, names = _dealt(made["kind"], made["is_test"], options)
+    rendered = hub.cached(f"wakeword-{settings}", recordings.files, lambda: render(options, recordings.clips()))
+    owners, names = _dealt(rendered["kind"], rendered["is_test"], options)
+    num_test = int(rendered["is_test"].sum())
+    train_clips, test_clips = rendered["clips"].tolist()
     notes = [
         SUBSTITUTE.format(title=recordings.title),
-        f"{int((~made['is_test']).sum()):,} training examples of {int(made['clips'][0]):,} clips and "
-        f"{int(made['is_test'].sum()):,} test examples of {int(made['clips'][1]):,}: a clip is heard several times",
+        f"{len(rendered['is_test']) - num_test:,} training examples of {train_clips:,} clips and "
+        f"{num_test:,} test examples of {test_clips:,}: a clip is heard several times",
     ]
     return Source(
         "wakeword",
-        Features(made["raw"], torch.tensor(_MEAN), torch.tensor(_STD)),
-        made["labels"],
+        Features(rendered["raw"], torch.tensor(_MEAN), torch.tensor(_STD)),
+        rendered["labels"],
         2,
         ["other words", options.keyword],
-        made["is_test"],
+        rendered["is_test"],
         owners=owners,
         owner_names=names,
         owner_groups=torch.arange(len(TYPES)).repeat_interleave(options.clients_per_type),
         group_names=list(TYPES),
-        tags=made["state"],
+        tags=rendered["state"],
         tag_names=list(STATES),
         notes=notes,
     )
 
 
-def _dealt(kind: Tensor, is_test: Tensor, options: WakewordOptions) -> tuple[Tensor, list[str]]:
+def _dealt(kind: Tensor, is_test: Tensor, options: WakewordDataOptions) -> tuple[Tensor, list[str]]:
     """The client of every example: a type's examples, in random order, to its clients in turn."""
     share = options.clients_per_type
     owners = torch.empty_like(kind)
@@ -148,7 +147,7 @@ def _dealt(kind: Tensor, is_test: Tensor, options: WakewordOptions) -> tuple[Ten
     return owners, list(TYPES) if share == 1 else [f"{kind}-{k + 1}" for kind in TYPES for k in range(share)]
 
 
-def render(options: WakewordOptions, clips: Clips) -> dict[str, Tensor]:
+def render(options: WakewordDataOptions, clips: Clips) -> dict[str, Tensor]:
     """Spectrograms of all examples, their labels, types, states and splits; and how many clips they were made of."""
     is_keyword = torch.tensor([word == options.keyword for word in clips.words])
     for test, which in ((True, "test"), (False, "training")):
@@ -163,12 +162,12 @@ def render(options: WakewordOptions, clips: Clips) -> dict[str, Tensor]:
     parts: list[dict[str, Tensor]] = []
     for (kind, state), counts in sizes(options.examples, options.least_test).items():
         parts += [listener.hears(kind, state, test, counts[int(test)]) for test in (False, True)]
-    made = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return made | {"clips": torch.tensor([int((~clips.is_test).sum()), int(clips.is_test.sum())])}
+    examples = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return examples | {"clips": torch.tensor([int((~clips.is_test).sum()), int(clips.is_test.sum())])}
 
 
 class _Listener:
-    def __init__(self, clips: Clips, is_keyword: Tensor, options: WakewordOptions) -> None:
+    def __init__(self, clips: Clips, is_keyword: Tensor, options: WakewordDataOptions) -> None:
         self.clips, self.is_keyword, self.options = clips, is_keyword, options
         self.key = rng.root(options.draw, "wakeword")
         self.picture = audio.Spectrogram(RATE, options.mels)

@@ -52,7 +52,7 @@ def method_options(labels: Iterable[str], scale: Scale, lr: float = 0.1) -> dict
         "pfedme": {"lr": min(lr, 0.05), **({} if scale == "paper" else {"steps": 8})},
     }
     if scale == "smoke":
-        options["lgfedavg"] = {"head_layers": 1}  # of two layers
+        options["lgfedavg"] = {"shared_layers": 1}  # of two layers
     return {label: {"method": label, **options.get(label, {})} for label in labels}
 
 

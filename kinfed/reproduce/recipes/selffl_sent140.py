@@ -10,8 +10,9 @@ from kinfed.engine.mixture import task_for
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
 from kinfed.reproduce.recipes.common_selffl import COMPARED, named
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import NullObserver
 from kinfed.runs.reader import Run
 
 METHODS = named(*COMPARED)
@@ -46,7 +47,7 @@ def parts(scale: Scale) -> list[RunPart]:
 def training_accuracy(run: Run) -> Measurements:
     """Accuracy of the personal models on their clients' training tweets, weighted by these."""
     config = read_config(run.path)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
     measured: Measurements = {}
     for label in config.algorithms:
         for seed in config.seeds:

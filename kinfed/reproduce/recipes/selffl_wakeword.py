@@ -22,7 +22,8 @@ from kinfed.reproduce import (
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, PublishedNumber, Scale
 from kinfed.reproduce.recipes.common_selffl import NAMES
 from kinfed.reproduce.studies.detection import ByCell, detections
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.runs.experiment import Experiment, read_config
+from kinfed.runs.observer import NullObserver
 from kinfed.runs.reader import Run
 
 METHODS = {
@@ -119,7 +120,7 @@ def false_accepts(run: Run) -> Measurements:
             for name, value in _figures(cells or {}).items():
                 measured.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
     config = read_config(run.path)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
     for seed in config.seeds:
         data = experiment.federation(seed)
         assert data.tags is not None

@@ -25,8 +25,9 @@ from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.adopt import FinishedRun
-from kinfed.runs.experiment import Experiment, Silent
+from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import NullObserver
 
 FALSE_REJECT = 0.05
 MIN_FALSE_REJECTS = 20  # fewer than this make a rate at which nothing can be compared
@@ -62,7 +63,7 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
     experiment: Experiment | None = None
     for seed in FinishedRun.open(folder).config.seeds:
         run = FinishedRun.open(folder, seed)
-        experiment = experiment or Experiment(run.config, None, None, Silent(), lambda: False)
+        experiment = experiment or Experiment(run.config, None, None, NullObserver(), lambda: False)
         task, data, start = experiment.task(), experiment.federation(seed), run.start()
         if start is None:
             raise ConfigError(

@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfed.algorithms.selffl.uncertainty import UNKNOWN, Rules, Running, start_of
 from kinfed.core import rng
 from kinfed.errors import unknown_name
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.theory.gaussian import CASES, Case, draw
 from kinfed.theory.two_level import TwoLevel
 
@@ -192,15 +192,15 @@ def selffl(setting: Setting, *, rules: Rules, augmented: bool = False) -> State:
     z, s, theta = worlds.z, worlds.s, setting.start
     own = trained = setting.starts  # what (18) starts from, and the personal model
     models = Running(torch.zeros(z.shape, dtype=torch.int64), torch.zeros_like(z)[..., None], torch.zeros_like(z))
-    s0 = torch.full_like(theta, worlds.case.s0 if rules.known else 0.0)
-    uploaded = s if rules.known else torch.full_like(s, UNKNOWN)
+    s0 = torch.full_like(theta, worlds.case.s0 if rules.known_variances else 0.0)
+    uploaded = s if rules.known_variances else torch.full_like(s, UNKNOWN)
     step_size = rules.step_size(protocol.lr, worlds.count, worlds.count)
-    usual = torch.full(z.shape, protocol.steps)
+    default_steps = torch.full(z.shape, protocol.steps)
     c = rules.smoothing_weight(setting.participation)
     for here in setting.active:
-        others = _as_sent(rules.others(uploaded, s0, here))
-        now = s if rules.known else rules.own_variance(models)
-        plan = rules.plan(now, _as_sent(s0)[:, None].expand_as(z), others, step_size, usual)
+        others = _as_sent(rules.sum_of_others(uploaded, s0, here))
+        now = s if rules.known_variances else rules.own_variance(models)
+        plan = rules.local_plan(now, _as_sent(s0)[:, None].expand_as(z), others, step_size, default_steps)
         ratio = plan.ratio * (models.n > 0)
         begin = start_of(theta[:, None, None], own[..., None], ratio).squeeze(-1) if rules.use_init else theta[:, None]
         x = toward(begin, z, protocol.lr / s, plan.steps)
@@ -212,10 +212,10 @@ def selffl(setting: Setting, *, rules: Rules, augmented: bool = False) -> State:
             torch.where(here, added.m2, models.m2),
         )
         own, trained = torch.where(here, y, own), torch.where(here, x, trained)
-        if not rules.known:
+        if not rules.known_variances:
             uploaded = torch.where(here, _as_sent(rules.own_variance(models)), uploaded)
-            s0 = rules.between(y[..., None], s0, here)
-        weight = rules.weights(uploaded, s0, here) if rules.use_agg else worlds.count * here
+            s0 = rules.variance_between(y[..., None], s0, here)
+        weight = rules.client_weights(uploaded, s0, here) if rules.use_agg else worlds.count * here
         theta = average(theta, y, weight, c)
     return State(theta, torch.where(models.n > 0, trained, theta[:, None]))
 
@@ -226,7 +226,9 @@ def _as_sent(x: Tensor) -> Tensor:
 
 
 ESTIMATED = Rules(contraction="gd", l_max=None)
-KNOWN = replace(ESTIMATED, known=True, domain="all")  # what is known of a client does not wait for it to be active
+KNOWN = replace(
+    ESTIMATED, known_variances=True, domain="all"
+)  # what is known of a client does not wait for it to be active
 
 
 def only(part: str) -> Rules:

@@ -1,0 +1,53 @@
+"""Tensors that are slow to make, kept in the cache folder: $KINFED_CACHE, else `kinfed` in the user's cache folder.
+
+The name of a cached file holds an identity of all that its content depends on, so nothing is ever out of date. A file
+that is damaged is made again, and a folder that cannot be written costs time, not the result: both are logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from kinfed.core import storage
+from kinfed.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    if configured := os.environ.get("KINFED_CACHE"):
+        return Path(configured).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "kinfed"
+
+
+def cached(folder: str, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of make(), read from <cache folder>/<folder>/<name>.safetensors where they are there already."""
+    path = cache_folder() / folder / f"{storage.file_name(name)}.safetensors"
+    if path.exists():
+        try:
+            return storage.read_tensors(path)
+        except StorageError as error:
+            log.warning("%s; making it again", error)
+    tensors = dict(make())
+    try:
+        storage.make_folder(path.parent)
+        storage.write_tensors(path, tensors)
+    except StorageError as error:
+        log.warning("%s; %s will be made again next time", error, name)
+    return tensors
+
+
+def files_identity(files: Iterable[Path], version: str) -> str:
+    """16 hexadecimal digits that change with the names, sizes or times of files, or the `version` of what is made."""
+    state = hashlib.sha256(version.encode())
+    for file in files:
+        status = file.stat()
+        state.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return state.hexdigest()[:16]

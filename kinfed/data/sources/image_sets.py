@@ -1,0 +1,255 @@
+"""Data sets of images. Images stay uint8; a batch is (raw - mean) / std with, by option `standardize`:
+
+  unit      [0, 1]                                    default for gray images
+  centred   [-1, 1]: (x - 0.5) / 0.5 of unit          default for CIFAR (the pFedMe generator)
+  pixel     (x - mean) / (std + 0.001) per pixel      FedProx's MNIST; statistics over all examples, test ones too
+  imagenet  mean and std of ImageNet per channel      FedFomo's CIFAR
+
+`examples` takes so many images, drawn at random, training and test images in their proportion: the same ones for every
+seed, so that a smaller data set is still one data set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.core.options import NoOptions, option
+from kinfed.data.features import Features
+from kinfed.data.source import SOURCES, Source
+from kinfed.data.sources import class_names, hub, images
+from kinfed.data.sources.hub import ParquetSet
+from kinfed.errors import ConfigError, DataError
+
+Standardize = Literal["unit", "centred", "pixel", "imagenet"]
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    examples: int | None = option(None, "only so many images, drawn at random; none: all")
+    standardize: Standardize = option("unit", "unit [0,1], centred [-1,1] or pixel (FedProx)")
+
+
+@dataclass(frozen=True)
+class ColourOptions(ImageOptions):
+    standardize: Standardize = option("centred", "unit [0,1], centred [-1,1], pixel or imagenet (FedFomo)")
+
+
+@dataclass(frozen=True)
+class LettersOptions(ImageOptions):
+    letters: int = option(10, "how many letters from a on: 10 (a-j) as in the papers, 26 for all", ge=2, le=26)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set of Parquet files with one image and one label column; `load` is its entry in SOURCES."""
+
+    name: str
+    files: ParquetSet
+    image: str  # name of the column of images
+    label: str  # name of the column of labels
+    class_names: list[str]
+    notes: tuple[str, ...] = ()
+    renumber: bool = False  # only the classes that occur, numbered anew
+
+    def load(self, options: ImageOptions, data_dir: Path | None, seed: int) -> Source:
+        stored = self.select(self.tensors(data_dir), options)
+        labels, names = stored["labels"], self.names(options)
+        if self.renumber:
+            present, labels = torch.unique(labels, return_inverse=True)
+            names = [names[c] for c in present.tolist()]
+        is_test = stored["is_test"]
+        has_both = bool(is_test.any()) and not bool(is_test.all())  # test rows alone cannot be told from others
+        source = Source(
+            self.name, standardized(stored["raw"], options.standardize), labels, len(names), names,
+            is_test if has_both else None, notes=list(self.notes),
+        )  # fmt: skip
+        return source if options.examples is None else subsample(source, options.examples)
+
+    def names(self, options: ImageOptions) -> list[str]:
+        """Names of the classes that these options leave."""
+        return self.class_names
+
+    def select(self, stored: dict[str, Tensor], options: ImageOptions) -> dict[str, Tensor]:
+        """The rows that these options leave."""
+        return stored
+
+    def tensors(self, data_dir: Path | None) -> dict[str, Tensor]:
+        """raw [N, channels, height, width] uint8, labels [N], is_test [N]; decoded once."""
+        splits = hub.obtain(self.files, data_dir)
+        return hub.cached(
+            self.name, [file for files in splits.values() for file in files], lambda: self._decode(splits)
+        )
+
+    def _decode(self, splits: dict[str, list[Path]]) -> dict[str, Tensor]:
+        raw, labels, is_test = [], [], []
+        for split, files in splits.items():
+            for file in files:
+                table = hub.read_parquet(file, [self.image, self.label])
+                encoded = images.encoded_values(table[self.image], file.parent, str(file))
+                raw.append(images.decode(encoded, str(file)))
+                if table[self.label].null_count:
+                    raise DataError(f"{file}: column {self.label} has empty cells; fetch the file again")
+                labels.append(torch.tensor(table[self.label].to_pylist(), dtype=torch.int64))
+                is_test.append(torch.full((len(table),), split == "test"))
+        if len({block.shape[1:] for block in raw}) != 1:
+            raise DataError(f"data set {self.name}: the images of its files differ in size")
+        return {"raw": torch.cat(raw), "labels": torch.cat(labels), "is_test": torch.cat(is_test)}
+
+
+@dataclass(frozen=True)
+class LetterSet(ImageSet):
+    """Of the alphabet, the first `letters` letters."""
+
+    def names(self, options: ImageOptions) -> list[str]:
+        assert isinstance(options, LettersOptions)
+        return self.class_names[: options.letters]
+
+    def select(self, stored: dict[str, Tensor], options: ImageOptions) -> dict[str, Tensor]:
+        assert isinstance(options, LettersOptions)
+        rows = (stored["labels"] < options.letters).nonzero().squeeze(1)
+        return {name: tensor[rows] for name, tensor in stored.items()}
+
+
+def subsample(source: Source, count: int) -> Source:
+    """`count` of the examples, training and test rows in proportion. Pixels keep the statistics of the whole set."""
+    if not 1 <= count <= len(source):
+        raise ConfigError(f"examples takes 1 to {len(source):,} images of {source.name}; got {count:,}")
+    train, test = source.rows(test=False), source.rows(test=True)
+    num_test = round(count * len(test) / len(source))
+    key = rng.root(0, "examples")
+    samples = [
+        rows[rng.choose(rng.fold(key, i), len(rows), n)]
+        for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test)))
+    ]
+    rows = torch.cat(samples).sort().values
+    return dataclasses.replace(
+        source,
+        features=dataclasses.replace(source.features, raw=source.features.raw[rows]),
+        labels=source.labels[rows],
+        is_test=None if source.is_test is None else source.is_test[rows],
+        notes=[*source.notes, f"{count:,} of the {len(source):,} images of {source.name}, drawn at random"],
+    )
+
+
+def standardized(raw: Tensor, scheme: Standardize) -> Features:
+    """uint8 images [N, channels, height, width] with the mean and std of a scheme, in units of the raw values."""
+    if scheme == "unit":
+        return Features(raw, None, torch.tensor(255.0))
+    if scheme == "centred":
+        return Features(raw, torch.tensor(127.5), torch.tensor(127.5))
+    if scheme == "pixel":
+        mean, std = _pixel_statistics(raw)
+        return Features(raw, mean, std + 0.001)
+    if raw.shape[1] != 3:
+        raise ConfigError("standardize=imagenet is for colour images; use unit, centred or pixel")
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None] * 255
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None] * 255
+    return Features(raw, mean, std)
+
+
+def _pixel_statistics(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every pixel. Sums of bytes are exact in float64, so one pass suffices."""
+    total = torch.zeros(raw.shape[1:], dtype=torch.float64)
+    square = torch.zeros_like(total)
+    for block in torch.split(raw, 4096):
+        values = block.to(torch.float64)
+        total += values.sum(0)
+        square += values.square().sum(0)
+    mean = total / len(raw)
+    variance = (square / len(raw) - mean.square()).clamp_min(0)
+    return mean.to(torch.float32), variance.sqrt().to(torch.float32)
+
+
+@SOURCES.register("digits", summary="1,797 8x8 digits from scikit-learn; no download")
+def load_digits(options: NoOptions, data_dir: Path | None, seed: int) -> Source:
+    from sklearn.datasets import load_digits as fetch  # slow to import, and only this set needs it
+
+    bunch = fetch()
+    raw = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
+    labels = torch.from_numpy(bunch.target).to(torch.int64)
+    return Source("digits", Features(raw, None, torch.tensor(16.0)), labels, 10, class_names.DIGITS)
+
+
+_BOTH = ("train", "test")
+
+
+def _register(image_set: ImageSet, summary: str, options: type[ImageOptions] = ImageOptions) -> None:
+    SOURCES.register(image_set.name, image_set.load, summary=summary, options=options)
+
+
+_register(
+    ImageSet("mnist", ParquetSet("mnist", _BOTH, "ylecun/mnist"), "image", "label", class_names.DIGITS),
+    "70,000 28x28 digits, 60,000 + 10,000",
+)
+_register(
+    ImageSet(
+        "fashion_mnist",
+        ParquetSet("fashion_mnist", _BOTH, "zalando-datasets/fashion_mnist"),
+        "image",
+        "label",
+        class_names.FASHION_MNIST,
+    ),
+    "70,000 28x28 pieces of clothing, 60,000 + 10,000",
+)
+_register(
+    ImageSet("cifar10", ParquetSet("cifar10", _BOTH, "uoft-cs/cifar10"), "img", "label", class_names.CIFAR10),
+    "60,000 32x32 colour images, 10 classes, 50,000 + 10,000",
+    ColourOptions,
+)
+_register(
+    ImageSet(
+        "cifar100",
+        ParquetSet(
+            "cifar100", _BOTH, "uoft-cs/cifar100", "the 20-class subset is a data set of its own: cifar100_subset"
+        ),
+        "img",
+        "fine_label",
+        class_names.CIFAR100,
+    ),
+    "60,000 32x32 colour images, 100 classes, 50,000 + 10,000",
+    ColourOptions,
+)
+_register(
+    ImageSet(
+        "cifar100_subset",
+        ParquetSet("cifar100_subset", _BOTH),
+        "img",
+        "fine_label",
+        class_names.CIFAR100,
+        ("cifar100_subset has some of CIFAR-100's classes and images; its figures are not CIFAR-100 figures",),
+        renumber=True,
+    ),
+    "2,400 images of 20 CIFAR-100 classes",
+    ColourOptions,
+)
+_register(
+    LetterSet(
+        "letters",
+        ParquetSet("ocr_letters_lowercase", ("all",)),
+        "image",
+        "label",
+        class_names.LETTERS,
+        ("letters are 16x8 OCR letters, a stand-in for the lower-case part of FEMNIST",),
+    ),
+    "16x8 handwritten lower-case letters, a stand-in for FEMNIST",
+    LettersOptions,
+)
+_register(
+    ImageSet(
+        "emnist_letters_subset",
+        ParquetSet("emnist_letters_test_subset", ("test",)),
+        "image",
+        "label",
+        class_names.LETTERS,
+        ("emnist_letters_subset holds the letters a-m of EMNIST's test split; its labels were derived, not published",),
+        renumber=True,
+    ),
+    "10,000 28x28 letters a-m, both cases",
+)

@@ -1,0 +1,75 @@
+"""Which examples form the batch of each client and step: windows of a random order of the client's examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+
+
+class Windows:
+    """Batches of n clients as row indices; client i owns rows[start[i] : start[i] + count[i]].
+
+    `steps` [n] is how many batches of at most `batch` examples each client needs, `key` [n] decides the order of its
+    examples; `by_epoch`: a batch never reaches into the next epoch."""
+
+    def __init__(
+        self, rows: Tensor, start: Tensor, count: Tensor, steps: Tensor, key: Tensor, batch: int, by_epoch: bool
+    ) -> None:
+        self.rows, self.start, self.count = rows, start.numpy(), count.numpy()
+        self.batch, self.by_epoch = batch, by_epoch
+        self.size = torch.from_numpy(np.minimum(self.batch, self.count))  # [n] examples of a batch, the largest ones
+        self.per_epoch = -(-self.count // self.batch)
+        if self.by_epoch:
+            epochs = -(-steps.numpy() // np.maximum(self.per_epoch, 1))
+        else:
+            epochs = -(-(steps.numpy() * self.size.numpy()) // np.maximum(self.count, 1))
+        self.order, self.offset = _epoch_orders(key, self.count, epochs)
+
+    def examples(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor]:
+        """(row index [S, n, B], weight [S, n, B]) of the batches of `together` steps from `step`."""
+        pick = active if isinstance(active, slice) else active.numpy()
+        count = self.count[pick][None, :, None]
+        number = step + np.arange(together)[:, None, None]
+        column = np.arange(width)[None, None, :]
+        if self.by_epoch:
+            per_epoch = self.per_epoch[pick][None, :, None]
+            inside = (number % per_epoch) * self.batch
+            size = np.minimum(self.batch, count - inside)
+            position = (number // per_epoch) * count + inside
+        else:
+            size = np.broadcast_to(self.size.numpy()[pick][None, :, None], (together, count.shape[1], 1))
+            position = number * size
+        valid = column < size
+        position = position + np.where(valid, column, 0)
+        local = self.order[self.offset[pick][None, :, None] + position]
+        index = self.rows[torch.from_numpy(self.start[pick][None, :, None] + local)]
+        weight = np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0))
+        return index, torch.from_numpy(weight)
+
+
+def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Random orders of every (client, epoch), concatenated client by client; and where each client begins.
+
+    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
+    of random bits is fixed and equal draws keep their places, so an order does not depend on who else is sorted."""
+    lengths = np.repeat(count, epochs)
+    total = int(lengths.sum())
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    begin = np.cumsum(lengths) - lengths
+    place = np.arange(total) - begin[segment]
+    client = np.repeat(np.arange(len(count)), epochs)
+    epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    keys = rng.fold(key[torch.from_numpy(client)], torch.from_numpy(epoch))
+    draw = rng.at(keys[torch.from_numpy(segment)], torch.from_numpy(place)).numpy()
+    high = max(len(lengths).bit_length(), 24)
+    packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
+    sorting = np.argsort(packed)
+    ranked = packed[sorting]
+    if (ranked[1:] == ranked[:-1]).any():
+        sorting = np.argsort(packed, kind="stable")
+    order = place[sorting]
+    offset = np.cumsum(count * epochs) - count * epochs
+    return order, offset
