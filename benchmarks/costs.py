@@ -23,6 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Server
 from kinfed.algorithms.clustering import Clusters
 from kinfed.algorithms.pfedme import PFedMe
@@ -61,9 +62,9 @@ class Watched(CGPFL):
 
     assigned: list[float] = field(default_factory=list)
 
-    def assign(self, server: Server, members: Tensor, uploads: Tensor) -> Clusters:
+    def assign(self, server: Server, members: Tensor, uploads: Tensor, round: RoundInfo) -> Clusters:
         began = time.process_time()
-        found = super().assign(server, members, uploads)
+        found = super().assign(server, members, uploads, round)
         self.assigned.append(time.process_time() - began)
         return found
 

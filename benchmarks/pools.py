@@ -25,7 +25,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.ray_pool import RayCluster
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 WORK = LocalTraining(batch=1, steps=1)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.engine.base import Task
 
 torch.set_num_threads(1)
 settings.register_profile("kinfed", deadline=None, max_examples=50)  # a busy machine must not fail a test
@@ -62,6 +63,13 @@ def _batch(n: int, size: int, shape: tuple[int, ...], classes: int, *, seed: int
 def make_batch() -> MakeBatch:
     """make_batch(n, size, shape, classes): normal inputs, random labels; `ragged` pads rows with weight 0."""
     return _batch
+
+
+def example_gradients(task: Task, theta: Tensor, batch: Batch) -> Tensor:
+    """[n, B, P]: the unweighted gradient of every example's own loss, each computed alone."""
+    one = torch.ones(len(batch), 1)
+    columns = [Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], one, batch.ids) for b in range(batch.y.shape[1])]
+    return torch.stack([task.grad(theta, column) for column in columns], 1)
 
 
 @pytest.fixture

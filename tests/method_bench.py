@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfed.algorithms.base import RoundInfo
 from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Population
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 from kinfed.theory.gaussian import Case, GaussianWorld, draw
@@ -104,3 +107,8 @@ def run(method: Any, rounds: int = 5, **schedule: float) -> dict[str, Tensor]:
         for _ in range(rounds):
             loop.round()
         return outcome(loop)
+
+
+def info(number: int = 1, clients: int = 4, seed: int = 0) -> RoundInfo:
+    """What the server's side is told about a round, for hooks that are called by hand."""
+    return RoundInfo(number, Population(clients, seed))

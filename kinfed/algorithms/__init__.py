@@ -1,115 +1,226 @@
-"""All methods by name. Adding one: its file, and one line here; the contract tests then cover it."""
+"""The registry of algorithms: one line each. Adding one is its file, its test and its line here.
+
+    _add(name, "module:Class", title, summary, preset={...})
+
+A line may name options that make a variant (`preset`), what `kinfed tune` varies where that is not what the options
+declare (`space`), and a function that changes the data before training (`data`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from kinfed.core.registry import Registry
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.core.options import Range, convert_options, declared
+from kinfed.core.registry import Registry, imported
+from kinfed.errors import unknown_name
 
 if TYPE_CHECKING:
-    from kinfed.algorithms.base import Algorithm
+    from kinfed.algorithms.base import Algorithm, AnyAlgorithm
     from kinfed.data.batches import LocalTraining
+    from kinfed.data.federation import Federation, Population
 
 ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm")
+LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
+_ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 
-_ENTRIES: dict[str, tuple[Any, ...]] = {
-    "local": ("local:Local", "every client alone"),
-    "fedavg": ("fedavg:FedAvg", "one model, averaged by examples; personal = fine-tuned"),
-    "fedavg_smooth": ("fedavg:FedAvg", "FedAvg with Self-FL's smoothing average only", {"smoothing": "participation"}),
-    "fedprox": ("fedprox:FedProx", "FedAvg held near the received model"),
-    "fedavg_data": ("fedavg_data:FedAvgData", "FedAvg after clients have shared some of their examples"),
-    "fedavgm": ("fedavgm:FedAvgM", "FedAvg with server momentum"),
-    "fedadam": ("fedopt:FedOpt", "FedAvg with Adam at the server"),
-    "fedyogi": ("fedopt:FedOpt", "FedAvg with Yogi at the server", {"optimizer": "yogi"}),
-    "fedadagrad": ("fedopt:FedOpt", "FedAvg with Adagrad at the server", {"optimizer": "adagrad", "beta1": 0.0}),
-    "ditto": ("ditto:Ditto", "personal models held near a FedAvg model"),
-    "pfedme": ("pfedme:PFedMe", "personal models as Moreau envelopes around a global one"),
-    "perfedavg": (
-        "perfedavg:PerFedAvg",
-        "a global model one own gradient step away from good personal ones (first order)",
-    ),
-    "perfedavg_hf": ("perfedavg:PerFedAvg", "Per-FedAvg, Hessian-free", {"variant": "hf"}),
-    "apfl": ("apfl:APFL", "own and global model mixed in a learned proportion"),
-    "l2sgd": ("l2gd:L2GD", "local models pulled towards their average (L2GD with stochastic gradients)"),
-    "lgfedavg": ("lgfedavg:LGFedAvg", "own lower layers, shared upper layers"),
-    "fedper": ("fedper:FedPer", "shared base, own head, trained together"),
-    "fedrep": ("fedrep:FedRep", "shared representation, own head, trained in turns"),
-    "ifca": ("ifca:IFCA", "K models; each client trains the one that fits it best"),
-    "cfl": ("cfl:CFL", "one model, split in two where clients pull apart, again and again"),
-    "flhc": ("flhc:FLHC", "FedAvg, then FedAvg inside clusters of similar updates"),
-    "fedem": ("fedem:FedEM", "K shared models; each client predicts with its own mixture of them"),
-    "mocha": ("mocha:Mocha", "linear models and the relations of clients, in the dual (the convex original)"),
-    "mocha_deep": ("mocha_deep:MochaDeep", "own models held near the mean of all (what papers call MOCHA on networks)"),
-    "pfedhn": ("pfedhn:PFedHN", "a hypernetwork on the server makes every client's model"),
-    "cgpfl": ("cgpfl.cgpfl:CGPFL", "K context models on the server, found by clustering"),
-    "cgpfl_heur": ("cgpfl.heuristic:CGPFLHeur", "CGPFL that chooses K after the first round"),
-    "fedfomo": ("fedfomo.fedfomo:FedFomo", "each client mixes the models that do best on its validation examples"),
-    "fedfomo_ma": ("fedfomo.model_averages:FedFomoMA", "FedFomo judging averages with and without each model"),
-    "selffl": ("selffl.selffl:SelfFL", "start, steps and weights of every client by its own uncertainty"),
-    "selffl_init": (
-        "selffl.selffl:SelfFL",
-        "Self-FL's starting point only, and smoothing",
-        _SELFFL_NONE | {"use_init": True},
-    ),
-    "selffl_steps": (
-        "selffl.selffl:SelfFL",
-        "Self-FL's local steps only, and smoothing",
-        _SELFFL_NONE | {"use_steps": True},
-    ),
-    "selffl_agg": ("selffl.selffl:SelfFL", "Self-FL's weights only, and smoothing", _SELFFL_NONE | {"use_agg": True}),
-    "selffl_control": ("selffl.selffl:SelfFL", "Self-FL without its three parts: smoothing alone", _SELFFL_NONE),
-    "selffl_exact": ("selffl.selffl:SelfFL", "Self-FL with the posterior its model implies", {"posterior": "exact"}),
-    "selffl_augmented": (
-        "selffl.augmented:SelfFLAugmented",
-        "Self-FL judged by models trained to convergence (Algorithm 2)",
-    ),
-    "selffl_cluster": ("selffl.cluster:SelfFLCluster", "Self-FL over groups of clients that the server remembers"),
-}
-for _name, (_target, _summary, *_preset) in _ENTRIES.items():
-    ALGORITHMS.register(_name, f"kinfed.algorithms.{_target}", summary=_summary, preset=_preset[0] if _preset else None)
+
+def _add(name: str, location: str, title: str, summary: str, **about: Any) -> None:
+    ALGORITHMS.register(name, f"kinfed.algorithms.{location}", title=title, summary=summary, **about)
 
 
-def make_algorithm(
-    name: str, training: LocalTraining, options: Mapping[str, Any] | None = None
-) -> Algorithm[Any, Any, Any, Any]:
-    """The method `name` with its options, or those of every method: fields of LocalTraining change its local
-    training, `finetune` adds local steps to its personal models."""
-    from kinfed.algorithms.finetune import finetuned
+_add("local", "local:Local", "Local", "every client alone")
+_add("fedavg", "fedavg:FedAvg", "FedAvg", "one model, averaged by examples; personal = fine-tuned")
+_add(
+    "fedavg_smooth",
+    "fedavg:FedAvg",
+    "FedAvg, smoothed",
+    "FedAvg with Self-FL's smoothing average only",
+    preset={"smoothing": "participation"},
+)
+_add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received model")
+_add(
+    "fedavg_data",
+    "fedavg_data:FedAvgData",
+    "FedAvg + data",
+    "FedAvg after clients have shared some of their examples",
+    data="kinfed.algorithms.fedavg_data:share_examples",
+)
+_add(
+    "fedavgm",
+    "fedopt:FedOpt",
+    "FedAvgM",
+    "FedAvg with server momentum",
+    preset={"optimizer": "momentum", "server_lr": 1.0},
+    space={"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
+)
+_add("fedadam", "fedopt:FedOpt", "FedAdam", "FedAvg with Adam at the server")
+_add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"optimizer": "yogi"})
+_add(
+    "fedadagrad",
+    "fedopt:FedOpt",
+    "FedAdagrad",
+    "FedAvg with Adagrad at the server",
+    preset={"optimizer": "adagrad", "beta1": 0.0},
+)
+_add("ditto", "ditto:Ditto", "Ditto", "personal models held near a FedAvg model")
+_add(
+    "pfedme",
+    "pfedme:PFedMe",
+    "pFedMe",
+    "personal models as Moreau envelopes around a global one",
+    space={"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)},  # lr * lam must not exceed 1
+)
+_add(
+    "perfedavg",
+    "perfedavg:PerFedAvg",
+    "Per-FedAvg",
+    "a global model one own gradient step away from good personal ones (first order)",
+)
+_add("perfedavg_hf", "perfedavg:PerFedAvg", "Per-FedAvg HF", "Per-FedAvg, Hessian-free", preset={"variant": "hf"})
+_add("apfl", "apfl:APFL", "APFL", "own and global model mixed in a learned proportion")
+_add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
+_add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
+_add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
+_add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
+_add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
+_add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
+_add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")
+_add("fedem", "fedem:FedEM", "FedEM", "K shared models; each client predicts with its own mixture of them")
+_add(
+    "mocha",
+    "mocha:Mocha",
+    "MOCHA",
+    "linear models and the relations of clients, in the dual (the convex original)",
+    space={"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
+)
+_add(
+    "mocha_deep",
+    "mocha_deep:MochaDeep",
+    "MOCHA, deep variant",
+    "own models held near the mean of all (what papers call MOCHA on networks)",
+)
+_add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
+_add(
+    "cgpfl",
+    "cgpfl.cgpfl:CGPFL",
+    "CGPFL",
+    "K context models on the server, found by clustering",
+    space=_ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
+)
+_add(
+    "cgpfl_heur",
+    "cgpfl.heuristic:CGPFLHeur",
+    "CGPFL-Heur",
+    "CGPFL that chooses K after the first round",
+    space=_ENVELOPE,
+)
+_add(
+    "fedfomo",
+    "fedfomo.fedfomo:FedFomo",
+    "FedFomo",
+    "each client mixes the models that do best on its validation examples",
+)
+_add(
+    "fedfomo_ma",
+    "fedfomo.model_averages:FedFomoMA",
+    "FedFomo-MA",
+    "FedFomo judging averages with and without each model",
+)
+_add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
+_add(
+    "selffl_init",
+    "selffl.selffl:SelfFL",
+    "Self-FL, start only",
+    "Self-FL's starting point only, and smoothing",
+    preset=_SELFFL_NONE | {"use_init": True},
+    space={"lr": LEARNING_RATE},
+)
+_add(
+    "selffl_steps",
+    "selffl.selffl:SelfFL",
+    "Self-FL, steps only",
+    "Self-FL's local steps only, and smoothing",
+    preset=_SELFFL_NONE | {"use_steps": True},
+)
+_add(
+    "selffl_agg",
+    "selffl.selffl:SelfFL",
+    "Self-FL, weights only",
+    "Self-FL's weights only, and smoothing",
+    preset=_SELFFL_NONE | {"use_agg": True},
+    space={"lr": LEARNING_RATE},
+)
+_add(
+    "selffl_control",
+    "selffl.selffl:SelfFL",
+    "Self-FL's control",
+    "Self-FL without its three parts: smoothing alone",
+    preset=_SELFFL_NONE,
+    space={"lr": LEARNING_RATE},
+)
+_add(
+    "selffl_exact",
+    "selffl.selffl:SelfFL",
+    "Self-FL, exact posterior",
+    "Self-FL with the posterior its model implies",
+    preset={"posterior": "exact"},
+)
+_add(
+    "selffl_augmented",
+    "selffl.augmented:SelfFLAugmented",
+    "Self-FL, augmented",
+    "Self-FL judged by models trained to convergence (Algorithm 2)",
+)
+_add(
+    "selffl_cluster",
+    "selffl.cluster:SelfFLCluster",
+    "Self-FL, clusters",
+    "Self-FL over groups of clients that the server remembers",
+)
+
+
+def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:
+    """The algorithm `name` with its options. Fields of LocalTraining among them change its local training."""
     from kinfed.data.batches import LocalTraining
 
     entry = ALGORITHMS[name]
-    given = {**entry.preset, **(options or {})}
-    tuned = finetuned(entry.target)
-    fields = {f.name for f in dataclasses.fields(tuned)} - {"training"}
-    training_fields = {f.name for f in dataclasses.fields(LocalTraining)}
-    for option in given:
-        if option not in fields | training_fields:
-            raise unknown_name(f"option of {name}", option, fields | training_fields)
-    own_training = {k: v for k, v in given.items() if k in training_fields and k not in fields}
-    if "epochs" in own_training and "steps" not in own_training:
-        own_training["steps"] = None
-    if own_training.get("steps") is not None and "epochs" not in own_training:
-        own_training["epochs"] = None
-    training = dataclasses.replace(training, **_validated(LocalTraining, own_training, name))
-    own = {k: v for k, v in given.items() if k in fields}
-    method = entry.target if own.keys() <= {f.name for f in dataclasses.fields(entry.target)} else tuned
-    return method(training=training, **_validated(method, own, name))
+    values = {**entry.preset, **(options or {})}
+    own, common = declared(entry.target), declared(LocalTraining)
+    for option in values:
+        if option not in own and option not in common:
+            raise unknown_name(f"option of {name}", option, [*own, *common])
+    changes = {option: value for option, value in values.items() if option not in own}
+    if "epochs" in changes and "steps" not in changes:
+        changes["steps"] = None
+    if changes.get("steps") is not None and "epochs" not in changes:
+        changes["epochs"] = None
+    training = dataclasses.replace(training, **convert_options(LocalTraining, changes, name))
+    chosen = {option: value for option, value in values.items() if option in own}
+    return entry.target(training=training, **convert_options(entry.target, chosen, name))
 
 
-def _validated(cls: type[Any], values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    out = {}
-    for option, value in values.items():
-        try:
-            out[option] = TypeAdapter(hints[option]).validate_python(value)
-        except ValidationError as error:
-            wanted = getattr(hints[option], "__name__", str(hints[option]))
-            raise ConfigError(f"{name}.{option} must be {wanted}; got {value!r}") from error
-    return out
+def tuning_space(name: str) -> dict[str, Range]:
+    """What `kinfed tune` varies: the learning rate, and what the algorithm's options declare."""
+    entry = ALGORITHMS[name]
+    return entry.space if entry.tuning is not None else {"lr": LEARNING_RATE} | entry.space
+
+
+def changes_data(algorithm: AnyAlgorithm) -> bool:
+    """Whether clients' data are changed before training (examples are shared)."""
+    name = ALGORITHMS.name_of(type(algorithm))
+    return name is not None and "data" in ALGORITHMS[name].facts
+
+
+def prepare_data(
+    algorithm: AnyAlgorithm, federation: Federation, population: Population
+) -> tuple[Federation, Population]:
+    """What clients hold and the server knows when the algorithm begins. Whoever makes a pool and a loop from a
+    federation gives them what this returns."""
+    if not changes_data(algorithm):
+        return federation, population
+    name = ALGORITHMS.name_of(type(algorithm))
+    assert name is not None
+    transform = imported(ALGORITHMS[name].facts["data"])
+    return transform(algorithm, federation, population)  # type: ignore[no-any-return]  # imported by its name

@@ -19,17 +19,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import each_step, gradient, toward_zero
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
-
-
-@dataclass
-class Server(Tree):
-    w: Tensor  # [P]
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    each_step,
+    example_counts,
+    gradient,
+    gradient_steps,
+    mean_update,
+    option,
+    toward_zero,
+)
 
 
 @dataclass
@@ -38,47 +49,27 @@ class Client(Tree):
     alpha: Tensor  # [n] float64 in [0, 1]
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P]
-    count: Tensor | None  # [n] examples; absent with equal weights
-
-
 @dataclass(frozen=True)
-class APFL(Algorithm[Server, Client, Down, Up]):
-    alpha: float = 0.5
-    """α at the start, in [0, 1]."""
-    adaptive: bool = True
-    """Learn α; otherwise it stays."""
-    alpha_every_step: bool = False
-    """Move α at every step instead of once per round."""
-    weights: str = "equal"
-    """Weights of the average: "equal" (paper) or "examples"."""
+class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+    alpha: float = option(0.5, "α at the start", ge=0, le=1, tune=Range(0.0, 1.0, log=False))
+    adaptive: bool = option(True, "learn α; otherwise it stays")
+    alpha_every_step: bool = option(False, "move α at every step instead of once per round")
+    weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
 
-    takes_momentum = False
+    traits = frozenset({"no momentum"})
+    averages = ("delta",)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha lies in [0, 1]; got {self.alpha}")
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-
-    def init_server(self, task: Task, clients: Population) -> Server:
-        return Server(task.init(clients.seed))
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         alpha = torch.full((len(data),), self.alpha, dtype=torch.float64, device=task.device)
         return Client(task.init(data.seed).expand(len(data), -1), alpha)
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         batches = data.train.batches(self.training)
         eta, decay = batches.lr, self.training.weight_decay
         w, v, alpha = down.w.clone(), client.v.clone(), client.alpha.clone()
@@ -89,26 +80,22 @@ class APFL(Algorithm[Server, Client, Down, Up]):
                 a.sub_(eta * slope).clamp_(0, 1)
             v_m.sub_(g * (eta * a)[:, None].to(g.dtype))
             task.descend_(w_m, batch, eta, toward_zero(w_m, decay))
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return Client(v, alpha), Up(w - down.w, count)
+        return Client(v, alpha), DeltaUp(w - down.w, example_counts(self.weights, data))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        return Server(server.w + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean_update(up.delta, up.count))
 
-    def averaged(self) -> str:
-        return "delta"
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        return {2: self.training.num_steps(count)}
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return mixture(client.v, down.w, client.alpha)
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"alpha": client.alpha}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps({2: self.training.num_steps(count)}, weights=self.weights)
 
 
 def mixture(v: Tensor, w: Tensor, alpha: Tensor) -> Tensor:

@@ -1,31 +1,34 @@
-"""The contract of a method: what is kept, what travels, and what happens at each end.
+"""The contract of an algorithm: what is kept, what travels, and what happens at each end.
 
-An algorithm is a frozen dataclass; its fields are its hyper-parameters. State and messages are trees of tensors
-declared at the head of the method's file. One round, for every method and every pool:
+An algorithm is a frozen dataclass; its fields are its options. State and messages are trees of tensors declared at the
+head of the algorithm's file. One round, for every algorithm and every pool:
 
-    active = call(server, active)                          who is called: the schedule's choice, as a rule
-    server = prepare(server, active)                       plan the round (who gets which models, sums over the active)
-    down   = download(server, ids)                         rows for any subset of the active clients
-    client, up = client_update(task, client, down, data)   at the clients; `client` stays there
-    server = aggregate(server, ids, up)                    of those who replied, in ascending order of ids
+    server, ids = plan(server, active, round)              who takes part, and what the round needs (sums, choices)
+    down        = download(server, ids)                    rows for any subset of these clients
+    client, up  = client_update(task, client, down, data)  at the clients; `client` stays there
+    server      = aggregate(server, ids, up, round)        of those who replied, in ascending order of ids
 
-Evaluation uses `prepare`, `download`, `personalize` on copies and changes nothing.
+Evaluation uses `plan`, `download`, `personalize` on copies and changes nothing.
 `download` must act row by row: download(server, ids)[r] equals download(server, ids[r]), so that a pool may ask
 for it in chunks and never hold all clients' messages at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.core.tree import Nothing, Tree
+from kinfed.core import rng
+from kinfed.core.options import check_options, option
+from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.data.federation import Cohort, Population
+from kinfed.engine.mixture import MixtureTask, task_for
+from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
 
@@ -34,44 +37,77 @@ Client = TypeVar("Client", bound=Tree)
 Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
+Trait = Literal["needs validation", "keeps stragglers", "no momentum", "no weight decay", "draws by client"]
 
 EXAMPLE_COUNT = "the number of training examples of each client"
+WITHOUT_FINETUNING = "without_finetuning"  # the name of a fine-tuned algorithm's model before the extra steps
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What the server's side of an algorithm is told about a round."""
+
+    number: int  # of the algorithm's rounds, from 1 on; in an evaluation that of the round to come
+    population: Population
+
+    def key(self, purpose: str) -> Tensor:
+        """The key of the draws for one purpose in this round (kinfed.core.rng)."""
+        return rng.fold(self.population.key(purpose), self.number - 1)
+
+
+@dataclass(frozen=True)
+class ServerModels:
+    """The models that the server holds, and which client has which."""
+
+    models: Tensor  # [C, P]
+    assignment: Tensor | None = None  # [K] int64 in [0, C); None: all clients have the first
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n, P]: the model of each of these clients."""
+        if self.assignment is None:
+            return self.models[0].expand(len(ids), -1)
+        return take_rows(self.models, self.assignment[ids])
+
+
+@dataclass(frozen=True)
+class PrivacyProfile:
+    """What an algorithm computes from a client's training examples; privacy plans with it and holds it against what
+    is really done.
+
+    Epsilon covers gradients. What leaves a client and was computed from its examples in any other way is `uncovered`,
+    with the setting that avoids it ("" where there is none)."""
+
+    per_round: Mapping[int, Tensor] | None  # on how many batches [n] a round takes k gradients at most; None: no bound
+    per_personalization: Mapping[int, Tensor] = field(default_factory=dict)  # the same for `personalize`
+    uncovered: Mapping[str, str] = field(default_factory=dict)
+    impossible: str = ""  # what leaves a client that noise on gradients cannot hide: the algorithm is refused
 
 
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
     training: LocalTraining = field(default_factory=LocalTraining)
+    finetune: int = option(
+        0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0, kw_only=True
+    )
+    finetune_lr: float | None = option(
+        None, "learning rate of those steps; the local one where none is given", gt=0, kw_only=True
+    )
 
-    needs_validation: ClassVar[bool] = False  # clients need validation examples
-    min_clients: ClassVar[int] = 1
-    keeps_stragglers: ClassVar[bool] = False  # partial work of slow clients is used instead of dropped
-    # A method with steps of its own may have no place for these; it refuses a work that has them.
-    takes_momentum: ClassVar[bool] = True
-    takes_weight_decay: ClassVar[bool] = True
-    symmetric: ClassVar[bool] = True  # renumbering the clients renumbers the results; False where draws go by id
-    # Training examples reach what leaves a client through gradients only. Where they do not, noise on gradients hides
-    # nothing, and the method is refused under differential privacy; `leaks` says what it is.
-    private: ClassVar[bool] = True
-    leaks: ClassVar[tuple[str, ...]] = ()  # what leaves a client, computed from its data outside any gradient
+    traits: ClassVar[frozenset[Trait]] = frozenset()
+    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "keeps
+    stragglers" (partial work of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its
+    local steps are its own and have no place for them), "draws by client" (draws of the server go by the clients'
+    numbers, so that renumbering them changes results)."""
 
-    def exchange(self, federation: Federation, clients: Population) -> tuple[Federation, Population]:
-        """Before everything else: what clients hold and the server knows, for a method that has examples shared.
-        Whoever makes a pool and a loop from a federation gives them what this returns."""
-        return federation, clients
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.finetune_lr is not None and not self.finetune:
+            raise ConfigError("finetune_lr is the rate of fine-tuning steps, of which there are none; set finetune too")
 
-    def init_server(self, task: Task, clients: Population) -> Server:
+    # ---- written by all ----
+
+    def init_server(self, task: Task, population: Population) -> Server:
         raise NotImplementedError
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Nothing()  # type: ignore[return-value]
-
-    def call(self, server: Server, active: Tensor) -> Tensor:
-        """Ids (ascending) to call this round, for a method with a round that needs others than the schedule chose."""
-        return active
-
-    def prepare(self, server: Server, ids: Tensor) -> Server:
-        """Called once with all active ids before their downloads; may not change `server` in place."""
-        return server
 
     def download(self, server: Server, ids: Tensor) -> Down:
         raise NotImplementedError
@@ -79,100 +115,121 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         raise NotImplementedError
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         raise NotImplementedError
 
-    def averaged(self) -> str:
-        """The field of Up that reaches the server's state through its mean over all clients of the round alone, any
-        other field being a weight in that mean: a robust average may then take the mean's place (kinfed.server.robust).
-        "" where nothing is sent. ConfigError with the reason where more is done with updates than that."""
-        raise ConfigError(
-            f"{type(self).__name__} does more with clients' updates than to average all of them (it compares them, "
-            "groups them or hands them on), so a robust average could not keep its promise; leave out robust or the "
-            "method"
-        )
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        """[n, P]: the model each client would deploy now. May use training and validation data, never test.
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
+        """[n, P]: the model each client would deploy now, or several by name, of which the first is deployed and the
+        others are scored beside it. May use training and validation data, never test.
 
         Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.mixture)."""
         raise NotImplementedError
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
-        """The server as it serves clients who join after the run: what it keeps by client has rows for them at the end,
-        as `init_server` makes them (runs.adopt). For a method that must find their place, from their training and
-        validation data only, or that cannot serve them (ConfigError with the reason)."""
-        return server
+    # ---- written by some ----
 
-    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        """Other models [n, P] that are reported under the method's name, scored beside the personal ones."""
-        return {}
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Nothing()  # type: ignore[return-value]  # an algorithm that says nothing here has Client = Nothing
 
-    def global_model(self, server: Server) -> Tensor | None:
-        """[P], where the method has one model for all."""
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        """Called once before the downloads of a round with the clients that the schedule drew (ascending ids): the
+        server as the round needs it, which is what `aggregate` gets, and who takes part. May not change `server`."""
+        return server, active
+
+    def server_models(self, server: Server) -> ServerModels | None:
+        """The server's own models; None where it has none."""
         return None
 
-    def global_models(self, server: Server, ids: Tensor) -> Tensor | None:
-        """[n, P]: the server's model for each client (a context or cluster model); evaluated as "global"."""
-        w = self.global_model(server)
-        return None if w is None else w.expand(len(ids), -1)
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
+        """The server as it serves clients who join after the run: what it keeps by client has rows for them at the end,
+        as `init_server` makes them. For an algorithm that must find their place, from their training and validation
+        data only, or that cannot serve them (ConfigError with the reason)."""
+        return server
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
-        """The method's own numbers for the journal: floats, or tensors (written at evaluated rounds only)."""
+    def check(self, task: Task, population: Population) -> None:
+        """Refuse settings that cannot work, before anything runs."""
+
+    def figures(self, server: Server) -> dict[str, Any]:
+        """The algorithm's own numbers for the journal: floats, or tensors (written at evaluated rounds only)."""
         return {}
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
-        """Per-client diagnostics [n], collected with the evaluation."""
+        """Diagnostics of every client [n], collected with the evaluation."""
         return {}
 
-    def check(self, task: Task, clients: Population) -> None:
-        """Refuse settings that cannot work, before anything runs."""
-        if clients.num_clients < self.min_clients:
+    # ---- declared ----
+
+    def privacy(self, count: Tensor) -> PrivacyProfile | None:
+        """What is computed from the examples of clients with `count` [n] of them. None: nothing is declared, and the
+        algorithm is refused under differential privacy."""
+        return None
+
+    @property
+    def averages(self) -> tuple[str, ...] | str:
+        """The fields of Up that reach the server only through a weighted mean over the clients of the round, any other
+        field being a weight of that mean: robust averages may then take the mean's place. () where nothing is sent.
+        Where the server does more with updates, the reason why it cannot be so, to follow the algorithm's name."""
+        return "does not declare which fields of its updates are only averaged (`averages`)"
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Population) -> None:
+    """Refuse what cannot work: local training with terms that the algorithm's own steps ignore, and `check`."""
+    for name, trait in (("momentum", "no momentum"), ("weight_decay", "no weight decay")):
+        value = getattr(algorithm.training, name)
+        if value and trait in algorithm.traits:
             raise ConfigError(
-                f"{type(self).__name__} needs at least {self.min_clients} clients; got {clients.num_clients}"
+                f"{type(algorithm).__name__}'s local steps are its own, without {name}; got {value}; set it to 0 for "
+                "this method"
             )
-        for name, taken in (("momentum", self.takes_momentum), ("weight_decay", self.takes_weight_decay)):
-            if not taken and getattr(self.training, name):
-                raise ConfigError(
-                    f"{type(self).__name__}'s local steps are its own, without {name}; "
-                    f"got {getattr(self.training, name)}; set it to 0 for this method"
-                )
-
-    def leaked(self) -> dict[str, str]:
-        """`leaks` and what these options add to them, each with the way to avoid it ("" where there is none)."""
-        counts = {EXAMPLE_COUNT: 'weights = "equal"'} if getattr(self, "weights", "equal") == "examples" else {}
-        return dict.fromkeys(self.leaks, "") | counts
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
-        """What a client with `count` [n] training examples computes in a round at most: on how many batches [n] it
-        takes k gradients, by k. None: there is no bound. Differential privacy plans with it, and holds it against
-        what is really done."""
-        return {1: self.training.num_steps(count)}
-
-    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
-        """The same for `personalize`, whose batches are of a stream of its own."""
-        return {}
-
-    def options(self) -> dict[str, Any]:
-        """Hyper-parameters as plain values (the journal and reports show them)."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "training"}
+    algorithm.check(task, population)
 
 
-def best_fit(task: Task, models: Tensor, data: Cohort) -> Tensor:
-    """[n] int64: which of the models [C, P] has the least loss on each client's training examples; of equals the first,
-    and a loss that is not finite loses."""
-    loss = torch.stack([task.mean_loss(w.expand(len(data), -1), data.train) for w in models], 1)
-    return torch.argmin(loss.nan_to_num(nan=torch.inf), 1)
+def deployed_models(algorithm: AnyAlgorithm, task: Task, client: Tree, down: Tree, data: Cohort) -> dict[str, Tensor]:
+    """Personal models [n, P] by name, the first of which is deployed; after fine-tuning where that is asked for.
+
+    Fine-tuning takes `finetune` SGD steps from the algorithm's personal model, on batches of their own of the round
+    just completed; training is untouched and nothing is sent. The steps of a mixture follow the gradient of the
+    mixture's loss and leave its proportions as they are."""
+    models = algorithm.personalize(task, client, down, data)
+    by_name = dict(models) if isinstance(models, Mapping) else {"personal": models}
+    if not algorithm.finetune:
+        return by_name
+    name, theta = next(iter(by_name.items()))
+    model = task_for(task, theta)
+    training = algorithm.training.with_steps(algorithm.finetune)
+    if algorithm.finetune_lr is not None:
+        training = replace(training, lr=algorithm.finetune_lr, lr_decay=1.0, lr_floor=0.0)
+    mask = model.mask(training) if isinstance(model, MixtureTask) else None
+    tuned = sgd(model, theta, data.train.batches(training, stream="finetune"), mask=mask)
+    return {name: tuned} | {other: row for other, row in by_name.items() if other != name} | {WITHOUT_FINETUNING: theta}
 
 
-def mean_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """sum_m p_m rows[m] with p = weight / sum(weight); accumulated in float64 so that order hardly matters."""
-    weight = weight.to(rows.device, torch.float64)
-    p = weight / weight.sum()
-    out = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
-    for some, share in zip(torch.split(rows, 128), torch.split(p, 128), strict=True):
-        width = (1 << 17) // max(len(some), 1)
-        for block, mean in zip(torch.split(some, width, 1), torch.split(out, width), strict=True):
-            mean.addmv_(block.to(torch.float64).T, share)
-    return out.to(rows.dtype)
+def privacy_profile(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile | None:
+    """What the algorithm declares, and the steps of fine-tuning."""
+    profile = algorithm.privacy(count)
+    if profile is None or not algorithm.finetune:
+        return profile
+    steps = profile.per_personalization.get(1, torch.zeros_like(count)) + algorithm.finetune
+    return replace(profile, per_personalization={**profile.per_personalization, 1: steps})
+
+
+def gradient_steps(
+    per_round: Mapping[int, Tensor] | Tensor | None,
+    *,
+    per_personalization: Mapping[int, Tensor] | None = None,
+    weights: str = "equal",
+    uncovered: Mapping[str, str] | None = None,
+) -> PrivacyProfile:
+    """The profile of an algorithm whose clients send what gradient steps led to, and with weights = "examples" how
+    many examples they have. `per_round` as a tensor [n]: so many steps of one gradient each."""
+    if isinstance(per_round, Tensor):
+        per_round = {1: per_round}
+    counts = {EXAMPLE_COUNT: 'weights = "equal"'} if weights == "examples" else {}
+    return PrivacyProfile(per_round, per_personalization or {}, counts | dict(uncovered or {}))
+
+
+def option_values(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """The options as plain values, as the journal and reports show them."""
+    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name != "training"}

@@ -27,19 +27,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, best_fit, mean_of
-from kinfed.algorithms.hierarchy import agglomerate, cosines
-from kinfed.core.kernels import norm
-from kinfed.core.tree import Nothing, Tree, take_rows
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.clustering import agglomerate, join_best_cluster
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ModelDown,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+    take_rows,
+)
+from kinfed.core.kernels import cosines, norm
 
 
 @dataclass
@@ -53,12 +65,6 @@ class Server(Tree):
     mean_norm: Tensor  # [C] float64 ‖mean Δ‖ when the cluster (or the one it comes from) was last judged, 0 before
     max_norm: Tensor  # [C] float64 max ‖Δ‖ then
     scale: Tensor  # [] float64 largest ‖Δ‖ of the first round
-    round: Tensor  # [] int64 completed rounds
-
-
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P] the cluster's model
 
 
 @dataclass
@@ -67,41 +73,38 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class CFL(Algorithm[Server, Nothing, Down, Up]):
-    eps1: float = 0.4
-    """ε₁: a cluster may be split once the norm of its mean update is below this."""
-    eps2: float = 1.6
-    """ε₂: ... and the largest norm of a member's update is above this."""
-    eps1_rel: float | None = None
-    """ε₁ as a share of the largest update of the first round, instead of `eps1`."""
-    eps2_rel: float | None = None
-    """ε₂ as a share of the largest update of the first round, instead of `eps2`."""
-    t_min: int = 20
-    """Rounds before the first split."""
-    min_size: int = 3
-    """Clusters with fewer members are not split."""
-    linkage: str = "complete"
-    """How parts are found: "complete" (released code) or "single" (the best cut)."""
-    gamma_max: float | None = None
-    """Split only if √((1 − α_cross)/2) exceeds this: the parts must differ more than noise would make them."""
+class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
+    eps1: float = option(
+        0.4, "ε₁: a cluster may be split once the norm of its mean update is below this", gt=0, tune=Range(0.02, 2.0)
+    )
+    eps2: float = option(
+        1.6, "ε₂: ... and the largest norm of a member's update is above this", gt=0, tune=Range(0.1, 10.0)
+    )
+    eps1_rel: float | None = option(
+        None, "ε₁ as a share of the largest update of the first round, instead of eps1", gt=0
+    )
+    eps2_rel: float | None = option(
+        None, "ε₂ as a share of the largest update of the first round, instead of eps2", gt=0
+    )
+    t_min: int = option(20, "rounds before the first split", ge=0)
+    min_size: int = option(3, "clusters with fewer members are not split", ge=2)
+    linkage: Literal["complete", "single"] = option(
+        "complete", "how parts are found: complete (released code), or single (the best cut)"
+    )
+    gamma_max: float | None = option(
+        None,
+        "split only if √((1 − α_cross)/2) exceeds this: the parts must differ more than noise would make them",
+        ge=0,
+        lt=1,
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("eps1", "eps2", "eps1_rel", "eps2_rel"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be positive; got {value}")
-        if self.t_min < 0 or self.min_size < 2:
-            raise ConfigError(f"CFL needs t_min >= 0 and min_size >= 2; got {self.t_min}, {self.min_size}")
-        if self.linkage not in ("complete", "single"):
-            raise ConfigError(f"linkage is complete or single; got {self.linkage!r}")
-        if self.gamma_max is not None and not 0 <= self.gamma_max < 1:
-            raise ConfigError(f"gamma_max lies in [0, 1); got {self.gamma_max}")
+    averages = "compares updates and splits clients by them"
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        w, none = task.init(clients.seed), torch.zeros(1, dtype=torch.float64)
+    def init_server(self, task: Task, population: Population) -> Server:
+        w, none = task.init(population.seed), torch.zeros(1, dtype=torch.float64)
         return Server(
             model=w[None],
-            cluster=torch.zeros(clients.num_clients, dtype=torch.int64),
+            cluster=torch.zeros(population.num_clients, dtype=torch.int64),
             parent=torch.tensor([-1]),
             born=torch.tensor([0]),
             last=w.new_empty(0, len(w)),
@@ -109,19 +112,18 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
             mean_norm=none,
             max_norm=none.clone(),
             scale=none[0].clone(),
-            round=torch.tensor(0),
         )
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(take_rows(server.model, server.cluster[ids]))
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown(take_rows(server.model, server.cluster[ids]))
 
-    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
+    def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         owner, last = _latest(server, ids, up.delta)
         size = norm(last).cpu()
-        scale = server.scale if bool(server.round) else size.max()
+        scale = server.scale if bool(server.scale) else size.max()
         eps1 = self.eps1 if self.eps1_rel is None else self.eps1_rel * float(scale)
         eps2 = self.eps2 if self.eps2_rel is None else self.eps2_rel * float(scale)
         cluster, parent, born = server.cluster.clone(), server.parent.tolist(), server.born.tolist()
@@ -133,17 +135,17 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
             if len(rows) < len(members):
                 continue  # somebody has not been heard since the cluster came to be
             updates = take_rows(last, rows)
-            mean_norm[c] = float(mean_of(updates, torch.ones(len(rows))).norm(dtype=torch.float64))
+            mean_norm[c] = float(mean_update(updates, None).norm(dtype=torch.float64))
             max_norm[c] = float(size[rows].max())
             stalls = mean_norm[c] < eps1 and max_norm[c] > eps2
-            if not stalls or len(members) < self.min_size or int(server.round) + 1 <= self.t_min:
+            if not stalls or len(members) < self.min_size or round.number <= self.t_min:
                 continue
             leaves = self._cut(updates)
             if leaves is None:
                 continue
             cluster[members[leaves]] = len(parent)
             parent.append(c)
-            born.append(int(server.round) + 1)
+            born.append(round.number)
             mean_norm.append(mean_norm[c])
             max_norm.append(max_norm[c])
             known[rows] = False
@@ -151,13 +153,12 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
         model = server.model[origin]
         for c in torch.unique(cluster[ids]).tolist():
             rows = (cluster[ids] == c).nonzero().squeeze(1)
-            model[c] += mean_of(take_rows(up.delta, rows), torch.ones(len(rows)))
+            model[c] += mean_update(take_rows(up.delta, rows), None)
         if not bool(known.all()):
             owner, last = owner[known], last[known]
         return Server(
             model, cluster, torch.tensor(parent), torch.tensor(born), last, owner,
-            torch.tensor(mean_norm, dtype=torch.float64), torch.tensor(max_norm, dtype=torch.float64),
-            scale, server.round + 1,
+            torch.tensor(mean_norm, dtype=torch.float64), torch.tensor(max_norm, dtype=torch.float64), scale,
         )  # fmt: skip
 
     def _cut(self, updates: Tensor) -> Tensor | None:
@@ -169,28 +170,27 @@ class CFL(Algorithm[Server, Nothing, Down, Up]):
                 return None
         return second if int(second.sum()) * 2 <= len(second) else ~second
 
-    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
         return down.w
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
-        """Newcomers join the cluster whose model fits their training examples best."""
-        cluster = server.cluster.clone()
-        cluster[data.ids] = best_fit(task, server.model, data).to(cluster)
-        return replace(server, cluster=cluster)
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
+        return replace(server, cluster=join_best_cluster(task, server.model, server.cluster, data))
 
-    def global_models(self, server: Server, ids: Tensor) -> Tensor:
-        return take_rows(server.model, server.cluster[ids])
+    def server_models(self, server: Server) -> ServerModels:
+        return ServerModels(server.model, server.cluster)
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         judged = server.max_norm > 0
         return {
             "clusters": len(server.model),
             "smallest_mean_update": float(server.mean_norm[judged].min()) if bool(judged.any()) else 0.0,
             "largest_update": float(server.max_norm.max()),
-            "cluster": server.cluster,
             "parent": server.parent,
             "born": server.born,
         }
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count))
 
 
 def _latest(server: Server, ids: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

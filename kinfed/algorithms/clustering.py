@@ -1,4 +1,4 @@
-"""k-means on models, which are few points in very many dimensions.
+"""Clusters of models, which are few points in very many dimensions: k-means and hierarchies.
 
 k-means sees points only through distances, and n points span at most n dimensions. So the points (and the centres
 it starts from) are first written in an orthonormal basis of their span, and k-means then works on [n, n] numbers
@@ -14,16 +14,21 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from kinfed.algorithms.candidates import best_fit
+from kinfed.core.kernels import coordinates, pairwise_distances
+from kinfed.data.federation import Cohort
+from kinfed.engine.task import Task
 
-BLOCK = 1 << 16  # numbers of the models that are worked on at once: half a megabyte, which stays in cache
+Array = np.ndarray[Any, np.dtype[Any]]
+Linkage = Literal["ward", "complete", "average", "single"]
+
 RESOLUTION = 1e-7  # of distances, in parts of the largest: what products of float64 can tell apart
 MAX_ITERATIONS = 300
 
@@ -32,39 +37,6 @@ MAX_ITERATIONS = 300
 class Clusters:
     label: Tensor  # [n] int64
     cost: float  # Σ_i weight_i ‖x_i − c_label(i)‖², weights summing to one
-
-
-def coordinates(*points: Tensor) -> Array:
-    """Rows with the same pairwise distances as all the points, each argument being [.., P], in no more dimensions than
-    there are points (float64).
-
-    Distances below RESOLUTION of the largest are not exact; float32 models that close differ in their last bits."""
-    n, width = sum(len(rows) for rows in points), points[0].shape[1]
-    if width <= n:
-        x = torch.cat(points).to("cpu", torch.float64)
-        x = x - x[:1]
-        return np.asarray((x - x.mean(0)).numpy())
-    step = max(1, BLOCK // n)
-    gram = torch.zeros(n, n, dtype=torch.float64)
-    buffer = torch.empty(n, step, dtype=torch.float64)
-    for begin in range(0, width, step):
-        x = buffer[:, : width - begin]
-        row = 0
-        for rows in points:
-            x[row : row + len(rows)] = rows[:, begin : begin + step]
-            row += len(rows)
-        x -= x[:1].clone()  # where models are close, their products then lose nothing, and equal ones are exactly 0
-        gram.addmm_(x, x.T)
-    gram += gram.mean() - gram.mean(0) - gram.mean(1, keepdim=True)  # as if their mean had been subtracted
-    values, vectors = np.linalg.eigh(gram.numpy())
-    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)))
-
-
-def distances(points: Tensor) -> Tensor:
-    """[n, n] Euclidean distances between models, float64."""
-    x = torch.from_numpy(coordinates(points))
-    found: Tensor = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
 
 
 def num_distinct(x: Array) -> int:
@@ -156,6 +128,48 @@ def lloyd(x: Array, start: Array, weight: Array | None = None, held: Array | Non
         label = new
         centre = _means(x, label, share, centre)
     return Clusters(torch.from_numpy(label.astype(np.int64)), _cost(x, label, share))
+
+
+def match_labels(label: Tensor, points: Array, centres: Array) -> Tensor:
+    """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
+    squared, have the least sum (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and a node never needs it
+
+    means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
+    distance = ((means[:, None] - centres[None]) ** 2).sum(-1)
+    return torch.from_numpy(linear_sum_assignment(distance)[1])[label]
+
+
+def agglomerate(
+    points: Tensor, linkage: Linkage, metric: str, *, clusters: int | None = None, threshold: float | None = None
+) -> Tensor:
+    """[n] int64 labels, numbered in the order of their first points: so many clusters, or as many as remain when
+    all that lie within the threshold of each other (in the sense of the linkage) have been joined."""
+    n = len(points)
+    if n < 2:
+        return torch.zeros(n, dtype=torch.int64)
+    if threshold is not None:
+        threshold = threshold * (1 + 1e-9) + 1e-300  # scikit-learn stops at the threshold; points at it belong in
+    from sklearn.cluster import AgglomerativeClustering
+
+    model = AgglomerativeClustering(
+        clusters,
+        metric="euclidean" if linkage == "ward" else "precomputed",
+        linkage=linkage,
+        distance_threshold=threshold,
+    )
+    label = model.fit(coordinates(points) if linkage == "ward" else pairwise_distances(points, metric)).labels_
+    _, first, label = np.unique(label, return_index=True, return_inverse=True)
+    return torch.from_numpy(np.argsort(np.argsort(first))[label].astype(np.int64))
+
+
+def join_best_cluster(task: Task, models: Tensor, cluster: Tensor, data: Cohort) -> Tensor:
+    """[K] the clusters of all clients, where these newcomers join the one whose model [C, P] fits their training
+    examples best."""
+    cluster = cluster.clone()
+    candidates = [w.expand(len(data), -1) for w in models]
+    cluster[data.ids] = best_fit(task, candidates, data.train).to(cluster)
+    return cluster
 
 
 def _means(x: Array, label: Array, share: Array, otherwise: Array) -> Array:

@@ -19,18 +19,28 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Tree
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
-
-
-@dataclass
-class Server(Tree):
-    w: Tensor  # [P]
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    DeltaUp,
+    LocalTraining,
+    ModelDown,
+    ModelState,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+)
 
 
 @dataclass
@@ -38,73 +48,56 @@ class Client(Tree):
     v: Tensor  # [n, P] personal model, never leaves the client
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P]
-    count: Tensor | None  # [n] examples; absent with equal weights
-
-
 @dataclass(frozen=True)
-class Ditto(Algorithm[Server, Client, Down, Up]):
-    lam: float = 1.0
-    """λ: how firmly the personal model is held near the global one."""
-    weights: str = "examples"
-    """Weights of the average: "examples" (Ditto-w) or "equal" (Ditto-e)."""
-    personal_lr: float | None = None
-    """η_p of the personal branch; the common lr where none is given."""
-    personal_steps: int | None = None
-    """Steps of the personal branch; as many as the global branch where none is given."""
+class Ditto(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+    lam: float = option(1.0, "λ: how firmly the personal model is held near the server's", ge=0, tune=Range(1e-2, 1.9))
+    weights: Weights = option("examples", "weights of the average: by N_m (Ditto-w), or equal (Ditto-e)")
+    personal_lr: float | None = option(None, "η_p of the personal branch; the common lr where none is given", gt=0)
+    personal_steps: int | None = option(
+        None, "steps of the personal branch; as many as the other branch where none is given", ge=1
+    )
+
+    averages = ("delta",)
 
     def __post_init__(self) -> None:
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-        rate = self._personal_work.lr
-        if not 0 <= rate * self.lam < 2:
+        super().__post_init__()
+        rate = self._personal_training.lr
+        if not rate * self.lam < 2:
             raise ConfigError(
-                f"lam must not be negative, and Ditto's personal step is unstable for lr * lam >= 2; "
-                f"got {rate} * {self.lam}; lower one of them"
+                f"Ditto's personal step is unstable for lr * lam >= 2; got {rate} * {self.lam}; lower one of them"
             )
 
     @property
-    def _personal_work(self) -> LocalTraining:
-        """The personal branch's work: the same stream of batches, its own rate (which decays alike) and steps."""
+    def _personal_training(self) -> LocalTraining:
+        """The personal branch: the same stream of batches, its own rate (which decays alike) and steps."""
         training = self.training if self.personal_steps is None else self.training.with_steps(self.personal_steps)
         return training if self.personal_lr is None else replace(training, lr=self.personal_lr)
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        return Server(task.init(clients.seed))
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         pull = (self.lam, down.w) if self.lam else None
-        u = sgd(task, down.w, data.train.batches(self.training))  # the global branch
-        v = sgd(task, client.v, data.train.batches(self._personal_work), pull=pull)  # ∇f(v) + λ (v − w)
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return Client(v), Up(u - down.w, count)
+        u = sgd(task, down.w, data.train.batches(self.training))  # the branch of the server model
+        v = sgd(task, client.v, data.train.batches(self._personal_training), pull=pull)  # ∇f(v) + λ (v − w)
+        return Client(v), DeltaUp(u - down.w, example_counts(self.weights, data))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        return Server(server.w + mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count))
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean_update(up.delta, up.count))
 
-    def averaged(self) -> str:
-        return "delta"
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        one, other = self.training.num_steps(count), self._personal_work.num_steps(count)
-        both = torch.minimum(one, other)  # the branches take the same batches
-        return {2: both, 1: torch.maximum(one, other) - both}
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return client.v
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        one, other = self.training.num_steps(count), self._personal_training.num_steps(count)
+        both = torch.minimum(one, other)  # the branches take the same batches
+        return gradient_steps({2: both, 1: torch.maximum(one, other) - both}, weights=self.weights)

@@ -10,23 +10,35 @@ beside it. A client never active has no own model and uses the current global on
 
 `smoothing` c < 1 keeps w ← (1 − c) w + c ŵ. With c = "participation" it is the smoothing average of Self-FL and
 nothing else of it: the control that must stand beside Self-FL.
-
-Updates travel as differences u_m − w; with Σ p = 1 the average is the same as that of the models.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    DeltaUp,
+    ModelDown,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    gradient_steps,
+    mean_update,
+    option,
+    own_or_server,
+    sgd,
+)
 
 
 @dataclass
@@ -38,63 +50,46 @@ class Server(Tree):
 @dataclass
 class Client(Tree):
     theta: Tensor  # [n, P] the last local model
-    seen: Tensor  # [n] bool
-
-
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P]
-    count: Tensor | None  # [n] examples; absent with equal weights
+    seen: Tensor  # [n] bool: has trained
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm[Server, Client, Down, Up]):
-    weights: str = "examples"
-    """Weights of the average: "examples" (N_m) or "equal"."""
-    smoothing: float | str = 1.0
-    """c in w ← (1 − c) w + c ŵ: a number in (0, 1], or "participation" for the participation rate."""
+class FedAvg(Algorithm[Server, Client, ModelDown, DeltaUp]):
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+    smoothing: float | Literal["participation"] = option(
+        1.0, "c in w ← (1 − c) w + c ŵ: a number, or the participation rate", gt=0, le=1
+    )
 
-    def __post_init__(self) -> None:
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-        c = self.smoothing
-        if c != "participation" and (isinstance(c, str) or not 0 < c <= 1):
-            raise ConfigError(f'smoothing is a number in (0, 1] or "participation"; got {c!r}')
+    averages = ("delta",)
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        c = clients.participation if isinstance(self.smoothing, str) else self.smoothing
-        return Server(task.init(clients.seed), torch.tensor(c, dtype=torch.float64))
+    def init_server(self, task: Task, population: Population) -> Server:
+        c = population.participation if isinstance(self.smoothing, str) else self.smoothing
+        return Server(task.init(population.seed), torch.tensor(c, dtype=torch.float64))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         return Client(start, torch.zeros(len(data), dtype=torch.bool))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         u = self.train(task, down.w, data)
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return Client(u, torch.ones_like(client.seen)), Up(u - down.w, count)
+        return Client(u, torch.ones_like(client.seen)), DeltaUp(u - down.w, example_counts(self.weights, data))
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         """Local training from the received model; what related methods change."""
         return sgd(task, w, data.train.batches(self.training))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        step = mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count)  # Σ p_m (u_m − w)
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        step = mean_update(up.delta, up.count)  # Σ p_m (u_m − w)
         return Server(server.w + float(server.c) * step, server.c)
 
-    def averaged(self) -> str:
-        return "delta"
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
+        return own_or_server(client.seen, client.theta, down.w)
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return torch.where(client.seen[:, None].to(down.w.device), client.theta, down.w)
+    def server_models(self, server: Server) -> ServerModels:
+        return ServerModels(server.w[None])
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count), weights=self.weights)

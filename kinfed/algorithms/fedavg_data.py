@@ -11,7 +11,7 @@ The exchange comes before the first round and costs no round: everyone gives wha
 and receives its part of the pool. Its bytes are counted with those of the first round: every example of G once up,
 every example received (those of one's own are not sent back) once down. Raw examples leave the clients: this is no
 private method, and in a deployment the exchange is a step of its own, before clients are started with what they hold
-then. `exchange` does it for a simulation.
+then. `share_examples` does it for a simulation (kinfed.algorithms.prepare_data calls it).
 
 Decisions:
   * Zhao et al. take G from data that no client has. As in FedFomo's comparison it comes from the clients' training
@@ -24,57 +24,51 @@ Decisions:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
 
+from kinfed.algorithms.facade import ConfigError, Federation, Population, PrivacyProfile, Task, option, sgd
 from kinfed.algorithms.fedavg import FedAvg, Server
-from kinfed.data.federation import Federation, Population
-from kinfed.data.sharing import share_examples
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.data import sharing
 
 
 @dataclass(frozen=True)
 class FedAvgData(FedAvg):
-    share: float = 0.05
-    """β: size of the pool, as a part of all training examples (or of an average client's)."""
-    alpha: float = 1.0
-    """α: the part of the pool that each client receives."""
-    share_base: str = "global"
-    """What `share` is a part of: "global" (all training examples) or "client" (an average client's)."""
-    warm_steps: int = 0
-    """Steps on the pool by which the server trains the first model; 0 for none."""
+    share: float = option(
+        0.05, "β: size of the pool, as a part of all training examples (or of an average client's)", gt=0, le=1
+    )
+    alpha: float = option(1.0, "α: the part of the pool that each client receives", gt=0, le=1)
+    share_base: Literal["global", "client"] = option(
+        "global", "what `share` is a part of: all training examples, or an average client's"
+    )
+    warm_steps: int = option(0, "steps on the pool by which the server trains the first model; 0 for none", ge=0)
 
-    symmetric = False
-    private = False
-    leaks = ("training examples themselves, given to the server and to other clients",)
+    traits = frozenset({"draws by client"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("share", "alpha"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} lies in (0, 1]; got {getattr(self, name)}")
-        if self.share_base not in ("global", "client"):
-            raise ConfigError(f"share_base is global or client; got {self.share_base!r}")
-        if self.warm_steps < 0:
-            raise ConfigError(f"warm_steps must not be negative; got {self.warm_steps}")
-
-    def exchange(self, federation: Federation, clients: Population) -> tuple[Federation, Population]:
-        examples = len(torch.unique(federation.train.rows))
-        base = examples if self.share_base == "global" else examples / clients.num_clients
-        size = max(round(self.share * base), 1)
-        return share_examples(federation, clients, size, self.alpha, clients.key("shared-examples"))
-
-    def init_server(self, task: Task, clients: Population) -> Server:
-        if clients.pool is None:
+    def init_server(self, task: Task, population: Population) -> Server:
+        if population.pool is None:
             raise ConfigError(
                 "FedAvg + Data trains on examples that clients share before the first round, and none were shared; "
-                "give the pool and the loop what method.exchange(federation, population) returns"
+                "give the pool and the loop what prepare_data(algorithm, federation, population) returns"
             )
-        server = super().init_server(task, clients)
+        server = super().init_server(task, population)
         if self.warm_steps:
-            pool = replace(clients.pool, features=clients.pool.features.on(task.device))
+            pool = replace(population.pool, features=population.pool.features.on(task.device))
             training = self.training.with_steps(self.warm_steps)
             server = replace(server, w=sgd(task, server.w[None], pool.batches(training, stream="warm"))[0])
         return server
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return PrivacyProfile(None, impossible="training examples themselves, given to the server and to other clients")
+
+
+def share_examples(
+    algorithm: FedAvgData, federation: Federation, population: Population
+) -> tuple[Federation, Population]:
+    """Every client's training examples with its part of the pool, and the population that knows of the pool."""
+    examples = len(torch.unique(federation.train.rows))
+    base = examples if algorithm.share_base == "global" else examples / population.num_clients
+    size = max(round(algorithm.share * base), 1)
+    return sharing.share_examples(federation, population, size, algorithm.alpha, population.key("shared-examples"))

@@ -27,14 +27,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Tree, take_rows
-from kinfed.data.batches import Batch, Split
-from kinfed.data.federation import Cohort, Population
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Batch,
+    Cohort,
+    ConfigError,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    Split,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    mean_update,
+    option,
+    sgd,
+    take_rows,
+)
 from kinfed.engine.mixture import LEAST, MixtureTask, mixture_rows, responsibilities, shared_out
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
 
 
 @dataclass
@@ -61,27 +73,19 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class FedEM(Algorithm[Server, Client, Down, Up]):
-    components: int = 3
-    """K, the number of shared models; 1 is FedAvg."""
-    weights: str = "examples"
-    """Weights of the average: "examples" (N_m) or "equal"."""
+    components: int = option(
+        3, "K, the number of shared models; 1 is FedAvg", ge=1, tune=Range(1, 4, log=False, whole=True)
+    )
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
-    private = False  # through π every example has a say in the weight of every other
-    leaks = ("updates weighted by proportions computed from all of its examples",)
+    averages = ("delta",)
 
-    def __post_init__(self) -> None:
-        if self.components < 1:
-            raise ConfigError(f"components must be at least 1; got {self.components}")
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-
-    def check(self, task: Task, clients: Population) -> None:
-        super().check(task, clients)
+    def check(self, task: Task, population: Population) -> None:
         if not task.classifies:
             raise ConfigError("FedEM mixes class probabilities, so it needs a task that predicts classes")
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        return Server(torch.stack([task.init(clients.seed, k) for k in range(self.components)]))
+    def init_server(self, task: Task, population: Population) -> Server:
+        return Server(torch.stack([task.init(population.seed, k) for k in range(self.components)]))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         pi = torch.full((len(data), self.components), 1 / self.components, dtype=torch.float64, device=task.device)
@@ -96,15 +100,11 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
         maximization = ExpectedLoss(task, self.components, start, data.ids)
         trained = sgd(maximization, start, data.train.batches(self.training), mask=maximization.mask(self.training))
         theta = trained[:, : down.theta[0].numel()].reshape(down.theta.shape)
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return Client(pi, torch.ones_like(client.seen)), Up(theta - down.theta, count)
+        seen = torch.ones_like(client.seen)
+        return Client(pi, seen), Up(theta - down.theta, example_counts(self.weights, data))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        weight = torch.ones(len(ids)) if up.count is None else up.count
-        return Server(server.theta + mean_of(up.delta.flatten(1), weight).reshape(server.theta.shape))
-
-    def averaged(self) -> str:
-        return "delta"
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        return Server(server.theta + mean_update(up.delta.flatten(1), up.count).reshape(server.theta.shape))
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         pi, new = client.pi, (~client.seen).nonzero().squeeze(1)
@@ -116,14 +116,18 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {f"pi_{k}": client.pi[:, k] for k in range(self.components)}
 
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        # Through π every example has a say in the weight of every other.
+        return PrivacyProfile(None, impossible="updates weighted by proportions computed from all of its examples")
 
-def proportions(task: Task, theta: Tensor, pi: Tensor, part: Split) -> Tensor:
+
+def proportions(task: Task, theta: Tensor, pi: Tensor, split: Split) -> Tensor:
     """[n, K] float64: one E and M step, mean_j q_jk over all examples of the split."""
     total = torch.zeros_like(pi)
-    for rows, batch in part.in_order():
+    for rows, batch in split.in_order():
         q = responsibilities(task, theta[rows].unbind(1), pi[rows], batch)
         total[rows] += (q * batch.weight[..., None]).sum(1, dtype=torch.float64)
-    mean = (total / part.count.to(total.device)[:, None]).clamp_min(LEAST)
+    mean = (total / split.count.to(total.device)[:, None]).clamp_min(LEAST)
     return mean / mean.sum(1, keepdim=True)
 
 

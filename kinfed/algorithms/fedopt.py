@@ -1,4 +1,4 @@
-"""FedOpt: FedAvg whose server treats the average update as a gradient and takes an adaptive step with it.
+"""FedOpt: FedAvg whose server treats the average update as a gradient and takes an optimizer's step with it.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021,
 Algorithm 2 (FedAdagrad, FedYogi, FedAdam).
@@ -17,79 +17,104 @@ here. It leaves β₁ = 0 for Adagrad; the registered `fedadagrad` does too.
 
 Coordinates whose update is large against τ move by about η per round whatever the clients' learning rate, so η is
 tuned beside it, on a scale of its own: a good value is usually between 0.01 and 1.
+
+"momentum" is FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019. Their γ is β₁ here:
+
+    m ← β₁ m + Δ,   w ← w + η m                (Nesterov: w ← w + η (β₁ m + Δ))
+
+β₁ = 0 with η = 1, the η of the registered `fedavgm`, is FedAvg. The momentum sees the average of a round once: updating
+it client by client, as some released code does, keeps only the last client's update and applies it as often as there
+are clients.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.algorithms.fedavg import Client, Down, Up
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    DeltaUp,
+    ModelDown,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    mean_update,
+    option,
+)
+from kinfed.algorithms.fedavg import Client
 from kinfed.algorithms.fedprox import FedProx
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
 
 
 @dataclass
 class Server(Tree):
     w: Tensor  # [P]
     m: Tensor  # [P] momentum of the average update
-    v: Tensor  # [P] size of its squares
+    v: Tensor | None  # [P] size of its squares; absent with optimizer = "momentum"
 
 
 @dataclass(frozen=True)
-class FedOpt(Algorithm[Server, Client, Down, Up]):
-    optimizer: str = "adam"
-    """The server's rule for v: "adam", "yogi" or "adagrad"."""
-    server_lr: float = 0.1
-    """η, the server's learning rate."""
-    beta1: float = 0.9
-    """β₁, momentum of the average update; 0 for none."""
-    beta2: float = 0.99
-    """β₂, memory of its squares (without meaning for adagrad)."""
-    tau: float = 1e-3
-    """τ, how adaptive: updates small against τ are scaled alike, larger ones to equal size."""
-    weights: str = "examples"
-    """Weights of the average: "examples" (N_m) or "equal"."""
-    mu: float = 0.0
-    """Strength of FedProx's proximal term in local training; 0 is FedAvg's."""
+class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
+    optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = option("adam", "the server's rule")
+    server_lr: float = option(0.1, "η, the server's learning rate", gt=0, tune=Range(1e-3, 1.0))
+    beta1: float = option(0.9, "β₁ (FedAvgM's γ), momentum of the average update; 0 for none", ge=0, lt=1)
+    beta2: float = option(
+        0.99, "β₂, memory of the squares of average updates (without meaning for adagrad and momentum)", ge=0, lt=1
+    )
+    tau: float = option(
+        1e-3,
+        "τ, how adaptive: updates small against τ are scaled alike, larger ones to equal size (not for momentum)",
+        gt=0,
+        tune=Range(1e-4, 0.1),
+    )
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+    mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 is FedAvg's", ge=0)
+    nesterov: bool = option(False, "Nesterov's form of momentum, for optimizer = momentum")
+
+    averages = ("delta",)
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adam", "yogi", "adagrad"):
-            raise ConfigError(f"optimizer is adam, yogi or adagrad; got {self.optimizer!r}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must lie in [0, 1); got {getattr(self, name)}")
-        for name in ("server_lr", "tau"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
-        _ = self._local  # refuses unknown weights and a mu that is unstable
+        super().__post_init__()
+        if self.nesterov and self.optimizer != "momentum":
+            raise ConfigError(f"nesterov is a form of optimizer = momentum; got optimizer = {self.optimizer}")
+        _ = self._local  # refuses a mu that is unstable
 
     @property
     def _local(self) -> FedProx:
         """The clients' side, which is FedProx's; with μ = 0, FedAvg's."""
-        return FedProx(self.training, self.weights, mu=self.mu)
+        return FedProx(training=self.training, weights=self.weights, mu=self.mu)
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        w = task.init(clients.seed)
-        return Server(w, torch.zeros_like(w), torch.full_like(w, self.tau**2))
+    def init_server(self, task: Task, population: Population) -> Server:
+        w = task.init(population.seed)
+        v = None if self.optimizer == "momentum" else torch.full_like(w, self.tau**2)
+        return Server(w, torch.zeros_like(w), v)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return self._local.init_client(task, data)
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         return self._local.client_update(task, client, down, data)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        delta = mean_of(up.delta, torch.ones(len(ids)) if up.count is None else up.count)  # Δ
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        delta = mean_update(up.delta, up.count)  # Δ
+        if server.v is None:
+            m = self.beta1 * server.m + delta
+            step = self.beta1 * m + delta if self.nesterov else m
+            return Server(server.w + self.server_lr * step, m, None)
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         square = delta.square()
         if self.optimizer == "adagrad":
@@ -100,11 +125,11 @@ class FedOpt(Algorithm[Server, Client, Down, Up]):
             v = self.beta2 * server.v + (1 - self.beta2) * square
         return Server(server.w + self.server_lr * m / (v.sqrt() + self.tau), m, v)
 
-    def averaged(self) -> str:
-        return "delta"
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return self._local.personalize(task, client, down, data)
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def server_models(self, server: Server) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return self._local.privacy(count)

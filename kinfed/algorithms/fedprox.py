@@ -15,26 +15,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kinfed.algorithms.facade import Cohort, ConfigError, Range, Task, option, sgd
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.data.federation import Cohort
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    mu: float = 0.1
-    """Strength of the proximal term; 0 is FedAvg."""
+    mu: float = option(0.1, "μ: strength of the proximal term; 0 is FedAvg", ge=0, tune=Range(1e-3, 1.0))
 
-    keeps_stragglers = True
+    traits = frozenset({"keeps stragglers"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu * self.training.lr < 2:
+        if not self.mu * self.training.lr < 2:
             raise ConfigError(
-                f"mu must not be negative, and FedProx's step is unstable for lr * mu >= 2; "
-                f"got {self.training.lr} * {self.mu}; lower one of them"
+                f"FedProx's step is unstable for lr * mu >= 2; got {self.training.lr} * {self.mu}; lower one of them"
             )
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:

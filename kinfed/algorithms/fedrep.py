@@ -3,7 +3,7 @@
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning,
 ICML 2021, Algorithm 1 (FedRep).
 
-    client m:  `head_steps` steps on head_m with the representation fixed, then the work's steps on the
+    client m:  `head_steps` steps on head_m with the representation fixed, then the usual steps on the
                representation with head_m fixed;  the server averages representations equally
 
 Head and representation use batches of their own streams: fitting the head to the very batches on which the
@@ -16,31 +16,43 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.fedper import FedPer
-from kinfed.data.federation import Cohort
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    Cohort,
+    ColumnSplit,
+    LocalTraining,
+    PrivacyProfile,
+    Task,
+    Weights,
+    gradient_steps,
+    last_layers,
+    option,
+    parse_patterns,
+    sgd,
+)
+from kinfed.algorithms.partial import PartlyShared
 
 
 @dataclass(frozen=True)
-class FedRep(FedPer):
-    weights: str = "equal"
-    """Weights of the average: "equal" (paper) or "examples"."""
-    head_steps: int | None = None
-    """Steps on the head per round; as many as the work has where none is given."""
+class FedRep(PartlyShared):
+    head_layers: int = option(1, "how many of the last layers form the head", ge=0)
+    head: str = option("", "layers of the head by name or pattern, separated by commas, instead of head_layers")
+    weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
+    head_steps: int | None = option(None, "steps on the head per round; the usual number where none is given", ge=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head_steps is not None and self.head_steps < 1:
-            raise ConfigError(f"head_steps must be at least 1; got {self.head_steps}")
+    def split(self, task: Task) -> ColumnSplit:
+        head = parse_patterns(self.head) or last_layers(task.slots, self.head_layers)
+        return ColumnSplit.owning(task.slots, head)
 
-    def train(self, task: Task, theta: Tensor, own: Tensor, data: Cohort) -> Tensor:
-        if bool(own.any()):
-            training = self.training if self.head_steps is None else self.training.with_steps(self.head_steps)
-            theta = sgd(task, theta, data.train.batches(training, stream="head"), mask=own)
+    @property
+    def _head_training(self) -> LocalTraining:
+        return self.training if self.head_steps is None else self.training.with_steps(self.head_steps)
+
+    def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:
+        own = split.own_mask.to(theta.device)
+        if split.own:
+            theta = sgd(task, theta, data.train.batches(self._head_training, stream="head"), mask=own)
         return sgd(task, theta, data.train.batches(self.training), mask=~own)
 
-    def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        head = self.training if self.head_steps is None else self.training.with_steps(self.head_steps)
-        return {1: self.training.num_steps(count) + head.num_steps(count)}
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        steps = self.training.num_steps(count) + self._head_training.num_steps(count)
+        return gradient_steps(steps, weights=self.weights)

@@ -22,19 +22,36 @@ Decisions:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, best_fit, mean_of
-from kinfed.algorithms.hierarchy import LINKAGES, METRICS, agglomerate, distances
-from kinfed.core.tree import Nothing, Tree, take_rows
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.clustering import Linkage, agglomerate, join_best_cluster
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    DeltaUp,
+    ModelDown,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+    take_rows,
+)
+from kinfed.core.kernels import pairwise_distances
 
 
 @dataclass
@@ -44,77 +61,55 @@ class Server(Tree):
     origin: Tensor  # [P] the model from which everyone trained for the clustering; until then the start
     centre: Tensor  # [C, P] mean update of every cluster then; [0, P] before
     threshold: Tensor  # [] float64 T_d, 0 before
-    round: Tensor  # [] int64 completed rounds
-
-
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] Δ_i
-    count: Tensor | None  # [n] examples; absent with equal weights
 
 
 @dataclass(frozen=True)
-class FLHC(Algorithm[Server, Nothing, Down, Up]):
-    n1: int = 10
-    """n₁, rounds of FedAvg before the clustering."""
-    linkage: str = "ward"
-    """Distance of two clusters: "ward", "complete", "average" or "single"."""
-    metric: str = "l2"
-    """Distance of two updates: "l2", "l1" or "cosine" (ward needs l2)."""
-    threshold: float | None = None
-    """T_d, up to which distance clusters are joined; by `quantile` where none is given."""
-    quantile: float = 0.5
-    """Quantile of the pairwise distances that serves as T_d."""
-    weights: str = "examples"
-    """Weights of the averages: "examples" (N_m) or "equal"."""
+class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
+    n1: int = option(10, "n₁, rounds of FedAvg before the clustering", ge=0, tune=Range(1, 20, whole=True))
+    linkage: Linkage = option("ward", "distance of two clusters")
+    metric: Literal["l2", "l1", "cosine"] = option("l2", "distance of two updates; ward needs l2")
+    threshold: float | None = option(
+        None, "T_d, up to which distance clusters are joined; by quantile where none is given", ge=0, infinite=True
+    )
+    quantile: float = option(
+        0.5, "quantile of the pairwise distances that serves as T_d", ge=0, le=1, tune=Range(0.1, 0.9, log=False)
+    )
+    weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
+
+    averages = "groups clients by their updates"
 
     def __post_init__(self) -> None:
-        if self.n1 < 0:
-            raise ConfigError(f"n1 must not be negative; got {self.n1}")
-        if self.linkage not in LINKAGES or self.metric not in METRICS:
-            raise ConfigError(
-                f"linkage is one of {', '.join(LINKAGES)} and metric one of {', '.join(METRICS)}; "
-                f"got {self.linkage!r} and {self.metric!r}"
-            )
+        super().__post_init__()
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(
                 f"ward's linkage is defined for metric l2 only; got {self.metric!r}; choose another linkage"
             )
-        if self.threshold is not None and not self.threshold >= 0:
-            raise ConfigError(f"threshold is a distance; got {self.threshold}")
-        if not 0 <= self.quantile <= 1:
-            raise ConfigError(f"quantile lies in [0, 1]; got {self.quantile}")
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        w = task.init(clients.seed)
-        everyone = torch.zeros(clients.num_clients, dtype=torch.int64)
-        return Server(
-            w[None], everyone, w.clone(), w.new_empty(0, len(w)), torch.zeros((), dtype=torch.float64), torch.tensor(0)
-        )
+    def init_server(self, task: Task, population: Population) -> Server:
+        w = task.init(population.seed)
+        everyone = torch.zeros(population.num_clients, dtype=torch.int64)
+        return Server(w[None], everyone, w.clone(), w.new_empty(0, len(w)), torch.zeros((), dtype=torch.float64))
 
-    def call(self, server: Server, active: Tensor) -> Tensor:
-        return torch.arange(len(server.cluster)) if int(server.round) == self.n1 else active
+    def _clusters_now(self, server: Server, round: RoundInfo) -> bool:
+        """Whether this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
+        return round.number > self.n1 and not len(server.centre)
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(self.global_models(server, ids))
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        return server, torch.arange(len(server.cluster)) if self._clusters_now(server, round) else active
 
-    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w, count)
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown(self.server_models(server).rows(ids))
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, DeltaUp]:
+        delta = sgd(task, down.w, data.train.batches(self.training)) - down.w
+        return client, DeltaUp(delta, example_counts(self.weights, data))
+
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         cluster, model, origin, centre, threshold = (
             server.cluster.clone(), server.model.clone(), server.origin, server.centre, server.threshold,
         )  # fmt: skip
         counts = cluster[ids] >= 0
-        if int(server.round) == self.n1:
+        if self._clusters_now(server, round):
             label, threshold = self._clusters(up.delta)
             cluster.fill_(-1)
             cluster[ids] = label
@@ -123,41 +118,38 @@ class FLHC(Algorithm[Server, Nothing, Down, Up]):
             centre = torch.stack([up.delta[label == c].mean(0) for c in range(len(model))])
         elif not bool(counts.all()):
             late = (~counts).nonzero().squeeze(1)
-            cluster[ids[late]] = torch.from_numpy(distances(up.delta[late], self.metric, centre).argmin(1))
+            cluster[ids[late]] = torch.from_numpy(pairwise_distances(up.delta[late], self.metric, centre).argmin(1))
         label = torch.where(counts, cluster[ids], -1)
         for c in torch.unique(label[counts]).tolist():
             rows = (label == c).nonzero().squeeze(1)
-            weight = torch.ones(len(rows)) if up.count is None else up.count[rows]
-            model[c] += mean_of(take_rows(up.delta, rows), weight)
-        return Server(model, cluster, origin, centre, threshold, server.round + 1)
+            model[c] += mean_update(take_rows(up.delta, rows), None if up.count is None else up.count[rows])
+        return Server(model, cluster, origin, centre, threshold)
 
     def _clusters(self, updates: Tensor) -> tuple[Tensor, Tensor]:
         """Labels [n], and the threshold T_d []."""
         limit = self.threshold
         if limit is None:
-            between = distances(updates, self.metric)[np.triu_indices(len(updates), 1)]
+            between = pairwise_distances(updates, self.metric)[np.triu_indices(len(updates), 1)]
             limit = float(np.quantile(between, self.quantile)) if len(between) else 0.0
         label = agglomerate(updates, self.linkage, self.metric, threshold=limit)
         return label, torch.tensor(limit, dtype=torch.float64)
 
-    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
         return down.w
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
-        """Newcomers join the cluster whose model fits their training examples best."""
-        cluster = server.cluster.clone()
-        cluster[data.ids] = best_fit(task, server.model, data).to(cluster)
-        return replace(server, cluster=cluster)
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
+        return replace(server, cluster=join_best_cluster(task, server.model, server.cluster, data))
 
-    def global_models(self, server: Server, ids: Tensor) -> Tensor:
-        cluster = server.cluster[ids]
-        placed = (cluster >= 0)[:, None].to(server.model.device)
-        model = take_rows(server.model, cluster.clamp_min(0))
-        return model if bool(placed.all()) else torch.where(placed, model, server.origin)
+    def server_models(self, server: Server) -> ServerModels:
+        """The clusters' models; after them, where somebody has no cluster yet, the one that everyone trained from."""
+        placed = server.cluster >= 0
+        if bool(placed.all()):
+            return ServerModels(server.model, server.cluster)
+        models = torch.cat([server.model, server.origin[None]])
+        return ServerModels(models, torch.where(placed, server.cluster, len(server.model)))
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
-        return {
-            "clusters": len(server.model),
-            "threshold": float(server.threshold),
-            "cluster": server.cluster,
-        }
+    def figures(self, server: Server) -> dict[str, Any]:
+        return {"clusters": len(server.model), "threshold": float(server.threshold), "assignment": server.cluster}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count), weights=self.weights)

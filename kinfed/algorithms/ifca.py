@@ -17,28 +17,39 @@ seed; with a warm start only this one is warm, the others are random as ever: us
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.algorithms.clustering import coordinates, k_means, num_distinct
-from kinfed.algorithms.fedfomo.weights import mean_losses
-from kinfed.core import rng
-from kinfed.core.tree import Nothing, Tree, take_rows
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.clustering import k_means, num_distinct
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    Task,
+    Tree,
+    Weights,
+    best_fit,
+    example_counts,
+    mean_update,
+    option,
+    rng,
+    sgd,
+    take_rows,
+)
+from kinfed.core.kernels import coordinates
 
 
 @dataclass
 class Server(Tree):
     omega: Tensor  # [K, P]
     cluster: Tensor  # [N] int64 last known choice, −1 before the first
-    round: Tensor  # [] int64
-    key: Tensor  # [] int64
+    started: Tensor  # [] bool: the models are apart; False until the k-means start
 
 
 @dataclass
@@ -55,70 +66,59 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class IFCA(Algorithm[Server, Nothing, Down, Up]):
-    clusters: int = 4
-    """K, the number of models."""
-    init: str = "random"
-    """Start of the models: "random" (independent) or "kmeans" (centres of everyone's first training)."""
-    weights: str = "equal"
-    """Weights of the averages: "equal" (paper) or "examples"."""
+    clusters: int = option(4, "K, the number of models", ge=1, tune=Range(2, 6, log=False, whole=True))
+    init: Literal["random", "kmeans"] = option(
+        "random", "start of the models: independent, or the centres of everyone's first training"
+    )
+    weights: Weights = option("equal", "weights of the averages: equal (paper), or by N_m")
 
-    private = False
-    leaks = ("the number of the model with the lowest loss on training examples",)
+    averages = "averages the updates of each cluster by themselves"
 
-    def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise ConfigError(f"clusters must be at least 1; got {self.clusters}")
-        if self.init not in ("random", "kmeans"):
-            raise ConfigError(f"init is random or kmeans; got {self.init!r}")
-        if self.weights not in ("examples", "equal"):
-            raise ConfigError(f"weights is examples or equal; got {self.weights!r}")
-
-    def init_server(self, task: Task, clients: Population) -> Server:
+    def init_server(self, task: Task, population: Population) -> Server:
         same = self.init == "kmeans"
-        omega = torch.stack([task.init(clients.seed, 0 if same else k) for k in range(self.clusters)])
-        cluster = torch.full((clients.num_clients,), -1, dtype=torch.int64)
-        return Server(omega, cluster, torch.tensor(0), clients.key("ifca"))
+        omega = torch.stack([task.init(population.seed, 0 if same else k) for k in range(self.clusters)])
+        cluster = torch.full((population.num_clients,), -1, dtype=torch.int64)
+        return Server(omega, cluster, torch.tensor(not same))
 
-    def _starts(self, server: Server) -> bool:
-        """Whether the coming round is the one whose results are the k-means start."""
-        return self.init == "kmeans" and not bool(server.round)
-
-    def call(self, server: Server, active: Tensor) -> Tensor:
-        return torch.arange(len(server.cluster)) if self._starts(server) else active
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        """The round whose results are the k-means start calls on everybody."""
+        return server, active if bool(server.started) else torch.arange(len(server.cluster))
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        omega = server.omega[:1] if self._starts(server) else server.omega  # still all alike: one is enough
+        omega = server.omega if bool(server.started) else server.omega[:1]  # still all alike: one is enough
         return Down(omega.expand(len(ids), -1, -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         j = self._best(task, down, data)
         omega = down.omega[torch.arange(len(j)), j]
-        count = data.train.count.to(torch.float32) if self.weights == "examples" else None
-        return client, Up(sgd(task, omega, data.train.batches(self.training)) - omega, j, count)
+        delta = sgd(task, omega, data.train.batches(self.training)) - omega
+        return client, Up(delta, j, example_counts(self.weights, data))
 
     def _best(self, task: Task, down: Down, data: Cohort) -> Tensor:
-        """[n] argmin_k f_i(ω_k) on training data; a model with a non-finite loss is never chosen over a finite one."""
-        losses = mean_losses(task, list(down.omega.unbind(1)), data.train)
-        return torch.argmin(torch.nan_to_num(losses, nan=torch.inf), 1).to(down.omega.device)
+        """[n] argmin_k f_i(ω_k) on training data."""
+        return best_fit(task, down.omega.unbind(1), data.train).to(down.omega.device)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         cluster, omega = server.cluster.clone(), server.omega.clone()
         label = cluster[ids] = up.cluster.cpu()
-        if self._starts(server):
+        if not bool(server.started):
             x = coordinates(up.delta)  # all from one model: their differences are those of the models
-            label = k_means(x, min(self.clusters, num_distinct(x)), rng.numpy_seed(server.key)).label
+            seed = rng.numpy_seed(round.population.key("ifca"))
+            label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
             cluster[ids] = label
         for k in torch.unique(label).tolist():
             rows = (label == k).nonzero().squeeze(1)
-            weight = torch.ones(len(rows)) if up.count is None else up.count[rows]
-            omega[k] += mean_of(take_rows(up.delta, rows), weight)
-        return Server(omega, cluster, server.round + 1, server.key)
+            omega[k] += mean_update(take_rows(up.delta, rows), None if up.count is None else up.count[rows])
+        return Server(omega, cluster, torch.tensor(True))
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.omega[torch.arange(len(data)), self._best(task, down, data)]
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         return {
             "clusters_in_use": int(torch.unique(server.cluster[server.cluster >= 0]).numel()),
-            "cluster": server.cluster,
+            "assignment": server.cluster,
         }
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return PrivacyProfile(None, impossible="the number of the model with the lowest loss on training examples")

@@ -10,37 +10,43 @@ p all move to the average, x_i ← x_i − θ (x_i − x̄). Several equal resul
 so one round here is: receive x̄, all moves towards it, the local steps until the next communication, send.
 In the paper's symbols η_l = α/(n (1 − p)) and θ = αλ/(np); their stability condition gives θ ≤ 1/2.
 
-`geometric=False` (default) takes the work's steps and one move per round, the expected lengths' shape, so that methods
-are compared at equal local work; `geometric=True` draws both run lengths as the coin would, with p = 1/(L + 1).
-θ = 0 is local training. Under full participation moving towards x̄ leaves Σ x_i unchanged; with partial participation
-only active clients move, and x̄ stays the mean of the last known x_i (clients send differences).
+`geometric=False` (default) takes the steps of local training and one move per round, the expected lengths' shape, so
+that methods are compared at equal local work; `geometric=True` draws both run lengths as the coin would, with
+p = 1/(L + 1). θ = 0 is local training. Under full participation moving towards x̄ leaves Σ x_i unchanged; with partial
+participation only active clients move, and x̄ stays the mean of the last known x_i (clients send differences).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core import rng
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    gradient_steps,
+    option,
+    rng,
+    sgd,
+)
 
 
 @dataclass
 class Server(Tree):
     mean: Tensor  # [P] x̄ over all clients' last known models
-    clients: Tensor  # [] int64, n
-    round: Tensor  # [] int64
-    key: Tensor  # [] int64
-    moves: Tensor  # [] int64 moves towards x̄ in the planned round
-    steps: Tensor  # [] int64 local steps in the planned round, 0 for the work's
+    moves: Tensor | None  # [] int64 moves towards x̄ in the planned round, with geometric lengths
+    steps: Tensor | None  # [] int64 local steps in the planned round, with geometric lengths
 
 
 @dataclass
@@ -62,39 +68,44 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class L2GD(Algorithm[Server, Client, Down, Up]):
-    theta: float = 0.25
-    """θ: share of the way to the average per move, in [0, 1/2]."""
-    geometric: bool = False
-    """Draw the number of local steps and of moves as the paper's coin does."""
+    theta: float = option(
+        0.25,
+        "θ: share of the way to the average per move; above 1/2 L2GD is unstable",
+        ge=0,
+        le=0.5,
+        tune=Range(0.0, 0.5, log=False),
+    )
+    geometric: bool = option(False, "draw the number of local steps and of moves as the paper's coin does")
+
+    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.theta <= 0.5:
-            raise ConfigError(f"theta lies in [0, 1/2] (above, L2GD is unstable); got {self.theta}")
+        super().__post_init__()
         if self.geometric and self.training.steps is None:
             raise ConfigError("geometric lengths replace a number of steps; give steps instead of epochs")
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        zero = torch.tensor(0)
-        return Server(
-            task.init(clients.seed), torch.tensor(clients.num_clients), zero, clients.key("l2gd"), zero + 1, zero
-        )
+    def init_server(self, task: Task, population: Population) -> Server:
+        start = task.init(population.seed)
+        return Server(start, torch.tensor(1), torch.tensor(1)) if self.geometric else Server(start, None, None)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         if not self.geometric:
-            return server
+            return server, active
         p = 1 / ((self.training.steps or 1) + 1)
-        u = rng.uniform(rng.fold(server.key, server.round), 2)
+        u = rng.uniform(round.key("l2gd"), 2)
         steps = 1 + math.floor(math.log1p(-float(u[0])) / math.log1p(-p))  # a run of heads: geometric, mean 1/p
         moves = 1 + math.floor(math.log1p(-float(u[1])) / math.log(p))  # a run of tails: mean 1/(1 − p)
-        return Server(server.mean, server.clients, server.round, server.key, torch.tensor(moves), torch.tensor(steps))
+        return Server(server.mean, torch.tensor(moves), torch.tensor(steps)), active
 
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
         mean = server.mean.expand(n, -1)
-        return Down(mean, server.moves.expand(n), server.steps.expand(n)) if self.geometric else Down(mean, None, None)
+        if server.moves is None or server.steps is None:
+            return Down(mean, None, None)
+        return Down(mean, server.moves.expand(n), server.steps.expand(n))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         moves = torch.ones(len(data)) if down.moves is None else down.moves.cpu()
@@ -103,22 +114,16 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         x = sgd(task, x, data.train.batches(self.training, steps=None if down.steps is None else down.steps.cpu()))
         return Client(x), Up(x - client.x)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        change = up.delta.to(torch.float64).sum(0) / int(server.clients)  # x̄ ← x̄ + (1/n) Σ Δ_i
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        change = up.delta.to(torch.float64).sum(0) / round.population.num_clients  # x̄ ← x̄ + (1/n) Σ Δ_i
         mean = (server.mean.to(torch.float64) + change).to(server.mean.dtype)
-        return Server(mean, server.clients, server.round + 1, server.key, server.moves, server.steps)
-
-    def averaged(self) -> str:
-        raise ConfigError(
-            "L2GD's server follows the mean of all models by adding up their changes; what a robust average leaves "
-            "out would be missing from it for ever; leave out robust or the method"
-        )
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
-        return None if self.geometric else super().gradients(count)
+        return replace(server, mean=mean)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.x
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.mean
+    def server_models(self, server: Server) -> ServerModels:
+        return ServerModels(server.mean[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(None if self.geometric else self.training.num_steps(count))

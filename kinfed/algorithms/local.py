@@ -12,11 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core.tree import Nothing, Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    Task,
+    Tree,
+    gradient_steps,
+    sgd,
+)
 
 
 @dataclass
@@ -26,9 +33,10 @@ class Client(Tree):
 
 @dataclass(frozen=True)
 class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
-    keeps_stragglers = True  # nobody waits for it
+    traits = frozenset({"keeps stragglers"})  # nobody waits for it
+    averages = ()  # nothing is sent
 
-    def init_server(self, task: Task, clients: Population) -> Nothing:
+    def init_server(self, task: Task, population: Population) -> Nothing:
         return Nothing()
 
     def init_client(self, task: Task, data: Cohort) -> Client:
@@ -40,11 +48,11 @@ class Local(Algorithm[Nothing, Client, Nothing, Nothing]):
     def client_update(self, task: Task, client: Client, down: Nothing, data: Cohort) -> tuple[Client, Nothing]:
         return Client(sgd(task, client.theta, data.train.batches(self.training))), Nothing()
 
-    def aggregate(self, server: Nothing, ids: Tensor, up: Nothing) -> Nothing:
+    def aggregate(self, server: Nothing, ids: Tensor, up: Nothing, round: RoundInfo) -> Nothing:
         return server
-
-    def averaged(self) -> str:
-        return ""
 
     def personalize(self, task: Task, client: Client, down: Nothing, data: Cohort) -> Tensor:
         return client.theta
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count))

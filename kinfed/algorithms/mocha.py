@@ -31,7 +31,7 @@ Decisions: clients send b_t itself, not its change: as many bytes, no drift, and
 computed from b and Σ, so the identity also holds after a Σ step (the released code lets it go). The bias is the weight
 of a feature that is always 1, and is regularized. Clients that have not replied have no column of W: they keep
 Σ_tt = 1/m, unrelated to others, and the others' block has the rest of the trace. The number of coordinate steps is the
-number of examples in the round's local work (steps x batch, or epochs x n_t), equal for all methods; there is no
+number of examples in the round's local training (steps x batch, or epochs x n_t), equal for all methods; there is no
 learning rate. The loss in reports is the cross-entropy of scores that were not trained for it: compare accuracies.
 """
 
@@ -44,14 +44,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core import rng
-from kinfed.core.tree import Tree
-from kinfed.data.batches import Split
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.dense import Dense, StackedNet
-from kinfed.engine.task import ModuleTask, Task
-from kinfed.errors import ConfigError, ModelError
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    Split,
+    Task,
+    Tree,
+    option,
+    rng,
+)
+from kinfed.engine.dense import FeedForwardNet
+from kinfed.engine.linear import Dense
+from kinfed.engine.task import ModuleTask
+from kinfed.errors import ModelError
 
 LEAST_EIGENVALUE = 1e-7  # of Σ
 SHOWN_RELATIONS = 40  # clients at most whose relations go to the journal, as a matrix
@@ -65,7 +74,7 @@ class Server(Tree):
     sigma: Tensor  # [N, N] float64 relations of clients, Σ
     q: Tensor  # [N] ρ Σ_tt / λ
     seen: Tensor  # [N] bool
-    round: Tensor  # [] int64
+    rounds: Tensor  # [] int64, those in which somebody replied
 
 
 @dataclass
@@ -86,39 +95,30 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class Mocha(Algorithm[Server, Client, Down, Up]):
-    lam: float = 1e-3
-    """λ; a client alone faces (λ m / 2) ‖w‖², m the number of clients."""
-    sigma_every: int = 10
-    """Rounds between updates of the clients' relations Σ; 0 leaves them unrelated."""
+    lam: float = option(1e-3, "λ; a client alone faces (λ m / 2) ‖w‖², m the number of clients", gt=0)
+    sigma_every: int = option(10, "rounds between updates of the clients' relations Σ; 0 leaves them unrelated", ge=0)
 
-    keeps_stragglers = True
-    takes_momentum = False
-    takes_weight_decay = False
-    symmetric = False  # the order of coordinates is drawn by client id
-    private = False
-    leaks = ("the sum of its examples weighted by dual variables",)
+    # The order of coordinates is drawn by client id.
+    traits = frozenset({"keeps stragglers", "no momentum", "no weight decay", "draws by client"})
+    averages = "keeps what every client sent and learns from it how clients are related"
 
     def __post_init__(self) -> None:
-        if not 0 < self.lam < float("inf"):
-            raise ConfigError(f"lam must be positive; got {self.lam}")
-        if self.sigma_every < 0:
-            raise ConfigError(f"sigma_every is a number of rounds, or 0 for never; got {self.sigma_every}")
+        super().__post_init__()
         if self.training.augment is not None:
             raise ConfigError(
                 f"MOCHA has a dual variable for every training example, and changed examples (augment = "
                 f"{self.training.augment!r}) have none; turn augmentation off for mocha"
             )
 
-    def check(self, task: Task, clients: Population) -> None:
-        super().check(task, clients)
+    def check(self, task: Task, population: Population) -> None:
         linear_layer(task)
         if isinstance(task, ModuleTask) and task.start is not None:
             raise ConfigError(
                 "MOCHA starts from dual variables of zero and cannot take up a warm start; run it without"
             )
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        m = clients.num_clients
+    def init_server(self, task: Task, population: Population) -> Server:
+        m = population.num_clients
         zeros = torch.zeros(m, task.num_params, device=task.device)
         sigma = torch.eye(m, dtype=torch.float64) / m  # on the CPU: decisions in float64 are not for every device
         return Server(zeros, zeros, sigma, self._q(sigma), torch.zeros(m, dtype=torch.bool), torch.tensor(0))
@@ -131,29 +131,29 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
         return Down(server.w[ids], server.q[ids])
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        layer, part = linear_layer(task), data.train
-        beta = ascend(layer, client.beta, down, part, self._num_coordinates(part))
-        return Client(beta), Up(dual_sum(layer, beta, part))
+        layer, split = linear_layer(task), data.train
+        beta = ascend(layer, client.beta, down, split, self._num_coordinates(split))
+        return Client(beta), Up(dual_sum(layer, beta, split))
 
-    def _num_coordinates(self, part: Split) -> Tensor:
-        """[n] int64: as many examples as the round's local work holds; of stragglers, the part that they finish."""
-        training, count = self.training, part.count
+    def _num_coordinates(self, split: Split) -> Tensor:
+        """[n] int64: as many examples as the round's local training holds; of stragglers, the part that they finish."""
+        training, count = self.training, split.count
         total = (
             count.clamp_max(training.batch) * training.num_steps(count)
             if training.epochs is None
             else count * training.epochs
         )
-        if part.effort is None:
+        if split.effort is None:
             return total
-        return torch.ceil(part.effort.to(torch.float64) * total - 1e-6).clamp_min(1).to(torch.int64)
+        return torch.ceil(split.effort.to(torch.float64) * total - 1e-6).clamp_min(1).to(torch.int64)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        b, seen, number = server.b.clone(), server.seen.clone(), server.round + 1
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        b, seen, rounds = server.b.clone(), server.seen.clone(), server.rounds + 1
         b[ids], seen[ids] = up.b, True
         sigma = server.sigma
-        if self.sigma_every and int(number) % self.sigma_every == 0:
+        if self.sigma_every and int(rounds) % self.sigma_every == 0:
             sigma = relations(self._w(sigma, b), seen)
-        return Server(b, self._w(sigma, b).to(b), sigma, self._q(sigma), seen, number)
+        return Server(b, self._w(sigma, b).to(b), sigma, self._q(sigma), seen, rounds)
 
     def _w(self, sigma: Tensor, b: Tensor) -> Tensor:
         """[N, P] float64: (1/λ) Σ_t' Σ_tt' b_t'."""
@@ -164,7 +164,7 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
         rho = (sigma.abs().sum(1) / own).max()
         return (rho * own / self.lam).to(torch.float32)
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         raise ConfigError(
             "MOCHA knows how clients are related from what they sent while it ran, and a newcomer has sent nothing; "
             "run again with it, or adopt from another method"
@@ -173,7 +173,7 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return down.w
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         own = server.sigma.diagonal()
         total = server.sigma.abs().sum(1)
         figures: dict[str, Any] = {"rho": float((total / own).max()), "own_share": float((own / total).mean())}
@@ -181,10 +181,13 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
             figures["relations"] = server.sigma / (own[:, None] * own).sqrt()  # as a correlation is to a covariance
         return figures
 
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return PrivacyProfile(None, impossible="the sum of its examples weighted by dual variables")
+
 
 def linear_layer(task: Task) -> Dense:
     """The one linear layer that the model is; any other model is refused."""
-    net = StackedNet.compile(task.module) if isinstance(task, ModuleTask) else None
+    net = FeedForwardNet.from_module(task.module) if isinstance(task, ModuleTask) else None
     if net is None or len(net.steps) != 1:
         layers = ", ".join(task.layer_names())
         raise ModelError(
@@ -194,23 +197,23 @@ def linear_layer(task: Task) -> Dense:
     return net.steps[0][0]
 
 
-def ascend(layer: Dense, beta: Tensor, down: Down, part: Split, steps: Tensor) -> Tensor:
+def ascend(layer: Dense, beta: Tensor, down: Down, split: Split, steps: Tensor) -> Tensor:
     """[n, L, C]: the dual variables after `steps` [n] exact coordinate steps of every client, all classes at once.
 
     A step moves ⟨u, x_r⟩ of a later one by the product of their examples. With these products known, many steps are
     taken on the scores alone, and u follows once for all of them."""
     order = torch.argsort(steps, descending=True, stable=True)  # who still steps is then always a prefix
-    part, steps = part.take(order), steps[order]
-    place = coordinates(part, steps)
+    split, steps = split.take(order), steps[order]
+    place = coordinates(split, steps)
     u, q = joined(layer, down.w)[order].clone(), down.q[order]
     new = beta[order].clone(memory_format=torch.contiguous_format)
     variables = new.view(-1, new.shape[2])  # [n L, C]
     at = (place + new.shape[1] * torch.arange(len(place))[:, None]).to(new.device)
     one = u.new_ones(())
-    step_size = q / part.count.to(u)  # q_t / n_t
+    step_size = q / split.count.to(u)  # q_t / n_t
     for begin, end in spans(steps):
         n = int((steps > begin).sum())
-        x, y = examples(layer, part.take(slice(0, n)), place[:n, begin:end])
+        x, y = examples(layer, split.take(slice(0, n)), place[:n, begin:end])
         product = torch.bmm(x, x.transpose(1, 2)).mul_(step_size[:n, None, None])  # [n, S, S]  ⟨x_s, x_r⟩ q_t / n_t
         score = torch.bmm(x, u[:n].transpose(1, 2))  # [n, S, C]  ⟨u, x_s⟩
         rate = 1 / product.diagonal(dim1=1, dim2=2)[..., None]  # n_t / (q_t ‖x_s‖²)
@@ -236,25 +239,25 @@ def spans(steps: Tensor) -> Iterator[tuple[int, int]]:
             begin = stop
 
 
-def coordinates(part: Split, steps: Tensor) -> Tensor:
+def coordinates(split: Split, steps: Tensor) -> Tensor:
     """[n, max steps]: which of its examples each client visits: all of them in random order, then again in another."""
     step = torch.arange(int(steps.max()))
-    epoch, inside = step // part.count[:, None], step % part.count[:, None]
+    epoch, inside = step // split.count[:, None], step % split.count[:, None]
     place = torch.zeros_like(epoch)
-    key = rng.fold(rng.root(part.seed, "mocha"), part.round, part.ids)
-    column = torch.arange(int(part.count.max()))
-    for number in range(int((-(-steps // part.count)).max())):
+    key = rng.fold(rng.root(split.seed, "mocha"), split.round, split.ids)
+    column = torch.arange(int(split.count.max()))
+    for number in range(int((-(-steps // split.count)).max())):
         draw = rng.bits(rng.fold(key, number), len(column))
-        draw.masked_fill_(column >= part.count[:, None], torch.iinfo(torch.int64).max)
+        draw.masked_fill_(column >= split.count[:, None], torch.iinfo(torch.int64).max)
         visit = torch.argsort(draw, dim=1, stable=True).gather(1, inside)
         place = torch.where(epoch == number, visit, place)
     return place
 
 
-def examples(layer: Dense, part: Split, place: Tensor) -> tuple[Tensor, Tensor]:
+def examples(layer: Dense, split: Split, place: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, S, D] and y [n, S, C] = ±1 of the clients' examples at these places; a feature of 1 stands for the bias."""
-    index = part.rows[part.start[:, None] + place[: len(part.count)]]
-    return features_and_signs(layer, part.features.gather(index), part.features.to_device(part.labels[index]))
+    index = split.rows[split.start[:, None] + place[: len(split.count)]]
+    return features_and_signs(layer, split.features.gather(index), split.features.to_device(split.labels[index]))
 
 
 def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,16 +267,16 @@ def features_and_signs(layer: Dense, x: Tensor, label: Tensor) -> tuple[Tensor, 
     return x, torch.nn.functional.one_hot(label, layer.outputs).to(x.dtype).mul_(2).sub_(1)
 
 
-def dual_sum(layer: Dense, beta: Tensor, part: Split) -> Tensor:
+def dual_sum(layer: Dense, beta: Tensor, split: Split) -> Tensor:
     """[n, P]: b_t = (1/n_t) Σ_i β_i y_i x_i."""
     total = beta.new_zeros(len(beta), layer.outputs, layer.inputs + (layer.bias is not None))
     begin = 0
-    for rows, batch in part.in_order():
+    for rows, batch in split.in_order():
         x, y = features_and_signs(layer, batch.x, batch.y)
         share = beta[rows, begin : begin + x.shape[1]] * y * batch.weight[..., None]
         total[rows] += torch.bmm(share.transpose(1, 2), x)
         begin += x.shape[1]
-    return parted(layer, total / part.count.to(total)[:, None, None])
+    return parted(layer, total / split.count.to(total)[:, None, None])
 
 
 def relations(w: Tensor, seen: Tensor) -> Tensor:

@@ -29,19 +29,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    Task,
+    Tree,
+    gradient_steps,
+    option,
+    sgd,
+)
 
 
 @dataclass
 class Server(Tree):
-    clients: Tensor  # [] int64 m
-    mean: Tensor | None  # [P] w̄; absent with learn_omega
-    models: Tensor | None  # [m, P] last known, with learn_omega
+    models: Tensor  # [1, P] the mean w̄ of all; with learn_omega [m, P], all of them as last known
     omega: Tensor | None  # [m, m] float64, with learn_omega
 
 
@@ -63,20 +69,22 @@ class Up(Tree):
 
 @dataclass(frozen=True)
 class MochaDeep(Algorithm[Server, Client, Down, Up]):
-    lam1: float = 1e-4
-    """λ₁: how firmly models are held near zero."""
-    lam2: float = 1e-2
-    """λ₂: how firmly models are held near the mean of all."""
-    learn_omega: bool = False
-    """Learn the relations Ω of clients from their models instead of holding all near one mean."""
-    omega_floor: float = 0.1
-    """Least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor."""
+    lam1: float = option(1e-4, "λ₁: how firmly models are held near zero", ge=0, tune=Range(1e-6, 1e-2))
+    lam2: float = option(1e-2, "λ₂: how firmly models are held near the mean of all", ge=0, tune=Range(1e-3, 0.9))
+    learn_omega: bool = option(
+        False, "learn the relations Ω of clients from their models instead of holding all near one mean"
+    )
+    omega_floor: float = option(
+        0.1,
+        "least eigenvalue of Σ (mean 1) with learn_omega: no pull is stronger than λ₂ / omega_floor",
+        gt=0,
+        le=1,
+    )
+
+    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
 
     def __post_init__(self) -> None:
-        if self.lam1 < 0 or self.lam2 < 0:
-            raise ConfigError(f"lam1 and lam2 must not be negative; got {self.lam1} and {self.lam2}")
-        if not 0 < self.omega_floor <= 1:
-            raise ConfigError(f"omega_floor lies in (0, 1]; got {self.omega_floor}")
+        super().__post_init__()
         strongest = 2 * (self.lam1 + self.lam2 / (self.omega_floor if self.learn_omega else 1))
         if not self.training.lr * strongest < 2:
             raise ConfigError(
@@ -84,21 +92,18 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
                 f"lr times that is 2 or more; got lr={self.training.lr}; lower lr, lam1 or lam2"
             )
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        m, start = clients.num_clients, task.init(clients.seed)
+    def init_server(self, task: Task, population: Population) -> Server:
+        m, start = population.num_clients, task.init(population.seed)
         if not self.learn_omega:
-            return Server(torch.tensor(m), start, None, None)
-        apart = torch.eye(m, dtype=torch.float64) - 1 / m
-        return Server(torch.tensor(m), None, start.repeat(m, 1), apart)
+            return Server(start[None], None)
+        return Server(start.repeat(m, 1), torch.eye(m, dtype=torch.float64) - 1 / m)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        if server.mean is not None:
-            return Down(server.mean.expand(len(ids), -1), None)
-        assert server.models is not None
-        assert server.omega is not None
+        if server.omega is None:
+            return Down(server.models.expand(len(ids), -1), None)
         centers = [_center(server.omega[i], server.models, i) for i in ids.tolist()]
         strength = server.omega.diagonal()[ids].to(torch.float32)
         return Down(torch.stack(centers), strength)
@@ -117,20 +122,13 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         total = (self.lam1 + near).clamp_min(torch.finfo(near.dtype).tiny)
         return 2 * total, down.center * (near / total)[:, None]
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        if server.mean is not None:
-            moved = up.delta.sum(0, dtype=torch.float64) / int(server.clients)
-            return Server(server.clients, server.mean + moved.to(server.mean.dtype), None, None)
-        assert server.models is not None
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        if server.omega is None:
+            change = up.delta.sum(0, dtype=torch.float64) / round.population.num_clients
+            return Server(server.models + change.to(server.models.dtype), None)
         models = server.models.clone()
         models[ids] += up.delta
-        return Server(server.clients, None, models, self._omega(models))
-
-    def averaged(self) -> str:
-        raise ConfigError(
-            "MOCHA's server follows the mean of all models by adding up their changes; what a robust average leaves "
-            "out would be missing from it for ever; leave out robust or the method"
-        )
+        return Server(models, self._omega(models))
 
     def _omega(self, models: Tensor) -> Tensor:
         w = models.to("cpu", torch.float64)
@@ -143,10 +141,13 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.w
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         if server.omega is None:
             return {}
         return {"strongest_pull": self.lam2 * float(server.omega.diagonal().max())}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count))
 
 
 def _center(omega: Tensor, models: Tensor, i: int) -> Tensor:

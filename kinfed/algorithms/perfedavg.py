@@ -20,70 +20,59 @@ must be. δ shrinks with ‖v‖ beyond 1, so that the difference quotient stays
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Nothing, Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
-
-
-@dataclass
-class Server(Tree):
-    w: Tensor  # [P]
-
-
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P]
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    each_step,
+    gradient,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+    toward_zero,
+)
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
-    variant: str = "fo"
-    """"fo" (first order) or "hf" (Hessian-free)."""
-    alpha: float | None = None
-    """α of the inner (adaptation) step; the common lr where none is given."""
-    beta: float | None = None
-    """β of the outer step; the common lr where none is given."""
-    delta: float = 1e-3
-    """δ of the Hessian-free difference quotient."""
-    adapt_steps: int = 1
-    """Steps on training data that turn w into a personal model."""
+class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
+    variant: Literal["fo", "hf"] = option("fo", "first order, or Hessian-free")
+    alpha: float | None = option(
+        None, "α of the inner (adaptation) step; the common lr where none is given", ge=0, tune=Range(1e-3, 0.5)
+    )
+    beta: float | None = option(None, "β of the outer step; the common lr where none is given", gt=0)
+    delta: float = option(1e-3, "δ of the Hessian-free difference quotient", gt=0)
+    adapt_steps: int = option(1, "steps on training data that turn w into a personal model", ge=1)
 
-    takes_momentum = False
-
-    def __post_init__(self) -> None:
-        if self.variant not in ("fo", "hf"):
-            raise ConfigError(f"variant is fo or hf; got {self.variant!r}")
-        if (self.alpha is not None and self.alpha < 0) or (self.beta is not None and not self.beta > 0):
-            raise ConfigError(f"Per-FedAvg needs alpha >= 0 and beta > 0; got {self.alpha} and {self.beta}")
-        if not self.delta > 0 or self.adapt_steps < 1:
-            raise ConfigError(
-                f"delta must be positive and adapt_steps at least 1; got {self.delta}, {self.adapt_steps}"
-            )
+    traits = frozenset({"no momentum"})
+    averages = ("delta",)
 
     def _rates(self, lr: float) -> tuple[float, float]:
         """α and β of a round, decaying in step with the common rate."""
         decay = lr / self.training.lr
         return lr if self.alpha is None else self.alpha * decay, lr if self.beta is None else self.beta * decay
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        return Server(task.init(clients.seed))
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
 
-    def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
+    def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, DeltaUp]:
         batches = data.train.batches(self.training)
         streams = ("meta", "hessian") if self.variant == "hf" else ("meta",)
         others = [data.train.batches(self.training, stream=name) for name in streams]
@@ -99,25 +88,22 @@ class PerFedAvg(Algorithm[Server, Nothing, Down, Up]):
                 plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
                 v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
             x.add_(v, alpha=-beta)
-        return Nothing(), Up(w - down.w)
+        return Nothing(), DeltaUp(w - down.w, None)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        return Server(server.w + mean_of(up.delta, torch.ones(len(ids))))
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean_update(up.delta, up.count))
 
-    def averaged(self) -> str:
-        return "delta"
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor]:
-        steps = self.training.num_steps(count)
-        return {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps}
-
-    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
-        return {1: torch.full_like(count, self.adapt_steps)}
-
-    def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> Tensor:
         batches = data.train.batches(self.training.with_steps(self.adapt_steps), stream="adapt")
         alpha, _ = self._rates(batches.lr)
         return sgd(task, down.w, batches, lr=alpha) if alpha else down.w
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        steps = self.training.num_steps(count)
+        return gradient_steps(
+            {1: 2 * steps, 2: steps} if self.variant == "hf" else {1: 2 * steps},
+            per_personalization={1: torch.full_like(count, self.adapt_steps)},
+        )

@@ -39,14 +39,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core import rng
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    Nothing,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    Task,
+    Tree,
+    gradient_steps,
+    option,
+    rng,
+    sgd,
+)
 from kinfed.core.kernels import IN_CACHE
-from kinfed.core.tree import Nothing, Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
 
 ROWS_AT_ONCE = 4096  # of the head, drawn in float64
 
@@ -92,41 +101,21 @@ class Outer:
 
 @dataclass(frozen=True)
 class PFedHN(Algorithm[Server, Nothing, Down, Up]):
-    server_lr: float = 1e-2
-    """α of the server's steps."""
-    server_momentum: float = 0.9
-    """Momentum of the server's steps."""
-    server_weight_decay: float = 1e-3
-    """Weight decay of φ and of the embeddings of called clients."""
-    clip: float = 50.0
-    """Greatest norm of a server gradient."""
-    embedding: int | None = None
-    """Numbers per client embedding; 1 + N/4 where none is given."""
-    hidden: int = 100
-    """Units of a hidden layer."""
-    hidden_layers: int = 3
-    """Hidden layers after the first."""
-    max_gb: float = 4.0
-    """Refuse a hypernetwork that takes more than so many gigabytes of the server's memory."""
+    server_lr: float = option(1e-2, "α of the server's steps", gt=0, tune=Range(1e-3, 0.5))
+    server_momentum: float = option(0.9, "momentum of the server's steps", ge=0, lt=1)
+    server_weight_decay: float = option(1e-3, "weight decay of φ and of the embeddings of called clients", ge=0)
+    clip: float = option(50.0, "greatest norm of a server gradient", gt=0)
+    embedding: int | None = option(None, "numbers per client embedding; 1 + N/4 where none is given", ge=1)
+    hidden: int = option(100, "units of a hidden layer", ge=1)
+    hidden_layers: int = option(3, "hidden layers after the first", ge=0)
+    max_gb: float = option(
+        4.0, "refuse a hypernetwork that takes more than so many gigabytes of the server's memory", gt=0
+    )
 
-    symmetric = False  # embeddings are drawn by client id
+    traits = frozenset({"draws by client"})  # embeddings
+    averages = "moves every client's embedding by that client's own update"
 
-    def __post_init__(self) -> None:
-        for name in ("server_lr", "clip", "max_gb"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be positive; got {getattr(self, name)}")
-        if not 0 <= self.server_momentum < 1:
-            raise ConfigError(f"server_momentum must lie in [0, 1); got {self.server_momentum}")
-        if not 0 <= self.server_weight_decay < float("inf"):
-            raise ConfigError(f"server_weight_decay must not be negative or infinite; got {self.server_weight_decay}")
-        if self.hidden < 1 or self.hidden_layers < 0 or (self.embedding is not None and self.embedding < 1):
-            raise ConfigError(
-                "embedding and hidden must be at least 1 and hidden_layers not negative; "
-                f"got {self.embedding}, {self.hidden}, {self.hidden_layers}"
-            )
-
-    def check(self, task: Task, clients: Population) -> None:
-        super().check(task, clients)
+    def check(self, task: Task, population: Population) -> None:
         needed = 4 * 4 * (self.hidden + 1) * task.num_params / 1e9
         if needed > self.max_gb:
             raise ConfigError(
@@ -139,15 +128,15 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         """(inputs, outputs) of the trunk's layers."""
         return [(embedding, self.hidden)] + [(self.hidden, self.hidden)] * self.hidden_layers
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        width = self.embedding or 1 + clients.num_clients // 4
-        key = clients.key("pfedhn")
-        embedding = rng.normal(rng.fold(key, 0, torch.arange(clients.num_clients)), width)
+    def init_server(self, task: Task, population: Population) -> Server:
+        width = self.embedding or 1 + population.num_clients // 4
+        key = population.key("pfedhn")
+        embedding = rng.normal(rng.fold(key, 0, torch.arange(population.num_clients)), width)
         trunk = [
             _uniform(rng.fold(key, 1, number), (inputs + 1) * outputs, inputs)
             for number, (inputs, outputs) in enumerate(self._sizes(width))
         ]
-        start = task.init(clients.seed)
+        start = task.init(population.seed)
         head = start.new_empty(task.num_params, self.hidden)
         for rows in torch.split(torch.arange(task.num_params), ROWS_AT_ONCE):
             head[rows] = _uniform(rng.fold(key, 2, rows), self.hidden, self.hidden).to(start)
@@ -183,7 +172,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.theta, data.train.batches(self.training)) - down.theta)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         phi, old, n = server.phi, server.momentum, len(ids)
         e, trunk = phi.embedding[ids].requires_grad_(), phi.trunk.clone().requires_grad_()
         with torch.enable_grad():
@@ -225,7 +214,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     def _rows_in_cache(self) -> int:
         return max(IN_CACHE // self.hidden, 1)
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         raise ConfigError(
             "pFedHN makes a model from a client's embedding, which the server learns round by round, and a newcomer "
             "has none; run again with it, or adopt from another method"
@@ -234,9 +223,12 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         return down.theta
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         e = server.phi.embedding
         return {"embedding_spread": float((e - e.mean(0)).norm(dim=1).mean())}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count))
 
 
 def _uniform(key: Tensor, count: int, inputs: int) -> Tensor:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm, prepare_data
 from kinfed.algorithms.base import Algorithm
 from kinfed.algorithms.pfedhn import PFedHN
 from kinfed.bench.workload import Workload, synthetic
@@ -131,8 +131,8 @@ def counted(task: Task) -> Iterator[GradientCount]:
         with count.of(batch.y.numel()):
             descend(theta, batch, lr, pull)
 
-    def counted_descent(theta: Tensor, steps: int, pull: Pull | None = None) -> Descent:
-        return _CountedDescent(descent(theta, steps, pull), count)
+    def counted_descent(theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
+        return _CountedDescent(descent(theta, steps, pull, drift), count)
 
     def counted_logits(theta: Tensor, x: Tensor) -> Tensor:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
@@ -210,7 +210,7 @@ def with_validation(federation: Federation, count: int) -> Federation:
 
 def _loop(algorithm: Algorithm[Any, Any, Any, Any], setting: Workload, federation: Federation) -> Loop:
     task = make_task(setting.build)
-    federation, clients = algorithm.exchange(federation, federation.population(0, setting.participation))
+    federation, clients = prepare_data(algorithm, federation, federation.population(0, setting.participation))
     return Loop(algorithm, task, LocalPool(algorithm, task, federation, 0, workers=1), clients)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kinfed.bench.workload import Workload
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 
 Example = tuple[Tensor, Tensor]
 

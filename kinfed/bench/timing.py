@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kinfed.algorithms import prepare_data
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.bench.machine import Limits, describe_machine, forget_peak, measure_limits, peak_mb
 from kinfed.bench.plain_loop import Example, PlainLoop
@@ -131,7 +132,7 @@ def run_benchmarks(
 def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
     algorithm = FedAvg(workload.training)
     task = make_task(workload.build)
-    federation, clients = algorithm.exchange(federation, federation.population(0, workload.participation))
+    federation, clients = prepare_data(algorithm, federation, federation.population(0, workload.participation))
     pool = LocalPool(algorithm, task, federation, 0, workers=workers)
     return Loop(algorithm, task, pool, clients)
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import itertools
-import textwrap
-from typing import Any
-
-from kinfed.core.options import OptionDoc, documented
+from kinfed.core.options import OptionDoc
 from kinfed.core.registries import registry_of
-from kinfed.core.registry import Entry
 from kinfed.errors import unknown_name
 
 # As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
@@ -48,41 +40,4 @@ def options_of(name: str) -> list[OptionDoc]:
     kind = kind_of(name)
     if kind == RECIPES:
         return []
-    entry = registry_of(KINDS[kind])[name]
-    if kind == "algorithms":
-        from kinfed.algorithms.finetune import Finetuned
-
-        return [
-            dataclasses.replace(doc, default=entry.preset.get(doc.name, doc.default))
-            for doc in (*_algorithm_options(entry.target), *_algorithm_options(Finetuned))
-        ]
-    return entry.describe_options() if isinstance(entry, Entry) else documented(entry.options)
-
-
-def _algorithm_options(method: type[Any]) -> list[OptionDoc]:
-    """Fields of the dataclass with the string that stands under each in the source."""
-    texts: dict[str, str] = {}
-    for cls in reversed(method.__mro__):
-        if dataclasses.is_dataclass(cls):
-            texts |= _strings_under_fields(cls)
-    return [
-        OptionDoc(field.name, str(field.type), field.default, texts.get(field.name, ""))
-        for field in dataclasses.fields(method)
-        if field.name != "training"
-    ]
-
-
-def _strings_under_fields(cls: type[Any]) -> dict[str, str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    texts = {}
-    for statement, after in itertools.pairwise(body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-            and isinstance(after.value.value, str)
-        ):
-            texts[statement.target.id] = " ".join(after.value.value.split())
-    return texts
+    return registry_of(KINDS[kind])[name].describe_options()

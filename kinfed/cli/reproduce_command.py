@@ -32,7 +32,7 @@ def reproduce(
     from kinfed.cli.interrupt import StopRequest
     from kinfed.reproduce import measure, recipe_page, result_tables
     from kinfed.reproduce.judge import verdicts
-    from kinfed.reproduce.recipe import SCALES, Part
+    from kinfed.reproduce.recipe import SCALES, RunPart
     from kinfed.reproduce.recipes import RECIPES, load_recipe
     from kinfed.runs.experiment import Interrupted
 
@@ -47,9 +47,13 @@ def reproduce(
         if only is not None:
             recipe = recipe.limited_to(only.split(","), scale)
         folder = out / f"{recipe.name}-{scale}"
-        console.print(f"[bold]{recipe.name}[/]  {recipe.title} ({recipe.paper.name}: {recipe.shows})", highlight=False)
+        console.print(
+            f"[bold]{recipe.name}[/]  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", highlight=False
+        )
         configs = [
-            measure.config_of(part, chosen_seeds, settings) for part in recipe.parts(scale) if isinstance(part, Part)
+            measure.part_config(part, chosen_seeds, settings)
+            for part in recipe.parts(scale)
+            if isinstance(part, RunPart)
         ]
         total = sum(
             len(c.algorithms) * len(c.seeds) * c.rounds + len(c.seeds) * (c.warm_start + c.pretrain) for c in configs
@@ -64,9 +68,9 @@ def reproduce(
                 raise typer.Exit(130) from None
         if stand_in := recipe.stand_ins.get(scale):
             console.print(f"stand-in: {stand_in}", style="yellow", highlight=False, soft_wrap=True)
-        for table in result_tables.tables_of(done):
-            console.print(result_tables.console_table(table))
-        console.print(result_tables.console_verdicts(verdicts(recipe, done.found, done.scale)))
+        for table in result_tables.filled_tables(done):
+            console.print(table.text_table().console(box=None))
+        console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
         console.print(f"page     {recipe_page.write_reproduction(done)}", highlight=False, soft_wrap=True)
     finished = [
         measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=chosen_seeds, settings=settings)

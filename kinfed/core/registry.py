@@ -49,14 +49,13 @@ class Entry(Generic[T]):
 
     @property
     def target(self) -> T:
-        return _imported(self.location) if isinstance(self.location, str) else self.location
+        return imported(self.location)  # type: ignore[no-any-return]  # what was registered under this name
 
     @property
     def options(self) -> type[Any]:
         """The dataclass whose fields are the options."""
         if self.options_location is not None:
-            location = self.options_location
-            return _imported(location) if isinstance(location, str) else location
+            return imported(self.options_location)  # type: ignore[no-any-return]
         target = self.target
         return target if isinstance(target, type) and hasattr(target, "__dataclass_fields__") else NoOptions
 
@@ -75,7 +74,10 @@ class Entry(Generic[T]):
         }
 
 
-def _imported(location: str) -> Any:
+def imported(location: Any) -> Any:
+    """What "package.module:name" stands for; anything but text stands for itself."""
+    if not isinstance(location, str):
+        return location
     module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 

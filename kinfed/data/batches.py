@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.options import check_options, option
 from kinfed.core.tree import as_slice
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
@@ -36,18 +37,19 @@ GATHER_BYTES = 1 << 20  # examples fetched together: few enough to stay in cache
 class LocalTraining:
     """Local training of one round. `steps` or `epochs`, not both."""
 
-    lr: float = 0.05
-    batch: int = 20
-    steps: int | None = 20
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0  # factor per round
-    lr_floor: float = 0.0
-    poisson: bool = False  # every example joins a batch on its own with probability batch/n (needed for privacy)
-    augment: str | None = None  # random changes of training images, by name (kinfed.data.augment)
+    lr: float = option(0.05, "learning rate", gt=0)
+    batch: int = option(20, "examples per step", ge=1)
+    steps: int | None = option(20, "steps per round", ge=1)
+    epochs: int | None = option(None, "passes over a client's examples per round, instead of steps", ge=1)
+    momentum: float = option(0.0, "momentum of local steps", ge=0, lt=1)
+    weight_decay: float = option(0.0, "κ: adds κ θ to every gradient", ge=0)
+    lr_decay: float = option(1.0, "factor of the learning rate per round", gt=0, le=1)
+    lr_floor: float = option(0.0, "the learning rate decays no further than this", ge=0)
+    poisson: bool = option(False, "every example joins a batch on its own with chance batch/n (needed for privacy)")
+    augment: str | None = option(None, "random changes of training images: flip, crop or crop_flip")
 
     def __post_init__(self) -> None:
+        check_options(self, "local training")
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"local work needs either steps or epochs; got steps={self.steps}, epochs={self.epochs}")
         if self.poisson and self.epochs is not None:
@@ -56,18 +58,10 @@ class LocalTraining:
             )
         for name in ("batch", "steps", "epochs"):
             value = getattr(self, name)
-            if value is not None and (value < 1 or value != int(value)):
+            if value is not None and value != int(value):
                 raise ConfigError(f"{name} must be a whole number of at least 1; got {value}")
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"lr must be positive; got {self.lr}")
-        if not 0 <= self.lr_floor <= self.lr:
+        if self.lr_floor > self.lr:
             raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
-        if not 0 < self.lr_decay <= 1:
-            raise ConfigError(f"lr_decay is a factor per round in (0, 1]; got {self.lr_decay}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1); got {self.momentum}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"weight_decay must not be negative or infinite; got {self.weight_decay}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
 

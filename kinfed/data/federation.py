@@ -88,21 +88,21 @@ class Federation:
     def split(self, name: str) -> Ragged:
         if name not in SPLITS:
             raise ConfigError(f"a split is one of {', '.join(SPLITS)}; got {name!r}")
-        found: Ragged = getattr(self, name)
-        return found
+        rows: Ragged = getattr(self, name)
+        return rows
 
     def cohort(self, ids: Tensor, seed: int, round: int, effort: Tensor | None = None) -> Cohort:
-        parts = {}
+        splits = {}
         for name in SPLITS:
             ragged = self.split(name)
             start = ragged.offsets[ids]
             count = ragged.offsets[ids + 1] - start
-            parts[name] = Split(
+            splits[name] = Split(
                 self.features, self.labels, ids, start, count, ragged.rows, seed, round,
                 effort if name == "train" else None, int(ragged.count.max()),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
-        return Cohort(ids, parts["train"], parts["val"], parts["test"], seed, round, groups)
+        return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups)
 
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
@@ -126,18 +126,17 @@ class Federation:
             return self
         n = self.train.count
         needs = self.val.count == 0
-        alone = needs & (n == 1)
+        single = needs & (n == 1)
         share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
-        held = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
+        size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
         keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
         shuffled = self.train.shuffled(keys)
-        drawn, _ = shuffled.split_at(held + alone.to(torch.int64))
-        _, train = shuffled.split_at(held)
+        val, _ = shuffled.split_at(size + single.to(torch.int64))
+        _, train = shuffled.split_at(size)
         notes = list(self.notes)
-        if bool(alone.any()):
-            notes.append(f"{int(alone.sum())} client(s) with one example validate on that example")
-        val = drawn.joined(self.val).ascending()
-        return replace(self, train=train.ascending(), val=val, notes=notes)
+        if bool(single.any()):
+            notes.append(f"{int(single.sum())} client(s) with one example validate on that example")
+        return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=notes)
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.

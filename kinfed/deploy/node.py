@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import deployed_models
 from kinfed.core.tree import Tree
 from kinfed.data.federation import SPLITS, Cohort
 from kinfed.deploy.node_data import NodeSettings, OwnData, Place, load_own
@@ -113,8 +114,7 @@ class Client:
         with entry.locked():
             client, lost = self._state(entry, accepted, task, place.cohort(data, self.deployment.seed, 0))
             with _recorded(task, EVALUATION) as record:
-                theta = algorithm.personalize(task, client, down, cohort)
-                others = algorithm.alternatives(task, client, down, cohort)
+                (_, theta), *others = deployed_models(algorithm, task, client, down, cohort).items()
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(
                     f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"
@@ -124,7 +124,7 @@ class Client:
         scores = {"personal": task_for(task, theta).score(theta, part)}
         if "model" in order.group("server_model"):
             scores["server_model"] = task.score(order.group("server_model")["model"], part)
-        scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others.items()}
+        scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others}
         groups = {name: _score(score) for name, score in scores.items()}
         groups["figures"] = dict(algorithm.client_figures(client))
         return Packet(self._signed(order) | {"lost": lost, "asked": _asked(record)}, groups)

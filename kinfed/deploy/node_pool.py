@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import Algorithm, RoundInfo, privacy_profile
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
@@ -27,7 +27,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.privacy.ledger import Event, covers
-from kinfed.server.screening import Form
+from kinfed.server.screening import UpdateSpec
 
 Method = Algorithm[Any, Any, Any, Any]
 
@@ -66,7 +66,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.short = 0  # rounds in a row without quorum
-        self._form = Form.of(up, deployment.largest_norm)
+        self._update_spec = UpdateSpec.from_update(up, deployment.largest_norm)
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
@@ -214,7 +214,7 @@ class NodePool:
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
-        complaint = self._form.complaint(tensors)
+        complaint = self._update_spec.violation(tensors)
         if complaint is not None:
             raise MessageError(complaint)
         return tree_of(self._up, tensors)
@@ -224,8 +224,10 @@ class NodePool:
     def _plan(self, k: int) -> tuple[Event, ...]:
         """The most that a round asks of a client's data."""
         count = self.roster.counts[k : k + 1, 0]
-        gradients = self.algorithm.gradients(count)
-        assert gradients is not None  # checked before the run
+        profile = privacy_profile(self.algorithm, count)
+        assert profile is not None  # checked before the run
+        assert profile.per_round is not None  # likewise
+        gradients = profile.per_round
         q = float(
             (self.algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0)
         )  # to the bit as in the books
@@ -256,8 +258,9 @@ def sample_update(algorithm: Method, task: Task, server: Tree, roster: Roster, c
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
     cohort = Cohort(ids, train, val, test, 0, 1, groups)
-    prepared = algorithm.prepare(server, torch.arange(len(roster.names)))
-    down = algorithm.download(prepared, ids)
+    info = RoundInfo(1, Population(len(roster.names), 0))
+    planned, _ = algorithm.plan(server, torch.arange(len(roster.names)), info)
+    down = algorithm.download(planned, ids)
     _, up = algorithm.client_update(plain, algorithm.init_client(plain, cohort), down, cohort)
     return dict(up.named())
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import privacy_profile
 from kinfed.core import storage
 from kinfed.data.features import spread
 from kinfed.deploy.exchange import Exchange, Transport
@@ -128,12 +129,13 @@ class _Run:
             return None
         label = self.deployment.method
         privacy.check_method(label, self.algorithm, count)
-        if self.algorithm.gradients(count) is None:
+        profile = privacy_profile(self.algorithm, count)
+        if profile is None or profile.per_round is None:
             raise ConfigError(
                 f"{label} has no largest number of gradients per round; what a client that does not answer was asked "
                 "could not be counted. Bound its local steps, such as l_max"
             )
-        if self.algorithm.needs_validation and not bool((self.roster.counts[:, 1] > 0).all()):
+        if "needs validation" in self.algorithm.traits and not bool((self.roster.counts[:, 1] > 0).all()):
             raise ConfigError(f"{label} judges models on validation examples, and a client has none")
         for note in privacy.notes(label, self.algorithm, count):
             self.say(note)
@@ -173,7 +175,7 @@ class _Run:
         self._write_end(evaluation)
 
     def _write_round(self, report: RoundReport, evaluation: Evaluation | None) -> None:
-        figures = self.algorithm.server_figures(self.loop.server)
+        figures = self.algorithm.figures(self.loop.server)
         plain = {name: _plain(v) for name, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
         personal = server_model = None
         if evaluation is not None:
@@ -220,7 +222,7 @@ class _Run:
             if spent is not None:
                 row["epsilon"] = spent["epsilon"][k]
             rows.append(row)
-        self.folder.write_clients(rows)
+        self.folder.append_clients({name: [row[name] for row in rows] for name in rows[0]} if rows else {"client": []})
         result = {
             "algorithm": label, "seed": seed, "rounds": self.deployment.rounds, **self.totals,
             "personal": self._judge(evaluation.personal, evaluation) or {},

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import changes_data, make_algorithm
 from kinfed.algorithms.base import Algorithm
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs.config import RunConfig, make_config
@@ -105,7 +105,7 @@ class Deployment(BaseModel):
             first = error.errors()[0]
             raise ConfigError(f"{first['loc'][0]}: {first['msg']}; got {first['input']!r}") from None
         _ = made.num_clients, made.class_names, made.divisor, made.run, made.algorithm
-        if type(made.algorithm).exchange is not Algorithm.exchange:
+        if changes_data(made.algorithm):
             raise ConfigError(
                 f"{made.method} has clients share examples, which no node of a deployment does; choose another method"
             )
@@ -190,7 +190,7 @@ class Deployment(BaseModel):
 
     @property
     def validation_share(self) -> float:
-        return self.validation or (0.2 if self.algorithm.needs_validation else 0.0)
+        return self.validation or (0.2 if "needs validation" in self.algorithm.traits else 0.0)
 
     @property
     def folder(self) -> Path:

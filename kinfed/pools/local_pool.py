@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import Algorithm, deployed_models
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
@@ -109,16 +109,15 @@ class LocalPool:
             with _named("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                theta = self.algorithm.personalize(self.task, state, down, cohort)
-                others = self.algorithm.alternatives(self.task, state, down, cohort)
+                theta, *others = deployed_models(self.algorithm, self.task, state, down, cohort).items()
             part: Split = getattr(cohort, split)
             other = None if server_model is None else server_model(who)
             return (
-                task_for(self.task, theta).score(theta, part),
+                task_for(self.task, theta[1]).score(theta[1], part),
                 None if other is None else self.task.score(other, part),
                 self.algorithm.client_figures(state),
-                theta.clone() if keep_models else None,
-                {name: task_for(self.task, model).score(model, part) for name, model in others.items()},
+                theta[1].clone() if keep_models else None,
+                {name: task_for(self.task, model).score(model, part) for name, model in others},
             )
 
         results = list(self._map(training, pieces))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import Algorithm, PrivacyProfile, privacy_profile
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
@@ -43,7 +43,9 @@ def open_accounts(
         from kinfed.privacy.epsilon import noise_for
 
         assert privacy.epsilon is not None  # one of the two is given
-        each, after = _events(algorithm.gradients(count), algorithm, count), _personal(algorithm, count)
+        profile = _declared(algorithm, count)
+        each = _events(profile.per_round, algorithm, count)
+        after = _events(profile.per_personalization, algorithm, count) or []
         assert each is not None  # checked before the run
         planned = [
             together(together(before, each[m], int(calls[m])), after[m])
@@ -65,8 +67,10 @@ class Accounts:
         self.ledger = spent
         self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
         self._algorithm = algorithm
-        self._round = _events(algorithm.gradients(count), algorithm, count)
-        self._after = _personal(algorithm, count)
+        profile = _declared(algorithm, count)
+        self._round = _events(profile.per_round, algorithm, count)
+        self._after = _events(profile.per_personalization, algorithm, count) or []
+        self._uncovered = list(profile.uncovered)
         self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
@@ -113,10 +117,10 @@ class Accounts:
         """Count what a task was asked in a round."""
         asked, self._samples = record.ledger(), set(record.calls)
         self._hold_against_plan(asked)
-        if record.judged and not self._algorithm.leaked():
+        if record.judged and not self._uncovered:
             raise ConfigError(
                 f"{type(self._algorithm).__name__} judges models on a client's examples while it trains, and does not "
-                "say in `leaks` what of this leaves the client; epsilon would not cover it"
+                "say in its privacy profile what of this leaves the client (uncovered); epsilon would not cover it"
             )
         self.ledger = self.ledger.join(asked)
 
@@ -126,7 +130,7 @@ class Accounts:
             yield record
         name = type(self._algorithm).__name__
         if record.calls and not any(self._after):
-            raise ConfigError(f"{name} takes gradients to personalize, but its `personal_gradients` says it does not")
+            raise ConfigError(f"{name} takes gradients to personalize, but its privacy profile says it does not")
         if self._samples & record.calls.keys():
             raise ConfigError(
                 f"{name} personalizes on the samples of its last round; give those batches a stream of their own"
@@ -138,7 +142,8 @@ class Accounts:
         for client, events in enumerate(asked.events(len(self.refused))):
             if not covers(self._round[client], events):
                 raise ConfigError(
-                    f"{type(self._algorithm).__name__} computed more gradients in a round than its `gradients` says: "
+                    f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy "
+                    f"profile says: "
                     f"{_in_words(events)} at client {client} instead of {_in_words(self._round[client])}"
                 )
 
@@ -163,7 +168,7 @@ class Accounts:
         """For the journal."""
         return {
             "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon_max": self.largest_epsilon(),
-            "refused": int(self.refused.sum()), "not_covered": list(self._algorithm.leaked()),
+            "refused": int(self.refused.sum()), "not_covered": self._uncovered,
         }  # fmt: skip
 
     def summary(self, names: list[str]) -> dict[str, Any]:
@@ -176,7 +181,7 @@ class Accounts:
             "epsilon_max": max(each), "epsilon_mean": sum(each) / len(each), "epsilon": each,
             "epsilon_max_rdp": largest(self.events(), self.noise, self.delta, renyi_epsilon),
             "refused": [names[k] for k in self.refused.nonzero().squeeze(1).tolist()],
-            "not_covered": list(self._algorithm.leaked()),
+            "not_covered": self._uncovered,
         }  # fmt: skip
 
     # ---- for a checkpoint ----
@@ -192,7 +197,7 @@ class Accounts:
             mine.copy_(tensors[name])
 
 
-def _events(gradients: dict[int, Tensor] | None, algorithm: Method, count: Tensor) -> list[Events] | None:
+def _events(gradients: Mapping[int, Tensor] | None, algorithm: Method, count: Tensor) -> list[Events] | None:
     """[K] what a round asks of each client at most; None where there is no bound."""
     if gradients is None:
         return None
@@ -204,9 +209,11 @@ def _events(gradients: dict[int, Tensor] | None, algorithm: Method, count: Tenso
     ]
 
 
-def _personal(algorithm: Method, count: Tensor) -> list[Events]:
-    """[K] what one personalization asks of each client."""
-    return _events(algorithm.personal_gradients(count), algorithm, count) or []
+def _declared(algorithm: Method, count: Tensor) -> PrivacyProfile:
+    profile = privacy_profile(algorithm, count)
+    if profile is None or profile.impossible:
+        raise ConfigError(f"{type(algorithm).__name__} has no privacy profile that an epsilon could be computed from")
+    return profile
 
 
 def _in_words(events: Events) -> str:

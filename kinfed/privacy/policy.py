@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import Algorithm, privacy_profile
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 
@@ -62,7 +62,7 @@ class Privacy:
     def check(self, label: str, method: Method, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
         self.check_method(label, method, data.train.count)
-        if method.needs_validation:
+        if "needs validation" in method.traits:
             _check_validation(label, data)
 
     def check_method(self, label: str, method: Method, count: Tensor) -> None:
@@ -71,19 +71,28 @@ class Privacy:
             raise ConfigError(
                 f"{label} does not draw Poisson samples, from which epsilon is computed; leave poisson = true"
             )
-        leaked = method.leaked()
-        if not method.private:
+        profile = privacy_profile(method, count)
+        if profile is None:
             raise ConfigError(
-                f"{label} cannot be private: {', '.join(method.leaks)} would leave a client, computed from training "
+                f"{label} declares no privacy profile, so nobody can say what its clients would reveal; leave the "
+                f"method out, or write {type(method).__name__}.privacy"
+            )
+        if profile.impossible:
+            raise ConfigError(
+                f"{label} cannot be private: {profile.impossible} would leave a client, computed from training "
                 "examples outside any gradient, where noise on gradients does not hide it; leave the method out"
             )
-        if self.strict and leaked:
-            ways = [f"{label}.{way}" for way in leaked.values() if way]
+        if self.strict and profile.uncovered:
+            ways = [f"{label}.{way}" for way in profile.uncovered.values() if way]
             raise ConfigError(
-                f"dp_strict: epsilon does not cover {', '.join(leaked)}, which {label} lets leave a client; "
-                + (f"set {' and '.join(ways)}" if len(ways) == len(leaked) else "leave the method out, or dp_strict")
+                f"dp_strict: epsilon does not cover {', '.join(profile.uncovered)}, which {label} lets leave a client; "
+                + (
+                    f"set {' and '.join(ways)}"
+                    if len(ways) == len(profile.uncovered)
+                    else "leave the method out, or dp_strict"
+                )
             )
-        if self.limit is not None and method.gradients(count) is None:
+        if self.limit is not None and profile.per_round is None:
             raise ConfigError(
                 f"{label} has no largest number of gradients per round, so neither can noise be found for an epsilon "
                 "nor a budget be kept; bound its local steps (such as l_max), or give dp_noise alone"
@@ -93,8 +102,9 @@ class Privacy:
         """What a reader of the results must know."""
         if self.noise == 0:
             yield f"{label}: gradients are clipped but without noise: there is no privacy, epsilon is infinite"
-        if leaked := method.leaked():
-            yield f"{label}: not covered by epsilon: {'; '.join(leaked)}"
+        profile = privacy_profile(method, count)
+        if profile is not None and profile.uncovered:
+            yield f"{label}: not covered by epsilon: {'; '.join(profile.uncovered)}"
         most = int(count.max())
         if self.delta * most >= 1:
             yield (

@@ -27,6 +27,7 @@ _INDIFFERENT = {
     *("pool", "device", "backend", "workers", "state", "data"),
 }
 
+# As papers write the names of algorithms.
 DISPLAY_NAMES = {
     "local": "Local",
     "fedavg": "FedAvg",
@@ -142,14 +143,9 @@ class Comparison:
 
     def local_trial(self, method: Method, seed: int) -> Trial | None:
         """Local training with the same seed, from the method's own run if it is there."""
-        trials = [
-            (candidate.run is not method.run, trial)
-            for candidate in self.methods
-            if candidate.family == "local"
-            for trial in candidate.trials
-            if trial.seed == seed
-        ]
-        return min(trials, key=lambda pair: pair[0])[1] if trials else None
+        local = [candidate for candidate in self.methods if candidate.family == "local"]
+        own = [candidate for candidate in local if candidate.run is method.run]
+        return next((trial for candidate in (*own, *local) for trial in candidate.trials if trial.seed == seed), None)
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
@@ -219,9 +215,8 @@ def same_data(one: Run, other: Run) -> bool:
 def cautions(comparison: Comparison) -> list[str]:
     """What a reader must know before comparing the methods' figures."""
     notes = []
-    differing = _differing(comparison.runs)
-    if differing:
-        notes.append("The runs share their data but differ in " + "; ".join(differing) + ".")
+    if differences := _differences(comparison.runs):
+        notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:
         behind = [trial for trial in method.trials if trial not in method.complete_trials]
         if behind:
@@ -231,19 +226,15 @@ def cautions(comparison: Comparison) -> list[str]:
                 f"left out: seed {seeds}."
             )
     if not comparison.same_seeds:
-        resting = ", ".join(f"{method.label} {_numbers(method.seeds)}" for method in comparison.methods)
-        notes.append(f"The averages do not rest on the same seeds ({resting}); differences use shared seeds only.")
+        seeds = ", ".join(f"{method.label} {'+'.join(map(str, method.seeds))}" for method in comparison.methods)
+        notes.append(f"The averages do not rest on the same seeds ({seeds}); differences use shared seeds only.")
     if not comparison.same_final_round:
-        reached = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
-        notes.append(f"The methods stand at different rounds ({reached}), so no best is marked.")
+        rounds = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
+        notes.append(f"The methods stand at different rounds ({rounds}), so no best is marked.")
     return notes
 
 
-def _numbers(values: Sequence[int]) -> str:
-    return "+".join(map(str, values))
-
-
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _differences(runs: Sequence[Run]) -> list[str]:
     flat = [dict(_flatten(run.config)) for run in runs]
     keys = dict.fromkeys(key for entries in flat for key in entries)
     parts = []

@@ -127,19 +127,16 @@ class Gain:
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
-    """Clients of the method's complete seeds that Local was evaluated on too, largest gain first."""
-    found = []
+    """Clients of the method's complete trials that Local was evaluated on too, largest gain first."""
+    entries = []
     for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
-        if local is None:
-            continue
-        alone = {c.client: c.values["personal_accuracy"] for c in local.clients if "personal_accuracy" in c.values}
+        baseline = {c.client: c.values.get("personal_accuracy") for c in local.clients} if local else {}
         for client in trial.clients:
-            own = client.values.get("personal_accuracy")
-            if own is not None and client.client in alone and finite(own) and finite(alone[client.client]):
-                gain = own - alone[client.client]
-                found.append(Gain(client.client, trial.seed, client.n_train, client.n_test, gain))
-    return sorted(found, key=lambda g: (-g.gain, g.seed, g.client))
+            own, alone = client.values.get("personal_accuracy"), baseline.get(client.client)
+            if own is not None and alone is not None and finite(own) and finite(alone):
+                entries.append(Gain(client.client, trial.seed, client.n_train, client.n_test, own - alone))
+    return sorted(entries, key=lambda g: (-g.gain, g.seed, g.client))
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,42 @@
 A recipe (reproduce.recipes) is one file that says: these runs, these tables with the published numbers, these claims.
 Everything else is here, the same for all:
 
-    recipe     what a recipe is made of
-    measure    runs its parts and collects what they found, resumably
-    judge      claims against paired differences over seeds
-    written    tables as text: console, Markdown, CSV, LaTeX
-    page       the page with the figures; the index of a site of pages
+    recipe          what a recipe is made of
+    measure         runs its parts and collects their measurements, resumably
+    judge           claims against paired differences over seeds
+    result_tables   tables for the console and as Markdown, CSV, LaTeX
+    recipe_figures  figures of what was measured
+    recipe_page     the page with the figures; the index of a site of pages
+    recipes         one file per table or figure of a paper
+    studies         what single recipes measure beyond the figures of a run
 """
 
 from __future__ import annotations
 
-from kinfed.reproduce.recipe import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
+from kinfed.reproduce.recipe import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Study,
+    Untestable,
+    difference,
+    parse_published,
+)
 
-__all__ = ["Claim", "Column", "Found", "Part", "Recipe", "Study", "Table", "Untestable", "published"]
+__all__ = [
+    "Claim",
+    "Question",
+    "Recipe",
+    "ResultColumn",
+    "ResultTable",
+    "Results",
+    "RunPart",
+    "Study",
+    "Untestable",
+    "difference",
+    "parse_published",
+]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from kinfed.report.formats import format_number
 from kinfed.report.statistics import Interval, interval
-from kinfed.reproduce.recipe import Claim, Found, Recipe, Scale, Untestable
+from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable
 
 NOT_RUN = "this scale does not run what it needs"
 
@@ -24,63 +24,62 @@ class Verdict:
     claim: str
     status: Status
     sentence: str  # the numbers behind it
-    asked_by: str
+    source: Source
 
 
-def verdicts(recipe: Recipe, found: Found, scale: Scale) -> list[Verdict]:
-    said = []
+def verdicts(recipe: Recipe, results: Results, scale: Scale) -> list[Verdict]:
+    """One verdict per claim. The scale smoke is a trial of the code: it judges nothing."""
+    row_names = {row: name for table in recipe.tables for row, name in table.rows.items()}
+    verdict_list = []
     for claim in recipe.claims:
         if isinstance(claim, Untestable):
-            said.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper"))
+            verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper"))
             continue
-        verdict = _judged(claim, recipe, found)
+        verdict = _judge(claim, row_names, results)
         if scale == "smoke" and verdict.status != "not judged":
             verdict = replace(verdict, status="not judged", sentence=f"only a trial of the code: {verdict.sentence}")
-        said.append(verdict)
-    return said
+        verdict_list.append(verdict)
+    return verdict_list
 
 
-def _judged(claim: Claim, recipe: Recipe, found: Found) -> Verdict:
-    names = {row: name for table in recipe.tables for row, name in table.rows.items()}
-    margins = {rival: by_seed for rival, by_seed in claim.margins(found).items() if by_seed}
+def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verdict:
+    margins = {rival: by_seed for rival, by_seed in claim.margins(results).items() if by_seed}
     if not margins:
-        return Verdict(claim.text, "not judged", NOT_RUN, claim.asked_by)
-    found_intervals = {rival: interval(by_seed) for rival, by_seed in margins.items()}
-    known = {rival: entry for rival, entry in found_intervals.items() if entry is not None}
-    if len(known) < len(margins):
-        means = {rival: _mean(by_seed, claim) for rival, by_seed in margins.items()}
-        said = _listed(means, names if len(margins) > 1 else None)
-        return Verdict(claim.text, "not judged", f"one seed is no evidence: {said}", claim.asked_by)
-    ending = f" ({min(entry.n for entry in known.values())} seeds, 95 % interval)"
-    failed = {rival: entry for rival, entry in known.items() if entry.low <= 0}
+        return Verdict(claim.text, "not judged", NOT_RUN, claim.source)
+    names = row_names if len(margins) > 1 else None
+    intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
+    if len(intervals) < len(margins):
+        means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
+        return Verdict(claim.text, "not judged", f"one seed is no evidence: {means}", claim.source)
+    ending = f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
+    failed = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
     if not failed:
-        nearest = min(known, key=lambda rival: known[rival].low)
-        by = "yes, " if len(known) == 1 else f"yes, above all {len(known)}; nearest: "
-        said = _listed({nearest: _in_words(known[nearest], claim)}, names if len(known) > 1 else None)
-        return Verdict(claim.text, "reproduced", by + said + ending, claim.asked_by)
-    reason = "no, " if any(entry.mean <= 0 for entry in failed.values()) else "not clear, an interval contains zero: "
-    if len(known) > 1:
-        reason += f"above {len(known) - len(failed)} of {len(known)}; "
-    said = _listed(
-        {rival: _in_words(entry, claim) for rival, entry in failed.items()}, names if len(known) > 1 else None
-    )
-    return Verdict(claim.text, "not reproduced", reason + said + ending, claim.asked_by)
+        nearest = min(intervals, key=lambda rival: intervals[rival].low)
+        opening = "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; nearest: "
+        figures = _join({nearest: _interval_text(intervals[nearest], claim)}, names)
+        return Verdict(claim.text, "reproduced", opening + figures + ending, claim.source)
+    wrong_sign = any(margin.mean <= 0 for margin in failed.values())
+    opening = "no, " if wrong_sign else "not clear, an interval contains zero: "
+    if len(intervals) > 1:
+        opening += f"above {len(intervals) - len(failed)} of {len(intervals)}; "
+    figures = _join({rival: _interval_text(margin, claim) for rival, margin in failed.items()}, names)
+    return Verdict(claim.text, "not reproduced", opening + figures + ending, claim.source)
 
 
-def _listed(said: Mapping[str, str], names: Mapping[str, str] | None) -> str:
-    """The figures, each with the rival's name where there are several."""
+def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:
+    """The texts by rival, each with the rival's name where there are several."""
     if names is None:
-        return "; ".join(said.values())
-    return "; ".join(f"{text} against {names.get(rival, rival)}" for rival, text in said.items())
+        return "; ".join(texts.values())
+    return "; ".join(f"{text} against {names.get(rival, rival)}" for rival, text in texts.items())
 
 
-def _mean(by_seed: Mapping[int, float], claim: Claim) -> str:
+def _mean_text(by_seed: Mapping[int, float], claim: Claim) -> str:
     return f"{_signed(math.fsum(by_seed.values()) / len(by_seed) * claim.factor)} {claim.unit}".rstrip()
 
 
-def _in_words(entry: Interval, claim: Claim) -> str:
-    low, high = _signed(entry.low * claim.factor), _signed(entry.high * claim.factor)
-    return f"{_signed(entry.mean * claim.factor)} [{low}, {high}] {claim.unit}".rstrip()
+def _interval_text(margin: Interval, claim: Claim) -> str:
+    mean, low, high = (_signed(value * claim.factor) for value in (margin.mean, margin.low, margin.high))
+    return f"{mean} [{low}, {high}] {claim.unit}".rstrip()
 
 
 def _signed(value: float) -> str:

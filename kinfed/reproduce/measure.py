@@ -1,4 +1,4 @@
-"""Runs the parts of a recipe and collects what they found. Interrupted, it goes on where it stopped.
+"""Runs the parts of a recipe and collects their measurements. Interrupted, it goes on where it stopped.
 
 <out>/parts/<part>/         the run's folder, as `kinfed run` writes it (without checkpoints once it is done)
 <out>/parts/<part>.json     what was measured; a part that has it is done, unless its settings have changed
@@ -21,12 +21,14 @@ from typing import Any
 
 from kinfed.core import storage
 from kinfed.errors import StorageError
-from kinfed.reproduce.recipe import Found, Measured, Part, Recipe, Scale, Study
+from kinfed.reproduce.recipe import BySeed, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig, make_config
-from kinfed.runs.experiment import Observer, Silent, run
+from kinfed.runs.experiment import run
+from kinfed.runs.observer import NullObserver, Observer
+from kinfed.runs.reader import load_run
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
-USUAL: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
+DEFAULT_SETTINGS: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Reproduction:
     recipe: Recipe
     scale: Scale
     out: Path
-    found: Found
+    results: Results
     seconds: float  # of all parts, also those of earlier sittings
     seeds: tuple[int, ...]
-    made: str  # when, with what, on which kind of machine; of the part measured last
+    provenance: str  # when, with what, on which kind of machine; of the part measured last
 
     @property
     def run_folders(self) -> dict[str, Path]:
@@ -58,55 +60,62 @@ def reproduce(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Reproduction:
     """Every part that is not done yet. `settings` (where data lies, how many workers) go over those of all runs."""
-    found: dict[str, Measured] = {}
-    seconds, made = 0.0, ""
+    parts: dict[str, Measurements] = {}
+    seconds, provenance = 0.0, ""
     for part in recipe.parts(scale):
-        record = out / "parts" / f"{part.name}.json"
-        config = config_of(part, seeds, settings or {}) if isinstance(part, Part) else None
+        path = _record_path(out, part)
+        config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
         identity = _identity(part, config, seeds)
-        known = storage.read_json(record) if record.exists() else None
-        if known is not None and known["identity"] != identity:
+        if not path.exists():
+            storage.make_folder(path.parent)
+            _measure(part, config, seeds, path, identity, observer or NullObserver(), should_stop)
+        record = storage.read_json(path)
+        if record["identity"] != identity:
             raise StorageError(
-                f"{record} was measured with other settings of {recipe.name}; choose another folder with --out, or "
-                f"remove {record.parent} to measure again"
+                f"{path} was measured with other settings of {recipe.name}; choose another folder with --out, or "
+                f"remove {path.parent} to measure again"
             )
-        if known is None:
-            storage.make_folder(record.parent)
-            known = _measure(part, config, seeds, record, identity, observer or Silent(), should_stop)
-        home = (part.under if isinstance(part, Part) else None) or part.name
-        found.setdefault(home, {}).update(
-            {
-                row: {
-                    metric: {int(seed): value for seed, value in by_seed.items()} for metric, by_seed in metrics.items()
-                }
-                for row, metrics in known["measured"].items()
-            }
-        )
-        seconds, made = seconds + known["seconds"], max(made, known["made"])
-    every = {seed for rows in found.values() for metrics in rows.values() for by in metrics.values() for seed in by}
-    return Reproduction(recipe, scale, out, Found(found, recipe.aliases), seconds, tuple(sorted(every)), made)
+        home = (part.merge_into if isinstance(part, RunPart) else None) or part.name
+        rows = parts.setdefault(home, {})
+        for row, metrics in record["measured"].items():
+            rows[row] = {metric: _by_seed(values) for metric, values in metrics.items()}
+        seconds, provenance = seconds + record["seconds"], max(provenance, record["provenance"])
+    measured_seeds = {
+        seed for rows in parts.values() for metrics in rows.values() for by_seed in metrics.values() for seed in by_seed
+    }
+    results = Results(parts, recipe.aliases)
+    return Reproduction(recipe, scale, out, results, seconds, tuple(sorted(measured_seeds)), provenance)
 
 
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
     """Whether every part has been measured, with these settings."""
     for part in recipe.parts(scale):
-        record = out / "parts" / f"{part.name}.json"
-        if not record.exists():
+        path = _record_path(out, part)
+        if not path.exists():
             return False
-        config = config_of(part, seeds, settings) if isinstance(part, Part) else None
-        if storage.read_json(record)["identity"] != _identity(part, config, seeds):
+        config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
+        if storage.read_json(path)["identity"] != _identity(part, config, seeds):
             return False
     return True
 
 
-def config_of(part: Part, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> RunConfig:
-    chosen = {**USUAL, **part.settings, **settings}
+def part_config(part: RunPart, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> RunConfig:
+    merged = {**DEFAULT_SETTINGS, **part.settings, **settings}
     if seeds is not None:
-        chosen["seeds"] = list(seeds)
-    return make_config(None, chosen)
+        merged["seeds"] = list(seeds)
+    return make_config(None, merged)
 
 
-def _identity(part: Part | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
+def _record_path(out: Path, part: RunPart | Study) -> Path:
+    return out / "parts" / f"{part.name}.json"
+
+
+def _by_seed(values: Mapping[str, float]) -> BySeed:
+    """Keys of JSON are strings."""
+    return {int(seed): value for seed, value in values.items()}
+
+
+def _identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
     if config is not None:
         return config.fingerprint()
     assert isinstance(part, Study)
@@ -115,41 +124,41 @@ def _identity(part: Part | Study, config: RunConfig | None, seeds: Sequence[int]
 
 
 def _measure(
-    part: Part | Study, config: RunConfig | None, seeds: Sequence[int] | None, record: Path, identity: str,
-    observer: Observer, should_stop: Callable[[], bool],
-) -> dict[str, Any]:  # fmt: skip
-    began = time.perf_counter()
+    part: RunPart | Study,
+    config: RunConfig | None,
+    seeds: Sequence[int] | None,
+    path: Path,
+    identity: str,
+    observer: Observer,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Measure a part and write its record."""
     if isinstance(part, Study):
-        measured, seconds = part.measure(seeds), None
+        began = time.perf_counter()
+        measured = part.measure(seeds)
+        seconds = time.perf_counter() - began
     else:
-        folder = record.with_suffix("")
+        folder = path.with_suffix("")
         run(config, out=folder, resume=True, observer=observer, should_stop=should_stop)
         summary = storage.read_json(folder / "summary.json")["results"]
-        measured = of_summary(summary)
-        if part.also is not None:
-            for row, metrics in part.also(folder).items():
+        measured = measurements_of_summary(summary)
+        if part.extra_metrics is not None:
+            for row, metrics in part.extra_metrics(load_run(folder, part.name)).items():
                 measured.setdefault(row, {}).update(metrics)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # done, and by far the largest files
         seconds = sum(float(result["seconds"]) for result in summary)
-    known = {
-        "identity": identity,
-        "seconds": time.perf_counter() - began if seconds is None else seconds,
-        "made": _here_and_now(),
-        "measured": measured,
-    }
-    storage.write_json(record, known, sort_keys=False)
-    known_again: dict[str, Any] = storage.read_json(record)  # as later sittings see it
-    return known_again
+    record = {"identity": identity, "seconds": seconds, "provenance": _provenance(), "measured": measured}
+    storage.write_json(path, record, sort_keys=False)
 
 
-def _here_and_now() -> str:
+def _provenance() -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("kinfed", "torch"))
     return f"{date.today().isoformat()} with {versions} on {platform.machine()}, {os.cpu_count()} cores"
 
 
-def of_summary(results: Sequence[Mapping[str, Any]]) -> Measured:
+def measurements_of_summary(results: Sequence[Mapping[str, Any]]) -> Measurements:
     """{method: {"personal.accuracy": {seed: value}, ...}} with bytes per round and seconds per round."""
-    measured: Measured = {}
+    measured: Measurements = {}
     for result in results:
         seed = int(result["seed"])
         groups = {"personal": result["personal"], "server": result["server"], **result["alternatives"]}
@@ -159,9 +168,9 @@ def of_summary(results: Sequence[Mapping[str, Any]]) -> Measured:
         figures["bytes"] = (result["bytes_down"] + result["bytes_up"]) / max(result["rounds"], 1)
         figures["seconds"] = result["seconds"] / max(result["rounds"], 1)
         if "privacy" in result:
-            spent = [value for value in result["privacy"]["epsilon"] if value is not None]
-            if spent:
-                figures["epsilon"] = max(spent)
+            epsilons = [value for value in result["privacy"]["epsilon"] if value is not None]
+            if epsilons:
+                figures["epsilon"] = max(epsilons)
         for metric, value in figures.items():
             if isinstance(value, int | float):
                 measured.setdefault(result["algorithm"], {}).setdefault(metric, {})[seed] = float(value)

@@ -3,11 +3,11 @@
     RECIPE = Recipe(
         name="selffl-mnist",
         paper=SELF_FL,
-        shows="Figure 1a",
+        reproduces="Figure 1a",
         title="Self-FL on MNIST",
         about="...",
-        parts=lambda scale: [Part("mnist", {"dataset": "mnist", "algorithms": "fedavg,selffl", ...})],
-        tables=[Table("Personal models", METHODS, [Column("Accuracy", "mnist")])],
+        parts=lambda scale: [RunPart("mnist", {"dataset": "mnist", "algorithms": "fedavg,selffl", ...})],
+        tables=[ResultTable("Personal models", METHODS, [ResultColumn("Accuracy", "mnist")])],
         claims=[Claim.above("Self-FL above FedAvg", "mnist", "selffl", ["fedavg"])],
     )
 
@@ -18,19 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison
 from kinfed.report.panels import Panel
+from kinfed.runs.reader import Run
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
 
+Source = Literal["paper", "kinfed"]  # of a claim
+
+ACCURACY = "personal.accuracy"  # the metric of tables and claims that name no other
+
 BySeed = dict[int, float]
-Measured = dict[str, dict[str, BySeed]]  # of one part: row (a method's label), then metric, then seed
+Measurements = dict[str, dict[str, BySeed]]  # of one part: row (a method's label), then metric, then seed
+
+
+def difference(a: BySeed, b: BySeed) -> BySeed:
+    """Paired differences: a - b for every seed that both have."""
+    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 
 
 @dataclass(frozen=True)
@@ -45,14 +54,14 @@ CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contex
 
 
 @dataclass(frozen=True)
-class Part:
-    """One run: settings as `kinfed run` takes them. `also` adds measurements from the finished folder; methods that are
-    run later, or apart, count as those of another part with `under`, on whose data they must be."""
+class RunPart:
+    """One run: settings as `kinfed run` takes them. `extra_metrics` adds measurements of the finished run. Methods
+    that are run later, or apart, on the data of another part count as methods of that part: `merge_into` names it."""
 
     name: str
     settings: Mapping[str, Any]
-    also: Callable[[Path], Measured] | None = None
-    under: str | None = None
+    extra_metrics: Callable[[Run], Measurements] | None = None
+    merge_into: str | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -63,7 +72,7 @@ class Study:
     """Work that is not a run of rounds: a function that measures, given the seeds asked for (none: its own)."""
 
     name: str
-    measure: Callable[[Sequence[int] | None], Measured]
+    measure: Callable[[Sequence[int] | None], Measurements]
     identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on, as plain values
 
     def __post_init__(self) -> None:
@@ -76,13 +85,14 @@ def _check_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class Results:
     """What the parts measured. Rows are methods by their label; an alias is another kind of model of a method."""
 
-    parts: Mapping[str, Measured]
+    parts: Mapping[str, Measurements]
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
-    def of(self, part: str, row: str, metric: str) -> BySeed:
+    def get(self, part: str, row: str, metric: str) -> BySeed:
+        """Values by seed; empty where this was not measured."""
         if row in self.aliases:
             row, kind = self.aliases[row]
             metric = f"{kind}.{metric.removeprefix('personal.')}" if metric.startswith("personal.") else metric
@@ -92,18 +102,32 @@ class Found:
         return part in self.parts
 
 
+Margins = Callable[[Results], Mapping[str, BySeed]]
+"""By rival (or case) and seed: how far a claim holds, in stored units; positive is for it."""
+
+
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     heading: str
     part: str
-    metric: str = "personal.accuracy"  # kind.metric as in summary.json; or bytes, seconds, or what a part adds
+    metric: str = ACCURACY  # kind.metric as in summary.json; or bytes, seconds, or what a part adds
     factor: float = 100.0  # from the stored to the shown unit
     digits: int = 1
     lower_is_better: bool = False
 
+    @classmethod
+    def by_part(cls, headings: Mapping[str, str], metric: str = ACCURACY, **options: Any) -> list[ResultColumn]:
+        """The same metric of several parts; `headings` by part."""
+        return [cls(heading, part, metric, **options) for part, heading in headings.items()]
+
+    @classmethod
+    def by_metric(cls, part: str, metrics: Mapping[str, str], **options: Any) -> list[ResultColumn]:
+        """Several metrics of one part, by their heading."""
+        return [cls(heading, part, metric, **options) for heading, metric in metrics.items()]
+
 
 @dataclass(frozen=True)
-class Published:
+class PublishedNumber:
     """A number as the paper prints it."""
 
     value: float
@@ -115,15 +139,15 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     title: str
     rows: Mapping[str, str]  # row in the measurements -> name shown
-    columns: Sequence[Column]
-    theirs: Mapping[tuple[str, str], Published] = field(default_factory=dict)  # by (row, heading)
+    columns: Sequence[ResultColumn]
+    published: Mapping[tuple[str, str], PublishedNumber] = field(default_factory=dict)  # by (row, heading)
     caption: str = ""
 
 
-def published(text: str) -> dict[tuple[str, str], Published]:
+def parse_published(text: str) -> dict[tuple[str, str], PublishedNumber]:
     """Numbers from a table written as in the paper: headings after the first line's |, rows by their label.
 
     method  | MNIST MLR    | MNIST DNN
@@ -132,7 +156,7 @@ def published(text: str) -> dict[tuple[str, str], Published]:
     """
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     headings = [cell.strip() for cell in lines[0].split("|")[1:]]
-    found = {}
+    numbers = {}
     for line in lines[1:]:
         row, *cells = (cell.strip() for cell in line.split("|"))
         if len(cells) != len(headings):
@@ -140,21 +164,22 @@ def published(text: str) -> dict[tuple[str, str], Published]:
         for heading, cell in zip(headings, cells, strict=True):
             if cell not in ("-", ""):
                 value, _, spread = cell.partition("±")
-                found[row, heading] = Published(float(value), float(spread) if spread else None, cell)
-    return found
+                numbers[row, heading] = PublishedNumber(float(value), float(spread) if spread else None, cell)
+    return numbers
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper (or a question of ours) as numbers: by seed, how far it holds; positive is for it.
+    """A sentence of the paper as numbers: by seed, how far it holds; positive is for it.
 
     Several margins (one for each rival) must all hold."""
 
     text: str
-    margins: Callable[[Found], Mapping[str, BySeed]]
+    margins: Margins
     unit: str = "points"
-    factor: float = 100.0
-    asked_by: Literal["paper", "kinfed"] = "paper"
+    factor: float = 100.0  # from the stored to the shown unit
+
+    source: ClassVar[Source] = "paper"
 
     @classmethod
     def above(
@@ -163,28 +188,34 @@ class Claim:
         part: str,
         row: str,
         rivals: Iterable[str],
-        metric: str = "personal.accuracy",
+        metric: str = ACCURACY,
         *,
         by: float = 0.0,
         lower_is_better: bool = False,
         unit: str = "points",
         factor: float = 100.0,
-        asked_by: Literal["paper", "kinfed"] = "paper",
-    ) -> Claim:
+    ) -> Self:
         """`row` is better than every rival, by at least `by` (in stored units)."""
         others = tuple(rivals)
 
-        def margins(found: Found) -> Mapping[str, BySeed]:
-            own = found.of(part, row, metric)
+        def margins(results: Results) -> Mapping[str, BySeed]:
+            own = results.get(part, row, metric)
             sign = -1.0 if lower_is_better else 1.0
-            rivals_found = {other: found.of(part, other, metric) for other in others}
+            measured = {other: results.get(part, other, metric) for other in others}
             return {
-                other: {seed: sign * (own[seed] - theirs[seed]) - by for seed in own.keys() & theirs.keys()}
-                for other, theirs in rivals_found.items()
-                if theirs
+                other: {seed: sign * gap - by for seed, gap in difference(own, values).items()}
+                for other, values in measured.items()
+                if values
             }
 
-        return cls(text, margins, unit, factor, asked_by)
+        return cls(text, margins, unit, factor)
+
+
+@dataclass(frozen=True)
+class Question(Claim):
+    """A question of ours that stands beside the paper's claims, judged as they are."""
+
+    source: ClassVar[Source] = "kinfed"
 
 
 @dataclass(frozen=True)
@@ -196,7 +227,7 @@ class Untestable:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RecipeFigure:
     """A figure of the recipe's own."""
 
     title: str  # empty: it goes with the one before
@@ -204,7 +235,7 @@ class Drawn:
     caption: str = ""
 
     @classmethod
-    def panel(cls, panel: Panel, title: str = "") -> list[Drawn]:
+    def from_panel(cls, panel: Panel, title: str = "") -> list[RecipeFigure]:
         """The figures of a method's panel under one heading, what is to be seen said below the last."""
         last = len(panel.figures) - 1
         return [
@@ -217,17 +248,17 @@ class Drawn:
 class Recipe:
     name: str
     paper: Paper
-    shows: str  # which tables and figures of the paper
+    reproduces: str  # which tables and figures of the paper
     title: str
     about: str
-    parts: Callable[[Scale], Sequence[Part | Study]]
-    tables: Sequence[Table] = ()
+    parts: Callable[[Scale], Sequence[RunPart | Study]]
+    tables: Sequence[ResultTable] = ()
     claims: Sequence[Claim | Untestable] = ()
     notes: Sequence[str] = ()  # what cannot match the paper, and why
     stand_ins: Mapping[Scale, str] = field(default_factory=dict)  # what a scale replaces, said above its numbers
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
-    inside: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
-    figures: Callable[[Found, Mapping[str, Comparison]], Sequence[Drawn]] = lambda found, runs: ()
+    method_figures: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
+    figures: Callable[[Results, Mapping[str, Comparison]], Sequence[RecipeFigure]] = lambda results, runs: ()
 
     def limited_to(self, names: Sequence[str], scale: Scale) -> Recipe:
         """The recipe with some of its parts."""

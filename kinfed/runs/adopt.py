@@ -27,8 +27,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms import changes_data, make_algorithm
+from kinfed.algorithms.base import Algorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.tree import Nothing, Tree
@@ -146,7 +146,7 @@ class FinishedRun:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
         named = self.config.model
         build = model or (lambda: build_model(named.name, self.shape, len(self.classes), named.options))
-        task = make_task(build, path=self.config.backend)
+        task = make_task(build, backend=self.config.backend)
         layout = storage.read_json(self.folder / "model.json")["layers"]
         if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
             what = "the model given" if model else f"model {named.name}, which the configuration names,"
@@ -245,13 +245,13 @@ def adopt(
     run = FinishedRun.open(folder, seed)
     label = chosen("algorithm", algorithm, list(run.config.algorithms))
     method, task = run.method(label), run.task(model)
-    if type(method).exchange is not Algorithm.exchange:
+    if changes_data(method):
         raise ConfigError(
             f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
         )
     _check_fits(run, newcomer)
     whole = newcomer
-    if method.needs_validation and not int(newcomer.val.count.sum()):
+    if "needs validation" in method.traits and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)
     if rounds is None:
         rounds = max(1, round(run.config.participation * run.config.rounds))
@@ -260,10 +260,11 @@ def adopt(
     task.start = run.start()
     server = with_newcomer(run, label, method, task, group)
     cohort = _cohort(run, newcomer, 1)
-    if not method.download(method.prepare(server, _everyone(run)), cohort.ids).named():
+    if not _download(method, server, run).named():
         raise ConfigError(f"{label} sends its clients nothing, so there is nothing for a newcomer to take over")
-    server = method.adopt(task, server, cohort)
-    server_model = method.global_models(server, cohort.ids)
+    server = method.place_newcomer(task, server, cohort)
+    models = method.server_models(server)
+    server_model = None if models is None else models.rows(cohort.ids)
     theta = _trained(method, task, server, run, newcomer, rounds)
     task.start = None
     alone = _trained(Local(method.training), task, Nothing(), run, whole, rounds)
@@ -315,14 +316,21 @@ def _grown(name: str, tensor: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 def _trained(method: Method, task: Task, server: Tree, run: FinishedRun, newcomer: Federation, rounds: int) -> Tensor:
     """The newcomer's model [1, P] after some rounds with a server that stays as it is."""
-    down = method.download(method.prepare(server, _everyone(run)), _everyone(run)[-1:])
+    down = _download(method, server, run)
     client = method.init_client(task, _cohort(run, newcomer, 0))
     for number in range(1, rounds + 1):
         client, _ = method.client_update(task, client, down, _cohort(run, newcomer, number))
-    theta: Tensor = method.personalize(task, client, down, _cohort(run, newcomer, rounds))
+    theta = next(iter(deployed_models(method, task, client, down, _cohort(run, newcomer, rounds)).values()))
     if not bool(torch.isfinite(theta).all()):
         raise DataError("the newcomer's training diverged to NaN or infinity; check the scale of its features")
     return theta
+
+
+def _download(method: Method, server: Tree, run: FinishedRun) -> Tree:
+    """The message that the newcomer gets when everybody takes part."""
+    planned, _ = method.plan(server, _everyone(run), RoundInfo(run.config.rounds + 1, run.population(1)))
+    down: Tree = method.download(planned, _everyone(run)[-1:])
+    return down
 
 
 def _everyone(run: FinishedRun) -> Tensor:
@@ -349,8 +357,5 @@ def _check_fits(run: FinishedRun, newcomer: Federation) -> None:
 
 
 def _place(method: Method, server: Tree) -> str:
-    figures = method.server_figures(server)
-    for kind in ("context", "cluster"):
-        if kind in figures and int(figures[kind][-1]) >= 0:
-            return f"{kind} {int(figures[kind][-1])}"
-    return ""
+    models = method.server_models(server)
+    return "" if models is None or models.assignment is None else f"server model {int(models.assignment[-1])}"

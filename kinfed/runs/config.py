@@ -25,8 +25,8 @@ from kinfed.runs.requirements import requirement
 if TYPE_CHECKING:
     from kinfed.data.batches import LocalTraining
     from kinfed.privacy.policy import Privacy
-    from kinfed.server.loop import Schedule
     from kinfed.server.robust import Rule
+    from kinfed.server.schedule import Schedule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
@@ -225,7 +225,7 @@ class RunConfig(BaseModel):
 
     @property
     def schedule(self) -> Schedule:
-        from kinfed.server.loop import Schedule
+        from kinfed.server.schedule import Schedule
 
         return Schedule(self.participation, self.dropout, self.stragglers)
 

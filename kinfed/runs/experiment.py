@@ -1,31 +1,31 @@
-"""A run: several methods on the same clients, batches and starts, over several seeds, with a journal on disk.
+"""A run: several algorithms on the same clients, batches and starts, over several seeds, with a journal on disk.
 
     result = kinfed.run(algorithms="local,fedavg,ditto", rounds=30, out="runs/first")
     result.personal_model("3", "ditto")          a ready nn.Module
 
-Per seed the federation, the starting model and the sampling are made once and shared by all methods.
+Per seed the federation, the starting model and the sampling are made once and shared by all algorithms.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
 from kinfed.data.federation import SPLITS, Federation, fingerprint
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
-from kinfed.errors import ConfigError, KinfedError
+from kinfed.errors import ConfigError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import open_accounts
@@ -36,36 +36,24 @@ from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.results import MethodResult, Metrics, RunResult, client_rows, judge, judge_alternatives
-from kinfed.server.loop import Loop, RoundReport, Schedule, check_robust
+from kinfed.runs.method_run import Interrupted as Interrupted
+from kinfed.runs.method_run import MethodRun
+from kinfed.runs.observer import NullObserver, Observer
+from kinfed.runs.results import ClientTable, MethodResult, RunResult
+from kinfed.server.loop import Loop
+from kinfed.server.robust import check_robust
+from kinfed.server.schedule import Schedule
 
 if TYPE_CHECKING:
     from kinfed.pools.ray_pool import RayCluster
 
-CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
 
+@dataclass(frozen=True)
+class CommonStart:
+    """Where all algorithms of a seed begin."""
 
-class Observer(Protocol):
-    """Hears what a run does; the command line draws its display with one."""
-
-    def started(self, label: str, seed: int, first: int, rounds: int) -> None: ...
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Silent:
-    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        pass
-
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-
-class Interrupted(KinfedError):
-    """A run was asked to stop; its last finished round is on disk."""
+    model: Tensor | None = None  # [P]; None: the module's own random start
+    ledger: Ledger = field(default_factory=Ledger)  # what it has asked of clients' data
 
 
 def run(
@@ -92,20 +80,20 @@ def run(
             raise ConfigError("give either a RunConfig or settings by name, not both")
     else:
         config = make_config(None if config is None else Path(config), settings)
-    experiment = Experiment(config, federation, build, observer or Silent(), should_stop)
+    experiment = Experiment(config, federation, build, observer or NullObserver(), should_stop)
     with closing(experiment):
         if out is None:
-            return experiment.execute(None, None)
+            return experiment.execute(None)
         identity = experiment.fingerprint()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
         with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
-            return experiment.execute(folder, Checkpoints(folder.path / "checkpoints", identity))
+            return experiment.execute(folder)
 
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a run folder holds."""
-    found: dict[str, Any] = RunFolder(folder).config()["config"]
-    return make_config(None, found)
+    settings: dict[str, Any] = RunFolder(folder).config()["config"]
+    return make_config(None, settings)
 
 
 class Experiment:
@@ -127,8 +115,7 @@ class Experiment:
         self._data: dict[int, Federation] = {}
         self._task: ModuleTask | None = None
         self._cluster: RayCluster | None = None
-        self._asked = Ledger()  # of clients' data, before the methods of a seed begin
-        self._starts: dict[int, tuple[Tensor | None, Ledger]] = {}  # common start of a seed, and what it asked
+        self._starts: dict[int, CommonStart] = {}
         self.algorithms = {
             label: make_algorithm(
                 options["method"], config.training, {k: v for k, v in options.items() if k != "method"}
@@ -149,7 +136,7 @@ class Experiment:
             made = build_federation(self.config, seed) if self._given is None else self._given
             share = self.config.validation
             if share == "auto":
-                share = 0.2 if any(a.needs_validation for a in self.algorithms.values()) else 0.0
+                share = 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
             if share and not int(made.val.count.sum()):
                 made = made.with_validation(share, seed)
             if self.config.foreign_targets:
@@ -163,7 +150,7 @@ class Experiment:
         data = self.federation(self.config.seeds[0])
         shape, classes, chosen = data.features.shape, data.num_classes, self.config.model
         build = self._model or (lambda: build_model(chosen.name, shape, classes, chosen.options))
-        self._task = make_task(build, path=self.config.backend, device=check_device(self.config.device))
+        self._task = make_task(build, backend=self.config.backend, device=check_device(self.config.device))
         return self._task
 
     def check(self) -> None:
@@ -172,7 +159,7 @@ class Experiment:
         for seed in self.config.seeds:
             clients = self.federation(seed).population(seed, self.config.participation)
             for algorithm in self.algorithms.values():
-                algorithm.check(task, clients)
+                check_algorithm_settings(algorithm, task, clients)
                 if rule is not None:
                     check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
                 if algorithm.training.augment is not None:
@@ -188,61 +175,87 @@ class Experiment:
             for label, algorithm in self.algorithms.items():
                 self.config.privacy.check(label, algorithm, self.federation(seed))
 
-    def execute(self, folder: RunFolder | None, checkpoints: Checkpoints | None) -> RunResult:
-        config = self.config
-        task = self.task()
-        done: list[MethodResult] = []
+    def execute(self, folder: RunFolder | None) -> RunResult:
+        """Run everything; what the folder holds already is taken up where it ends."""
+        results: list[MethodResult] = []
         self._check_privacy()
         if folder is not None:
-            save_layout(folder.path, config.model.name, task)
-        for seed in config.seeds:
-            data = self.federation(seed)
-            for note in data.notes if seed == config.seeds[0] else []:  # other seeds say the same in other numbers
-                self.observer.note(note)
-            if config.privacy is not None and seed == config.seeds[0]:
-                for label, algorithm in self.algorithms.items():
-                    for note in config.privacy.notes(label, algorithm, data.train.count):
-                        self.observer.note(note)
+            save_layout(folder.path, self.config.model.name, self.task())
+        self._write_notes()
+        for seed in self.config.seeds:
             if folder is not None:
-                folder.write_federation(seed, describe(data).to_json())
-            task.start, self._asked = self._common_start(task, data, seed, checkpoints)
-            for label, algorithm in self.algorithms.items():
-                done.append(self._method(label, algorithm, task, data, seed, folder, checkpoints))
-                if folder is not None:
-                    self._write(folder, done)
-        result = RunResult(config, done, self._data, task, None if folder is None else folder.path)
+                folder.write_federation(seed, describe(self.federation(seed)).to_json())
+            self._starts[seed] = self._common_start(seed, None if folder is None else folder.checkpoints)
+            for label in self.algorithms:
+                results.append(self._run_method(label, seed, folder))
         if folder is not None:
-            folder.write_summary({"results": [r.summary() for r in done]})
-        return result
+            folder.write_summary({"results": [result.summary() for result in results]})
+        return RunResult(self.config, results, self._data, self.task(), None if folder is None else folder.path)
 
-    def begin(self, algorithm: Algorithm[Any, Any, Any, Any], seed: int) -> Loop:
-        """A method before its first round, on the data, the common start and the schedule of this configuration."""
-        task, data, warm = self.task(), self.federation(seed), self.config.warm_start
+    def _write_notes(self) -> None:
+        """What a reader should know about the data and their privacy; other seeds say the same in other numbers."""
+        data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
+        for note in data.notes:
+            self.observer.note(note)
+        if privacy is not None:
+            for label, algorithm in self.algorithms.items():
+                for note in privacy.notes(label, algorithm, data.train.count):
+                    self.observer.note(note)
+
+    def _run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+        config = self.config
+        states = folder.path / "states" if folder is not None and config.state == "disk" else None
+        with self.make_loop(self.algorithms[label], seed, states) as loop:
+            if loop.privacy is not None and config.dp_epsilon is not None:
+                noise = f"noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}"
+                self.observer.note(f"{label} seed {seed}: {noise}")
+            return MethodRun(
+                label,
+                loop,
+                ClientTable.from_federation(self.federation(seed)),
+                config.rounds,
+                eval_every=config.eval_every,
+                checkpoint_every=config.checkpoint_every,
+                keep_models=config.save_models,
+                folder=folder,
+                observer=self.observer,
+                should_stop=self.should_stop,
+            ).execute()
+
+    def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
+        """An algorithm before its first round, on the data, the common start and the schedule of this configuration.
+        Clients' states are kept in `state_folder` where there is one, otherwise in memory."""
         if seed not in self._starts:
-            self._starts[seed] = self._common_start(task, data, seed, None)
-        task.start, self._asked = self._starts[seed]
-        return self._loop(algorithm, task, data, seed, range(warm + 1, warm + self.config.rounds + 1))
+            self._starts[seed] = self._common_start(seed, None)
+        warm = self.config.warm_start
+        rounds = range(warm + 1, warm + self.config.rounds + 1)
+        return self._make_loop(algorithm, seed, rounds, self._starts[seed], state_folder)
 
-    def _loop(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, data: Federation, seed: int, rounds: range,
-              folder: RunFolder | None = None) -> Loop:  # fmt: skip
-        states = folder.path / "states" if folder is not None and self.config.state == "disk" else None
-        data, clients = algorithm.exchange(data, data.population(seed, self.config.participation))
-        accounts, schedule = None, self.config.schedule
-        if self.config.privacy is not None:
+    def _make_loop(
+        self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
+    ) -> Loop:
+        config, schedule = self.config, self.config.schedule
+        data = self.federation(seed)
+        data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
+        base = self.task()
+        base.start = start.model
+        task: Task = base
+        budget = None
+        if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
             calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
-            accounts = open_accounts(
-                self.config.privacy, algorithm, task, simulated(seed), data.train.count, calls, self._asked
+            budget = open_accounts(
+                config.privacy, algorithm, task, simulated(seed), data.train.count, calls, start.ledger
             )
-            task = accounts.task
+            task = budget.task
         pool: Pool
-        if self.config.pool == "ray":
+        if config.pool == "ray":
             pool = self._ray().pool(algorithm, task, data, seed)
         else:
-            pool = LocalPool(algorithm, task, data, seed, workers=self.config.workers, state_folder=states)
+            pool = LocalPool(algorithm, task, data, seed, workers=config.workers, state_folder=state_folder)
         return Loop(
-            algorithm, task, pool, clients, schedule, first_round=rounds.start, privacy=accounts,
-            robust=self.config.robust_rule, largest_norm=self.config.largest_norm,
+            algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
+            robust=config.robust_rule, largest_norm=config.largest_norm,
         )  # fmt: skip
 
     def _ray(self) -> RayCluster:
@@ -259,165 +272,59 @@ class Experiment:
             self._cluster.close()
             self._cluster = None
 
-    def _common_start(
-        self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None
-    ) -> tuple[Tensor | None, Ledger]:
-        """Where all methods of a seed begin, and what it asked of the clients: pre-trained, then warmed up; None is
-        the model's own random start."""
-        task.start, self._asked = None, Ledger()
-        if self.config.pretrain:
-            task.start = self._pretrained(task, data, seed, checkpoints)
-        if self.config.warm_start:
-            return self._warm_start(task, data, seed, checkpoints)
-        return task.start, Ledger()
+    # ---- the common start ----
 
-    def _pretrained(self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None) -> Tensor:
-        """The model after some rounds on the training data of all clients in one place."""
-        label, rounds = f"pretrained-{seed}", self.config.pretrain
-        found = checkpoints.latest(label) if checkpoints is not None else None
-        if found is not None:
-            return found.tensors["w"].to(task.device)
-        algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), data.pooled()
+    def _common_start(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
+        """Pre-trained where that is asked for, then warmed up."""
+        start = CommonStart()
+        if self.config.pretrain:
+            start = self._pretrained(seed, checkpoints)
+        if self.config.warm_start:
+            start = self._warm_start(seed, start, checkpoints)
+        return start
+
+    def _pretrained(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
+        """After some rounds on the training data of all clients in one place."""
+        task, label, rounds = self.task(), f"pretrained-{seed}", self.config.pretrain
+        snapshot = checkpoints.latest(label) if checkpoints is not None else None
+        if snapshot is not None:
+            return CommonStart(snapshot.tensors["w"].to(task.device))
+        algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), self.federation(seed).pooled()
+        task.start = None
         pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
-        loop = Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0))
-        self.observer.started("pre-training", seed, 0, rounds)
-        with closing(pool):
-            while loop.completed < rounds:
-                self.observer.round("pre-training", seed, loop.round(), None)
-                self._stop_if_asked()
-        w = algorithm.global_model(loop.server)
-        assert w is not None
+        with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
+            w = self._server_model_after(rounds, loop, "pre-training")
         if checkpoints is not None:
             checkpoints.save(label, rounds, {"w": w}, {})
-        return w
+        return CommonStart(w)
 
-    def _warm_start(
-        self, task: ModuleTask, data: Federation, seed: int, checkpoints: Checkpoints | None
-    ) -> tuple[Tensor, Ledger]:
-        """The model after some rounds of FedAvg, the common start of all methods of the seed; and what it cost."""
-        label = f"warm-start-{seed}"
-        found = checkpoints.latest(label) if checkpoints is not None else None
-        if found is not None:
-            asked = Ledger() if self.config.privacy is None else Ledger.load(found.tensors)
-            return found.tensors["w"].to(task.device), asked
-        strict = self.config.privacy is not None and self.config.privacy.strict
-        algorithm = make_algorithm("fedavg", self.config.training, {"weights": "equal"} if strict else {})
-        loop = self._loop(algorithm, task, data, seed, range(1, self.config.warm_start + 1))
-        self.observer.started("warm start", seed, 0, self.config.warm_start)
-        while loop.completed < self.config.warm_start:
-            self.observer.round("warm start", seed, loop.round(), None)
-            self._stop_if_asked()
-        loop.pool.close()
-        w = loop.algorithm.global_model(loop.server)
-        assert w is not None
-        asked = Ledger() if loop.privacy is None else loop.privacy.ledger
-        if checkpoints is not None:
-            checkpoints.save(label, self.config.warm_start, {"w": w} | asked.named(), {})
-        return w, asked
-
-    def _method(
-        self,
-        label: str,
-        algorithm: Algorithm[Any, Any, Any, Any],
-        task: ModuleTask,
-        data: Federation,
-        seed: int,
-        folder: RunFolder | None,
-        checkpoints: Checkpoints | None,
-    ) -> MethodResult:
-        config, name = self.config, f"{label}-{seed}"
-        last = config.warm_start + config.rounds
-        loop = self._loop(algorithm, task, data, seed, range(config.warm_start + 1, last + 1), folder)
-        if loop.privacy is not None and config.dp_epsilon is not None:
-            self.observer.note(f"{label} seed {seed}: noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}")
-        totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
-        snapshot = checkpoints.latest(name) if checkpoints is not None else None
+    def _warm_start(self, seed: int, start: CommonStart, checkpoints: Checkpoints | None) -> CommonStart:
+        """After some rounds of FedAvg, with what they cost."""
+        label, rounds, privacy = f"warm-start-{seed}", self.config.warm_start, self.config.privacy
+        snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
-            loop.load(snapshot.round, snapshot.tensors)
-            totals = dict(snapshot.extra["totals"])
-        if folder is not None:
-            folder.rewind(label, seed, loop.completed)
-        self.observer.started(label, seed, loop.completed - config.warm_start, config.rounds)
-        saved = time.monotonic()
-        try:
-            while loop.completed < last:
-                report = loop.round()
-                totals["bytes_down"] += report.bytes_down
-                totals["bytes_up"] += report.bytes_up
-                totals["seconds"] += report.seconds
-                personal = self._after_round(label, loop, report, last, data, folder)
-                self.observer.round(label, seed, report, personal)
-                due = report.round == last or self._checkpoint_due(report.round, time.monotonic() - saved)
-                if checkpoints is not None and folder is not None and (due or self.should_stop()):
-                    folder.sync()
-                    checkpoints.save(name, report.round, loop.state(), {"totals": totals})
-                    saved = time.monotonic()
-                self._stop_if_asked()
-            evaluation = loop.evaluate(keep_models=config.save_models)
-        finally:
-            loop.pool.close()
-        personal, server_model = judge(evaluation, data, task)
-        w = algorithm.global_model(loop.server)
-        if folder is not None and evaluation.models is not None:
-            folder.write_models(label, seed, evaluation.models, w)
-        return MethodResult(
-            label, seed, config.rounds, personal, server_model, int(totals["bytes_down"]), int(totals["bytes_up"]),
-            float(totals["seconds"]), evaluation, w, judge_alternatives(evaluation, data, task),
-            None if loop.privacy is None else loop.privacy.summary(data.names),
-        )  # fmt: skip
+            ledger = Ledger() if privacy is None else Ledger.load(snapshot.tensors)
+            return CommonStart(snapshot.tensors["w"].to(self.task().device), ledger)
+        strict = privacy is not None and privacy.strict
+        algorithm = make_algorithm("fedavg", self.config.training, {"weights": "equal"} if strict else {})
+        with self._make_loop(algorithm, seed, range(1, rounds + 1), start) as loop:
+            w = self._server_model_after(rounds, loop, "warm start")
+            ledger = Ledger() if loop.privacy is None else loop.privacy.ledger
+        if checkpoints is not None:
+            checkpoints.save(label, rounds, {"w": w} | ledger.named(), {})
+        return CommonStart(w, ledger)
 
-    def _checkpoint_due(self, round: int, seconds: float) -> bool:
-        """So many seconds after the last one."""
-        every = self.config.checkpoint_every
-        return seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
-
-    def _after_round(
-        self, label: str, loop: Loop, report: RoundReport, last: int, data: Federation, folder: RunFolder | None
-    ) -> Metrics | None:
-        """Evaluate where due, and write the round's line."""
-        every = self.config.eval_every
-        due = report.round == last or (every > 0 and report.round % every == 0)
-        personal = server_model = None
-        figures = loop.algorithm.server_figures(loop.server)
-        method: dict[str, Any] = {k: v for k, v in figures.items() if not isinstance(v, Tensor) or v.dim() == 0}
-        if due:
-            evaluation = loop.evaluate()
-            personal, server_model = judge(evaluation, data, loop.task)
-            method = figures | ({"clients": evaluation.figures} if evaluation.figures else {})
-            headline = "accuracy" if loop.task.classifies else "loss"
-            for name, metrics in judge_alternatives(evaluation, data, loop.task).items():
-                method |= {f"{name}_{headline}": metrics[headline]} if headline in metrics else {}
-            if loop.privacy is not None:
-                method["privacy"] = loop.privacy.figures()
-        if folder is not None:
-            folder.append_round({
-                "algorithm": label, "seed": loop.clients.seed, "round": report.round, "seconds": report.seconds,
-                "active": report.active, "dropped": report.dropped, "bytes_down": report.bytes_down,
-                "bytes_up": report.bytes_up, "personal": personal, "server": server_model, "method": _plain(method),
-            })  # fmt: skip
-        if report.rejected:
-            finite = [k for k in report.rejected if k in report.reasons]
-            for k in finite[:5]:
-                self.observer.note(f"{label}, round {report.round}: dropped {data.names[k]}: {report.reasons[k]}")
-            if other := [k for k in report.rejected if k not in report.reasons]:
-                who = ", ".join(data.names[k] for k in other[:5])
-                self.observer.note(
-                    f"{label}, round {report.round}: dropped {len(other)} update(s) with NaN or infinity, of {who}"
-                )
-        if report.note:
-            self.observer.note(f"{label}, round {report.round}: {report.note}")
-        return personal
-
-    def _stop_if_asked(self) -> None:
-        if self.should_stop():
-            raise Interrupted("stopped as asked; the last finished round is saved")
-
-    def _write(self, folder: RunFolder, done: list[MethodResult]) -> None:
-        rows = []
-        for r in done:
-            data = self._data[r.seed]
-            rows += client_rows(r, data)
-        folder.write_clients(rows)
+    def _server_model_after(self, rounds: int, loop: Loop, label: str) -> Tensor:
+        """[P]"""
+        seed = loop.population.seed
+        self.observer.started(label, seed, 0, rounds)
+        for report in loop.rounds(rounds):
+            self.observer.round(label, seed, report, None)
+            if self.should_stop():
+                raise Interrupted("stopped as asked; the last finished round is saved")
+        models = loop.algorithm.server_models(loop.server)
+        assert models is not None  # of FedAvg
+        return models.models[0]
 
 
 def _identity(federation: Federation) -> str:
@@ -439,11 +346,3 @@ def check_device(name: str) -> torch.device:
         first = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} is not available here ({first}); use --device cpu") from error
     return device
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value

@@ -19,22 +19,25 @@ The journal is appended to; every other file is replaced as a whole. To stay in 
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
+import math
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
+from kinfed.algorithms.base import ServerModels
 from kinfed.core import storage
 from kinfed.errors import StorageError
+from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
 from kinfed.runs.config import NON_RESULT_SETTINGS
 
@@ -49,6 +52,7 @@ CLIENT_COLUMNS = (
     "personal_loss",
     "server_loss",
 )
+_HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
 _SHOWN_DIFFERENCES = 20  # per file
 
 
@@ -59,7 +63,12 @@ class FolderInUse(StorageError):
 @dataclass(frozen=True)
 class Models:
     personal: Tensor  # [K, P]  what each client would deploy
-    server_model: Tensor | None  # [P]  the server model, where the method has one
+    server: ServerModels | None  # where the server has models of its own
+
+    @property
+    def server_model(self) -> Tensor | None:
+        """[P] where the server has one model for all clients."""
+        return None if self.server is None or self.server.assignment is not None else self.server.models[0]
 
 
 class RunFolder:
@@ -71,7 +80,9 @@ class RunFolder:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-        self._lock: int | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._lock: FileLock | None = None
+        self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
 
     # Opening and closing
@@ -87,6 +98,7 @@ class RunFolder:
         run._refuse_unrelated_files()
         storage.make_folder(run.path)
         run._lock = run._take_lock()
+        run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint)
         try:
             storage.remove_drafts(run.path)
             if run._config_path.exists():
@@ -107,9 +119,11 @@ class RunFolder:
         return run
 
     def close(self) -> None:
-        for file in (self._rounds, self._lock):
-            if file is not None:
-                os.close(file)
+        if self._rounds is not None:
+            os.close(self._rounds)
+        if self._lock is not None:
+            (self.path / _HOLDER).unlink(missing_ok=True)
+            self._lock.release()
         self._rounds = self._lock = None
 
     def __enter__(self) -> Self:
@@ -123,7 +137,7 @@ class RunFolder:
             return
         with storage.reporting("use", self.path):
             names = sorted(path.name for path in self.path.iterdir())
-        if other := [name for name in names if name != ".lock" and not name.startswith(".draft-")]:
+        if other := [name for name in names if name not in (".lock", _HOLDER) and not name.startswith(".draft-")]:
             listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
             raise StorageError(
                 f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
@@ -147,24 +161,31 @@ class RunFolder:
             + (remedy if resume else "choose another folder with --out")
         )
 
-    def _take_lock(self) -> int:
+    def _take_lock(self) -> FileLock:
         path = self.path / ".lock"
+        lock = FileLock(path, blocking=False, thread_local=False)  # whichever thread closes the folder
         with storage.reporting("lock", path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(file, 0)
-                os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            except BlockingIOError:
-                holder = os.pread(file, 200, 0).decode(errors="replace") or "another process"
-                os.close(file)
+                lock.acquire()
+            except Timeout:
                 raise FolderInUse(
-                    f"{self.path} is being written by {holder}; wait until it ends, or choose another folder with --out"
+                    f"{self.path} is being written by {self._lock_holder()}; wait until it ends, or choose another "
+                    "folder with --out"
                 ) from None
-            except BaseException:
-                os.close(file)
-                raise
-        return file
+            (self.path / _HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        return lock
+
+    def _lock_holder(self) -> str:
+        try:
+            return (self.path / _HOLDER).read_text(encoding="utf-8") or "another process"
+        except OSError:
+            return "another process"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        self._require_lock()
+        assert self._checkpoints is not None  # made with the lock
+        return self._checkpoints
 
     def _require_lock(self) -> None:
         if self._lock is None:
@@ -184,12 +205,7 @@ class RunFolder:
             if self._rounds is None:
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            size = os.fstat(self._rounds).st_size
-            try:
-                storage.write_all(self._rounds, line)
-            except OSError:
-                os.ftruncate(self._rounds, size)
-                raise
+            _append(self._rounds, line)
 
     def sync(self) -> None:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
@@ -274,18 +290,32 @@ class RunFolder:
             raise StorageError(f"{self._config_path} has no fingerprint and config; was it written by kinfed?")
         return envelope
 
-    def write_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """clients.csv: the fixed columns, then all others that occur, by name. What is None or NaN is left empty."""
+    def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty.
+
+        The first call after `open` begins the file anew: a run that is resumed makes all its lines again."""
         self._require_lock()
-        table = list(rows)
-        extra = sorted({name for row in table for name in row} - set(CLIENT_COLUMNS))
-        columns = [*CLIENT_COLUMNS, *extra]
+        names = [*CLIENT_COLUMNS, *sorted(columns.keys() - set(CLIENT_COLUMNS))]
+        length = len(columns["client"])
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        for row in table:
-            writer.writerow([_cell(row.get(name)) for name in columns])
-        storage.write_atomically(self.path / "clients.csv", text.getvalue().encode())
+        if self._client_columns is None:
+            writer.writerow(names)
+        elif self._client_columns != names:
+            raise ValueError(f"clients.csv has the columns {self._client_columns}; got {names}")
+        cells = [map(_cell, columns[name]) if name in columns else [""] * length for name in names]
+        writer.writerows(zip(*cells, strict=True))
+        path = self.path / "clients.csv"
+        if self._client_columns is None:
+            storage.write_atomically(path, text.getvalue().encode())
+        else:
+            with storage.reporting("append to", path):
+                file = os.open(path, os.O_WRONLY | os.O_APPEND)
+                try:
+                    _append(file, text.getvalue().encode(), durably=True)
+                finally:
+                    os.close(file)
+        self._client_columns = names
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._require_lock()
@@ -299,13 +329,16 @@ class RunFolder:
         record: dict[str, Any] = storage.read_json(self.path / f"federation-{seed}.json")
         return record
 
-    def write_models(self, algorithm: str, seed: int, personal: Tensor, server_model: Tensor | None) -> None:
-        """personal [K, P], and the server model [P] where there is one."""
+    def write_models(self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None) -> None:
+        """personal [K, P], and the server's models where there are any."""
         self._require_lock()
-        if personal.dim() != 2 or (server_model is not None and server_model.shape != personal.shape[1:]):
-            got = f"{list(personal.shape)} and {None if server_model is None else list(server_model.shape)}"
-            raise ValueError(f"models are [K, P] and one server model [P] or None; got {got}")
-        tensors = {"personal": personal} | ({} if server_model is None else {"server": server_model})
+        if personal.dim() != 2:
+            raise ValueError(f"personal models are [K, P]; got {list(personal.shape)}")
+        tensors = {"personal": personal}
+        if server is not None:
+            tensors["server"] = server.models[0] if server.assignment is None else server.models
+            if server.assignment is not None:
+                tensors["assignment"] = server.assignment
         path = self._models_path(algorithm, seed)
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
@@ -319,7 +352,11 @@ class RunFolder:
         tensors = storage.read_tensors(path)
         if "personal" not in tensors:
             raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
-        return Models(tensors["personal"], tensors.get("server"))
+        if "server" not in tensors:
+            return Models(tensors["personal"], None)
+        assignment = tensors.get("assignment")
+        rows = tensors["server"] if assignment is not None else tensors["server"][None]
+        return Models(tensors["personal"], ServerModels(rows, assignment))
 
     def _models_path(self, algorithm: str, seed: int) -> Path:
         return self.path / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
@@ -329,13 +366,24 @@ def _identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
     return record["algorithm"], record["seed"], record["round"]
 
 
-def _cell(value: Any) -> str:
-    plain = json.loads(storage.to_json(value))
-    if isinstance(plain, list | dict):
-        raise ValueError(f"a cell of clients.csv is one value; got {plain}")
-    if isinstance(plain, bool):
-        plain = int(plain)
-    return "" if plain is None else str(plain)
+def _append(file: int, data: bytes, durably: bool = False) -> None:
+    """All of the data, or none of it where the disk is full."""
+    size = os.fstat(file).st_size
+    try:
+        storage.write_all(file, data)
+        if durably:
+            os.fsync(file)
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, str | int):
+        return int(value) if isinstance(value, bool) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise ValueError(f"a cell of clients.csv is one value; got {value}")
 
 
 def is_time(field: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kinfed.algorithms.base import ServerModels
 from kinfed.data.federation import Federation
 from kinfed.engine.mixture import module_for
 from kinfed.engine.task import ModuleTask, Score
@@ -19,9 +20,22 @@ from kinfed.runs.metrics import summarize
 Metrics = dict[str, float]
 
 
+@dataclass(frozen=True)
+class ClientTable:
+    """What tables and metrics need to know of all clients, in the order of their numbers."""
+
+    names: list[str]
+    n_train: Tensor  # [K] training examples
+    n_test: Tensor  # [K]
+
+    @classmethod
+    def from_federation(cls, data: Federation) -> ClientTable:
+        return cls(data.names, data.train.count, data.test.count)
+
+
 @dataclass
 class MethodResult:
-    """One method under one seed, after its last round."""
+    """One algorithm under one seed, after its last round."""
 
     label: str
     seed: int
@@ -32,9 +46,15 @@ class MethodResult:
     bytes_up: int
     seconds: float
     evaluation: Evaluation = field(repr=False)
-    server_model: Tensor | None = field(default=None, repr=False)  # [P]
-    alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the method reports, by name
+    server_models: ServerModels | None = field(default=None, repr=False)
+    alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
+
+    @property
+    def server_model(self) -> Tensor | None:
+        """[P] where the server has one model for all clients."""
+        models = self.server_models
+        return None if models is None or models.assignment is not None else models.models[0]
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -42,6 +62,31 @@ class MethodResult:
             "server": self.server, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
             "alternatives": self.alternatives, **({} if self.privacy is None else {"privacy": self.privacy}),
         }  # fmt: skip
+
+    def client_columns(self, clients: ClientTable) -> dict[str, list[Any]]:
+        """The lines of clients.csv, by column: one entry per evaluated client, None where there is no figure."""
+        ids = self.evaluation.ids
+        numbers = ids.tolist()
+        columns: dict[str, list[Any]] = {
+            "algorithm": [self.label] * len(numbers),
+            "seed": [self.seed] * len(numbers),
+            "client": [clients.names[k] for k in numbers],
+            "n_train": clients.n_train[ids].tolist(),
+            "n_test": clients.n_test[ids].tolist(),
+        }
+        for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
+            columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
+            columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
+        if self.privacy is not None:
+            columns["epsilon"] = [self.privacy["epsilon"][k] for k in numbers]
+        return columns
+
+
+def _per_example(score: Score | None, field: str, length: int) -> list[float | None]:
+    if score is None:
+        return [None] * length
+    values, counts = getattr(score, field).tolist(), score.count.tolist()
+    return [value / count if count else None for value, count in zip(values, counts, strict=True)]
 
 
 @dataclass
@@ -52,7 +97,7 @@ class RunResult:
     task: ModuleTask = field(repr=False)
     folder: Path | None = None
 
-    def of(self, label: str | None = None, seed: int | None = None) -> MethodResult:
+    def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""
         labels = list(self.config.algorithms)
         if label is None and len(labels) > 1:
@@ -68,14 +113,14 @@ class RunResult:
 
     def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> nn.Module:
         """The client's own model, ready to use. A client is named as in the data, or given by its number."""
-        result = self.of(label, seed)
+        result = self.result(label, seed)
         models = result.evaluation.models
         if models is None:
             raise ConfigError("this run did not keep its models (save_models = false)")
         return module_for(self.task, models[client_number(self.federations[result.seed].names, client)])
 
     def server_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
-        w = self.of(label, seed).server_model
+        w = self.result(label, seed).server_model
         return None if w is None else self.task.module_of(w)
 
 
@@ -90,38 +135,6 @@ def client_number(names: list[str], client: str | int) -> int:
     raise ConfigError(f"no client is called {client!r}; there are {shown}")
 
 
-def judge(evaluation: Evaluation, data: Federation, task: Any) -> tuple[Metrics, Metrics | None]:
-    """Metrics of the personal models and of the server's models."""
-    assert evaluation.personal is not None
-    server_model = (
-        None if evaluation.server_model is None else _metrics(evaluation.server_model, evaluation, data, task)
-    )
-    return _metrics(evaluation.personal, evaluation, data, task), server_model
-
-
-def judge_alternatives(evaluation: Evaluation, data: Federation, task: Any) -> dict[str, Metrics]:
-    """Metrics of the other models that a method reports, by name."""
-    return {name: _metrics(score, evaluation, data, task) for name, score in evaluation.alternatives.items()}
-
-
-def _metrics(score: Score, evaluation: Evaluation, data: Federation, task: Any) -> Metrics:
-    n_train = data.train.count[evaluation.ids]
-    return summarize(score.correct if task.classifies else None, score.loss, score.count, n_train)
-
-
-def client_rows(result: MethodResult, data: Federation) -> list[dict[str, Any]]:
-    """One line per client for clients.csv."""
-    rows = []
-    for position, client in enumerate(result.evaluation.ids.tolist()):
-        row: dict[str, Any] = {
-            "algorithm": result.label, "seed": result.seed, "client": data.names[client],
-            "n_train": int(data.train.count[client]), "n_test": int(data.test.count[client]),
-        }  # fmt: skip
-        for kind, score in (("personal", result.evaluation.personal), ("server", result.evaluation.server_model)):
-            n = 0 if score is None else int(score.count[position])
-            row[f"{kind}_accuracy"] = float(score.correct[position]) / n if score is not None and n else None
-            row[f"{kind}_loss"] = float(score.loss[position]) / n if score is not None and n else None
-        if result.privacy is not None:
-            row["epsilon"] = result.privacy["epsilon"][client]
-        rows.append(row)
-    return rows
+def metrics_of(score: Score, ids: Tensor, clients: ClientTable, classifies: bool) -> Metrics:
+    """The metrics of one kind of models, scored at the clients `ids`."""
+    return summarize(score.correct if classifies else None, score.loss, score.count, clients.n_train[ids])

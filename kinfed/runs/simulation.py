@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import Algorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
@@ -21,7 +21,8 @@ from kinfed.engine.models import build_model
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 
 def simulate(
@@ -50,11 +51,11 @@ def simulate(
     chosen = (
         make_algorithm(algorithm, training or LocalTraining(), options) if isinstance(algorithm, str) else algorithm
     )
-    if chosen.needs_validation and not int(federation.val.count.sum()):
+    if "needs validation" in chosen.traits and not int(federation.val.count.sum()):
         raise ConfigError(
             f"{type(chosen).__name__} judges models on validation examples, and the federation has none; "
             "give it some: federation.with_validation(0.2, seed)"
         )
-    federation, clients = chosen.exchange(federation, federation.population(seed, participation))
+    federation, clients = prepare_data(chosen, federation, federation.population(seed, participation))
     pool = LocalPool(chosen, task, federation, seed, workers=workers)
     return Loop(chosen, task, pool, clients, Schedule(participation, dropout, stragglers))

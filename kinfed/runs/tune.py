@@ -28,15 +28,18 @@ import tomli_w
 from torch import nn
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.algorithms.search_spaces import Range, space_of
 from kinfed.core import rng, storage
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
-from kinfed.runs.experiment import Experiment, Interrupted, Silent
+from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.results import judge
+from kinfed.runs.method_run import MethodRun
+from kinfed.runs.observer import Metrics, NullObserver
+from kinfed.runs.results import ClientTable
+from kinfed.server.loop import RoundReport
 
 try:
     import optuna
@@ -137,7 +140,7 @@ def tune(
     for label in ranges or {}:
         if label not in spaces:
             raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
-    experiment = Experiment(config, federation, model, Silent(), should_stop)
+    experiment = Experiment(config, federation, model, NullObserver(), should_stop)
     for seed in config.seeds:
         if not int(experiment.federation(seed).val.count.sum()):
             raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
@@ -256,7 +259,7 @@ class _Tuning:
         else:
             study.tell(trial, value)
 
-    def _algorithm(self, label: str, settings: Mapping[str, Any]) -> Algorithm[Any, Any, Any, Any]:
+    def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
         config = self.experiment.config
         options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
@@ -266,26 +269,36 @@ class _Tuning:
             algorithm.check(self.experiment.task(), clients)
         return algorithm
 
-    def _objective(self, algorithm: Algorithm[Any, Any, Any, Any], report: Callable[[int, float], None]) -> float:
+    def _objective(self, algorithm: AnyAlgorithm, report: Callable[[int, float], None]) -> float:
         """Mean client accuracy on validation examples after the last round, averaged over seeds."""
         config = self.experiment.config
         values = []
         for place, seed in enumerate(config.seeds):
-            loop = self.experiment.begin(algorithm, seed)
-            data = self.experiment.federation(seed)
-            try:
-                for number in range(1, config.rounds + 1):
-                    loop.round()
-                    if self.experiment.should_stop():
-                        raise Interrupted("stopped as asked; finished trials are saved")
-                    if config.eval_every and number % config.eval_every == 0 and number < config.rounds:
-                        metrics, _ = judge(loop.evaluate("val"), data, loop.task)
-                        report(place * config.rounds + number, metrics["accuracy_mean"])
-                metrics, _ = judge(loop.evaluate("val"), data, loop.task)
-                values.append(metrics["accuracy_mean"])
-            finally:
-                loop.pool.close()
+            with self.experiment.make_loop(algorithm, seed) as loop:
+                run = MethodRun(
+                    type(algorithm).__name__,
+                    loop,
+                    ClientTable.from_federation(self.experiment.federation(seed)),
+                    config.rounds,
+                    eval_every=config.eval_every,
+                    split="val",
+                    observer=_TrialObserver(place * config.rounds - config.warm_start, report),
+                    should_stop=self.experiment.should_stop,
+                )
+                values.append(run.execute().personal["accuracy_mean"])
         return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class _TrialObserver(NullObserver):
+    """Hands the validation accuracy of evaluated rounds to the pruner, which may end the trial."""
+
+    before: int  # steps before round 1
+    report: Callable[[int, float], None]
+
+    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+        if personal is not None:
+            self.report(self.before + report.round, personal["accuracy_mean"])
 
 
 def _open_journal(path: Path) -> BaseStorage:

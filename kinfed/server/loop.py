@@ -6,57 +6,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core import rng
+from kinfed.algorithms.base import Algorithm, RoundInfo, check_algorithm_settings
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Population
 from kinfed.engine.task import Task
-from kinfed.errors import CheckpointError, ConfigError
+from kinfed.errors import CheckpointError
 from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import Accounts
-from kinfed.server.robust import Rule
-from kinfed.server.screening import COUNT, screen
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
-
-    participation: float = 1.0
-    dropout: float = 0.0  # chance that an active client never replies
-    stragglers: float = 0.0  # chance that an active client finishes only part of its work
-
-    def __post_init__(self) -> None:
-        if not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
-        for name in ("dropout", "stragglers"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
-
-    def size(self, num_clients: int) -> int:
-        """How many clients are called in a round."""
-        return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
-
-    def active(self, seed: int, round: int, num_clients: int) -> Tensor:
-        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
-        size = self.size(num_clients)
-        if size == num_clients:
-            return torch.arange(num_clients)
-        return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
-
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
-        """bool [n]: drop-outs of this round."""
-        return rng.uniform(rng.fold(rng.root(seed, "dropout"), round, ids), 1).squeeze(1) < self.dropout
-
-    def effort(self, seed: int, round: int, ids: Tensor) -> Tensor:
-        """[n] share of the local work done: 1, or uniform on (0, 1) for stragglers."""
-        u = rng.uniform(rng.fold(rng.root(seed, "stragglers"), round, ids), 2)
-        return torch.where(u[:, 0] < self.stragglers, u[:, 1], 1.0)
+from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
+from kinfed.server.schedule import Schedule
+from kinfed.server.screening import screen
 
 
 @dataclass
@@ -73,14 +37,18 @@ class RoundReport:
 
 
 class Loop:
-    """Call `round()` again and again; `evaluate()` whenever you like."""
+    """Call `round()` again and again; `evaluate()` whenever you like. A loop has threads or processes until `close`:
+
+    with Loop(...) as loop:
+        loop.round()
+    """
 
     def __init__(
         self,
         algorithm: Algorithm[Any, Any, Any, Any],
         task: Task,
         pool: Pool,
-        clients: Population,
+        population: Population,
         schedule: Schedule | None = None,
         *,
         first_round: int = 1,
@@ -91,38 +59,40 @@ class Loop:
         self.algorithm = algorithm
         self.task = task
         self.pool = pool
-        self.schedule = schedule or Schedule(clients.participation)
-        # Who takes part is the schedule's to say: what a method is told must be what happens.
-        self.clients = replace(clients, participation=self.schedule.participation)
+        self.schedule = schedule or Schedule(population.participation)
+        # The schedule decides participation; the algorithm is told what happens.
+        self.population = replace(population, participation=self.schedule.participation)
         self.completed = first_round - 1
-        self._first = first_round
+        self.first_round = first_round
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
-        algorithm.check(task, self.clients)
+        check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
-            check_robust(robust, algorithm, self.schedule.size(clients.num_clients))
-        self.server: Tree = algorithm.init_server(task, self.clients)
+            check_robust(robust, algorithm, self.schedule.size(population.num_clients))
+        self.server: Tree = algorithm.init_server(task, self.population)
 
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
-        number, seed = self.completed + 1, self.clients.seed
-        chosen = self.schedule.active(seed, number, self.clients.num_clients)
-        active = self.algorithm.call(self.server, chosen)
+        number, seed = self.completed + 1, self.population.seed
+        info = self._info(number)
+        active = self.schedule.active(seed, number, self.population.num_clients)
+        server, active = self.algorithm.plan(self.server, active, info)
         if self.privacy is not None:
-            active = self.privacy.admit(active)
+            admitted = self.privacy.admit(active)
+            if len(admitted) < len(active):  # what the plan sums or chooses is over those who take part
+                server, active = self.algorithm.plan(self.server, admitted, info)[0], admitted
         if not len(active):
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
         ids, effort = active, None
         if self.schedule.dropout:
-            ids = ids[~self.schedule.lost(seed, number, ids)]
+            ids = ids[~self.schedule.dropouts(seed, number, ids)]
         if self.schedule.stragglers:
-            effort = self.schedule.effort(seed, number, ids)
-            if not self.algorithm.keeps_stragglers:
+            effort = self.schedule.completed_share(seed, number, ids)
+            if "keeps stragglers" not in self.algorithm.traits:
                 ids, effort = ids[effort >= 1], None
-        server = self.algorithm.prepare(self.server, active)
         sent: list[int] = []  # bytes of every message; appending is safe from the pool's threads
 
         def download(who: Tensor) -> Tree:
@@ -136,11 +106,11 @@ class Loop:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:
                 record.join(reply.record)
-        reply, note = self._usable(reply)
+        reply, note = self._screened(reply)
         if len(reply.ids):
-            self.server = self.algorithm.aggregate(server, reply.ids, reply.up)
+            self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
         self.completed = number
-        before_down, before_up = self.clients.exchanged if number == self._first else (0, 0)
+        before_down, before_up = self.population.exchanged if number == self.first_round else (0, 0)
         return RoundReport(
             round=number,
             seconds=time.perf_counter() - began,
@@ -153,7 +123,7 @@ class Loop:
             note=note,
         )
 
-    def _usable(self, reply: Reply) -> tuple[Reply, str]:
+    def _screened(self, reply: Reply) -> tuple[Reply, str]:
         """What the server makes use of, and a note where that is nothing although clients replied."""
         if self.robust is None and not self.largest_norm:
             return reply, ""  # the pool has left out what is not finite
@@ -161,10 +131,13 @@ class Loop:
         if self.robust is None or not len(reply.ids):
             return reply, ""
         if len(reply.ids) < self.robust.least:
-            found, needed = len(reply.ids), self.robust.least
-            note = f"{found} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
+            updates, needed = len(reply.ids), self.robust.least
+            note = f"{updates} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
             return replace(reply, ids=reply.ids[:0], up=None), note
-        return replace(reply, up=robust_rows(self.robust, self.algorithm.averaged(), reply.up)), ""
+        return replace(reply, up=robust_rows(self.robust, averaged_fields(self.algorithm), reply.up)), ""
+
+    def _info(self, number: int) -> RoundInfo:
+        return RoundInfo(number - self.first_round + 1, self.population)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""
@@ -173,25 +146,31 @@ class Loop:
 
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""
-        ids = torch.arange(self.clients.num_clients)
-        server = self.algorithm.prepare(self.server, ids)
-
-        def server_model(who: Tensor) -> Tensor | None:
-            return self.algorithm.global_models(self.server, who)
-
-        has_server_model = server_model(ids[:1]) is not None
+        ids = torch.arange(self.population.num_clients)
+        server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
+        models = self.algorithm.server_models(self.server)
         with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:
             evaluation = self.pool.evaluate(
                 ids,
                 lambda who: self.algorithm.download(server, who),
                 self.completed,
                 split=split,
-                server_model=server_model if has_server_model else None,
+                server_model=None if models is None else models.rows,
                 keep_models=keep_models,
             )
             if record is not None and evaluation.record is not None:
                 record.join(evaluation.record)
         return evaluation
+
+    def close(self) -> None:
+        """End the pool's threads, processes and connections. May be called twice."""
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold."""
@@ -211,29 +190,6 @@ class Loop:
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
         self.completed = completed
-
-
-def check_robust(rule: Rule, algorithm: Algorithm[Any, Any, Any, Any], called: int) -> None:
-    """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
-    algorithm.averaged()
-    if called < rule.least:
-        raise ConfigError(
-            f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
-            "called; raise participation or lower what the rule is to withstand"
-        )
-
-
-def robust_rows(rule: Rule, averaged: str, up: Tree) -> Tree:
-    """Updates of which every row is the rule's result: any mean of them is that result too. Numbers of examples, which
-    are clients' claims, become equal."""
-    if not averaged:
-        return up
-    rows: Tensor = getattr(up, averaged)
-    one = rule(rows.flatten(1)).reshape(rows.shape[1:])
-    changed = {averaged: one.expand(rows.shape)}
-    if isinstance(count := getattr(up, COUNT, None), Tensor):
-        changed[COUNT] = torch.ones_like(count)
-    return replace(up, **changed)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -18,26 +18,33 @@ Chen, Ramchandran, Bartlett, ICML 2018. Multi-Krum: Blanchard, El Mhamdi, Guerra
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.kernels import pairwise_squared_distances
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.core.options import check_options, make_options, option
+from kinfed.core.registry import Registry
+from kinfed.core.tree import Tree
+from kinfed.errors import ConfigError
+from kinfed.server.screening import COUNT
 
 BLOCK = 1 << 20  # values sorted at once
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
+    """A robust average. Its fields are its options."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """[P] from finite updates [n, P], n >= least."""
@@ -54,12 +61,9 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Clip(Rule):
-    norm: float | None = None
-    """c: the largest norm of an update that counts in full; where none is given, the median norm of the round."""
-
-    def __post_init__(self) -> None:
-        if self.norm is not None and not 0 < self.norm < math.inf:
-            raise ConfigError(f"clip.norm is a positive number; got {self.norm}")
+    norm: float | None = option(
+        None, "c: the largest norm of an update that counts in full; where none is given, the median of the round", gt=0
+    )
 
     def __call__(self, rows: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -83,12 +87,12 @@ class Median(Rule):
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
-    share: float = 0.2
-    """Share of the clients whose smallest, and as many whose largest, values are left out of every coordinate."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise ConfigError(f"trimmed_mean.share lies in [0, 0.5); got {self.share}")
+    share: float = option(
+        0.2,
+        "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
+        ge=0,
+        lt=0.5,
+    )
 
     def __call__(self, rows: Tensor) -> Tensor:
         cut = self.withstands(len(rows))
@@ -105,23 +109,17 @@ class TrimmedMean(Rule):
 
 @dataclass(frozen=True)
 class Krum(Rule):
-    hostile: int = 1
-    """f: how many clients of a round may be hostile."""
-    keep: int | None = None
-    """m: how many updates are averaged, at most n − f − 2 (the default); 1 is the original Krum."""
-
-    def __post_init__(self) -> None:
-        if self.hostile < 0:
-            raise ConfigError(f"krum.hostile is 0 or more; got {self.hostile}")
-        if self.keep is not None and self.keep < 1:
-            raise ConfigError(f"krum.keep is 1 or more; got {self.keep}")
+    hostile: int = option(1, "f: how many clients of a round may be hostile", ge=0)
+    keep: int | None = option(
+        None, "m: how many updates are averaged, at most n − f − 2 (the default); 1 is the original Krum", ge=1
+    )
 
     def __call__(self, rows: Tensor) -> Tensor:
         near = len(rows) - self.hostile - 2
         square = pairwise_squared_distances(rows).fill_diagonal_(torch.inf)
         score = square.sort(1).values[:, :near].sum(1)  # Σ over the n − f − 2 nearest of ‖u_i − u_j‖²
-        chosen = score.argsort(stable=True)[: min(self.keep or near, near)]
-        return _by_columns(_mean, rows[chosen.sort().values])
+        nearest = score.argsort(stable=True)[: min(self.keep or near, near)]
+        return _by_columns(_mean, rows[nearest.sort().values])
 
     @property
     def least(self) -> int:
@@ -131,23 +129,53 @@ class Krum(Rule):
         return self.hostile if n >= self.least else 0
 
 
-RULES: dict[str, type[Rule]] = {"clip": Clip, "median": Median, "trimmed_mean": TrimmedMean, "krum": Krum}
+RULES: Registry[type[Rule]] = Registry("robust rule")
+RULES.register("clip", Clip, summary="the mean of updates shortened to a norm")
+RULES.register("median", Median, summary="the median of every coordinate")
+RULES.register("trimmed_mean", TrimmedMean, summary="the mean of every coordinate without its ends")
+RULES.register("krum", Krum, summary="the mean of the updates nearest to their neighbours")
 
 
 def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
-    if name not in RULES:
-        raise unknown_name("robust rule", name, RULES)
-    kind, given = RULES[name], dict(options or {})
-    hints = typing.get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind)]
-    for option, value in given.items():
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
-        try:
-            given[option] = TypeAdapter(hints[option]).validate_python(value)
-        except ValidationError:
-            raise ConfigError(f"{name}.{option} must be {hints[option]}; got {value!r}") from None
-    return kind(**given)
+    """The rule of that name, its options checked."""
+    entry = RULES[name]
+    return make_options(entry.target, {**entry.preset, **(options or {})}, name)
+
+
+def averaged_fields(algorithm: AnyAlgorithm) -> tuple[str, ...]:
+    """The fields of updates that a robust average may take the place of; ConfigError with the reason where none."""
+    if isinstance(algorithm.averages, str):
+        raise ConfigError(
+            f"{type(algorithm).__name__} {algorithm.averages}, so a robust average could not keep its promise; leave "
+            "out robust or the method"
+        )
+    return algorithm.averages
+
+
+def check_robust(rule: Rule, algorithm: AnyAlgorithm, called: int) -> None:
+    """Refuse a rule that cannot keep its promise for this method, or never has the updates it needs."""
+    averaged_fields(algorithm)
+    if called < rule.least:
+        raise ConfigError(
+            f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
+            "called; raise participation or lower what the rule is to withstand"
+        )
+
+
+def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree) -> Tree:
+    """Updates of which every row is the rule's result: any mean of them is that result too. Several fields are judged
+    as one row. Numbers of examples, which are clients' claims, become equal."""
+    if not averages:
+        return up
+    fields: dict[str, Tensor] = {name: getattr(up, name) for name in averages}
+    widths = [rows[0].numel() for rows in fields.values()]
+    flat = [rows.flatten(1) for rows in fields.values()]
+    row = rule(flat[0] if len(flat) == 1 else torch.cat(flat, 1))
+    parts = zip(fields.items(), torch.split(row, widths), strict=True)
+    changed = {name: part.reshape(rows.shape[1:]).expand(rows.shape) for (name, rows), part in parts}
+    if isinstance(count := getattr(up, COUNT, None), Tensor):
+        changed[COUNT] = torch.ones_like(count)
+    return replace(up, **changed)
 
 
 def _by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

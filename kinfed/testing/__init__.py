@@ -3,7 +3,7 @@
     from kinfed.testing import check_algorithm
 
     check_algorithm("ditto")                         # a registered method
-    check_algorithm(MyMethod(training=LocalTraining(lr=0.1)))     # one that is not
+    check_algorithm(MyMethod(training=LocalTraining(lr=0.1)))     # one of your own
 
 Each check is a function of a `Bench` (the method on a tiny federation) and can be run by itself, under pytest:
 
@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from kinfed.data.federation import Federation
-from kinfed.testing import hardship, invariance, messages
+from kinfed.testing import declarations, hardship, invariance, messages
 from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Bench",
     "ContractError",
     "check_algorithm",
+    "declarations",
     "hardship",
     "invariance",
     "messages",

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import RoundInfo
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Federation
-from kinfed.errors import ConfigError
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import (
     Bench,
-    ContractError,
     State,
     check,
     expect,
@@ -39,15 +38,15 @@ def outsiders_are_left_alone(bench: Bench) -> None:
         called = torch.isin(states["ids"], torch.tensor(sorted(ever - active), dtype=torch.int64))
         return {name: tensor[called] for name, tensor in states.items()} if bool(called.any()) else {}
 
-    def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
+    def plan(inner: Any, server: Tree, drawn: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
+        planned, ids = inner(server, drawn, round)
         active.clear()
         active.update(ids.tolist())
         before.clear()
         before.update(others())
-        plan: Tree = inner(server, ids)
-        return plan
+        return planned, ids
 
-    with bench.loop(Schedule(participation=0.34), algorithm=hooked(bench.algorithm, prepare=prepare)) as loop:
+    with bench.loop(Schedule(participation=0.34), algorithm=hooked(bench.algorithm, plan=plan)) as loop:
         for _ in range(4):
             loop.round()
             expect_equal(others(), before, "clients that are not called keep their state")
@@ -62,7 +61,7 @@ class _Loses(Schedule):
     dropout: float = 0.5
     client: int = 0
 
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         return (ids == self.client) & (round == 2)
 
 
@@ -126,18 +125,6 @@ def odd_sizes_work(bench: Bench) -> None:
                 expect(not who, f"clients with {sizes} examples train; updates of those with {who} are not finite")
             for name, tensor in outcome(loop).items():
                 expect(bool(torch.isfinite(tensor).all()), f"clients with {sizes} examples leave {name} finite")
-
-
-@check
-def too_few_clients_are_refused(bench: Bench) -> None:
-    fewest = bench.algorithm.min_clients
-    if fewest < 2:
-        return
-    try:
-        bench.run(Schedule(), 1, federation=bench.resized((3,) * (fewest - 1), 1))
-    except ConfigError:
-        return
-    raise ContractError(f"min_clients is {fewest}, but {fewest - 1} are accepted")
 
 
 @check

@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 
 from kinfed.core import rng
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
 
@@ -34,14 +34,14 @@ def gradient_paths_agree(bench: Bench) -> None:
     """Gradients of stacked models, row by row, or by vmap: nothing a method does depends on how a task works."""
     reference = bench.run(rounds=3)
     for path in ("rows", "vmap"):
-        found = bench.run(rounds=3, task=make_task(bench.model, path=path))
+        found = bench.run(rounds=3, task=make_task(bench.model, backend=path))
         expect_equal(found, reference, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
 
 
 @check
 def numbering_does_not_matter(bench: Bench) -> None:
     """The same clients under other numbers get the same models (full batches, everybody takes part)."""
-    if not bench.algorithm.symmetric:
+    if "draws by client" in bench.algorithm.traits:
         return
     data = bench.federation
     order = rng.permutation(rng.root(SEED, "numbering"), len(data))
@@ -53,7 +53,7 @@ def numbering_does_not_matter(bench: Bench) -> None:
     method = replace(bench.algorithm, training=replace(bench.algorithm.training, batch=most, steps=3, epochs=None))
     ours = bench.run(Schedule(), 2, algorithm=method)["personal models"]
     theirs = bench.run(Schedule(), 2, algorithm=replace(method), federation=renumbered)["personal models"]
-    promise = "renumbered clients get the same models (or the method declares symmetric = False)"
+    promise = "renumbered clients get the same models (or the method has the trait 'draws by client')"
     expect_equal({"personal models": theirs}, {"personal models": ours[order]}, promise, 1e-4)
 
 

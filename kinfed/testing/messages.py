@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import RoundInfo, option_values
 from kinfed.core.tree import Tree
 from kinfed.engine.task import make_task
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
 
@@ -26,9 +27,9 @@ def settings_are_plain(bench: Bench) -> None:
     expect(frozen, "a method is a frozen dataclass whose fields are its hyper-parameters")
     expect(replace(method) == method, "two methods with equal hyper-parameters are equal")
     try:
-        json.dumps(method.options())
+        json.dumps(option_values(method))
     except TypeError as error:
-        raise ContractError(f"options() are numbers, text, booleans, None or lists of them; {error}") from None
+        raise ContractError(f"options are numbers, text, booleans, None or lists of them; {error}") from None
 
 
 @check
@@ -41,11 +42,12 @@ def trees_keep_their_shape(bench: Bench) -> None:
         width = theta.shape[-1]
         return theta.shape == (count, width) and theta.dtype == torch.float32 and (width == P or width % (P + 1) == 0)
 
-    def prepare(inner: Any, server: Tree, ids: Tensor) -> Tree:
-        with _left_alone("prepare", server=server):
-            plan: Tree = inner(server, ids)
-        _same_kind("the server state that prepare returns", plan, server)
-        return plan
+    def plan(inner: Any, server: Tree, active: Tensor, round: RoundInfo) -> tuple[Tree, Tensor]:
+        with _left_alone("plan", server=server):
+            planned, ids = inner(server, active, round)
+        _same_kind("the server state that plan returns", planned, server)
+        expect(bool((ids.diff() > 0).all()), f"plan returns ascending ids; got {ids.tolist()}")
+        return planned, ids
 
     def download(inner: Any, server: Tree, ids: Tensor) -> Tree:
         with _left_alone("download", server=server):
@@ -70,28 +72,24 @@ def trees_keep_their_shape(bench: Bench) -> None:
         expect_equal(kind, first_up, "all Up messages of a run have the same fields and types")
         return new, up
 
-    def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree) -> Tree:
+    def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree, round: RoundInfo) -> Tree:
         expect(bool((ids[1:] > ids[:-1]).all()), "the pool gives aggregate ascending ids")
         with _left_alone("aggregate", server=server, up=up):
-            new: Tree = inner(server, ids, up)
+            new: Tree = inner(server, ids, up, round)
         _same_kind("the server state that aggregate returns", new, server)
         return new
 
-    def personalize(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor:
+    def personalize(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> Tensor | dict[str, Tensor]:
         with _left_alone("personalize", client=client, down=down):
-            theta: Tensor = inner(task, client, down, data)
-        expect(rows_of_models(theta, len(data)), f"personalize returns {models}; got {theta.dtype} {list(theta.shape)}")
-        expect(bool(torch.isfinite(theta).all()), "personalize returns finite models")
-        return theta
+            result: Tensor | dict[str, Tensor] = inner(task, client, down, data)
+        by_name = result if isinstance(result, dict) else {"personalize": result}
+        expect(bool(by_name), "personalize returns at least one model")
+        for name, theta in by_name.items():
+            expect(rows_of_models(theta, len(data)), f"{name} is {models}; got {theta.dtype} {list(theta.shape)}")
+        expect(bool(torch.isfinite(next(iter(by_name.values()))).all()), "personalize returns finite models")
+        return result
 
-    def alternatives(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> dict[str, Tensor]:
-        with _left_alone("alternatives", client=client, down=down):
-            others: dict[str, Tensor] = inner(task, client, down, data)
-        for name, theta in others.items():
-            expect(rows_of_models(theta, len(data)), f"alternative {name} is {models}; got {list(theta.shape)}")
-        return others
-
-    hooks = (prepare, download, client_update, aggregate, personalize, alternatives)
+    hooks = (plan, download, client_update, aggregate, personalize)
     watched = hooked(bench.algorithm, **{hook.__name__: hook for hook in hooks})
     expect_equal(bench.run(algorithm=watched), bench.usual, "a watched run is like any other")
 
@@ -139,7 +137,7 @@ def bytes_are_counted(bench: Bench) -> None:
 
     watched = hooked(bench.algorithm, download=download, client_update=client_update)
     with bench.loop(Schedule(dropout=0.4), algorithm=watched) as loop:
-        before = dict(zip(sent, loop.clients.exchanged, strict=True))
+        before = dict(zip(sent, loop.population.exchanged, strict=True))
         for _ in range(3):
             sent.update(before)
             before = {"down": 0, "up": 0}
@@ -177,16 +175,17 @@ def figures_can_be_written(bench: Bench) -> None:
         loop.round()
         loop.evaluate()
         method, count = loop.algorithm, len(bench.federation)
-        figures = method.server_figures(loop.server)
+        figures = method.figures(loop.server)
         for name, value in figures.items():
             expect(
                 isinstance(value, int | float | Tensor), f"server figure {name} is a number or tensor; got {value!r}"
             )
-        ids = torch.arange(count)
-        server_model = method.global_models(loop.server, ids)
-        if server_model is not None:
-            one = method.global_models(loop.server, ids[1:2])
-            assert one is not None
-            expect_equal({"model": one}, {"model": server_model[1:2]}, "global_models acts row by row")
+        models = method.server_models(loop.server)
+        if models is not None:
+            shape, assignment = list(models.models.shape), models.assignment
+            expect(len(shape) == 2 and shape[1] == loop.task.num_params, f"server models are [C, P]; got {shape}")
+            if assignment is not None:
+                fits = len(assignment) == count and bool(((assignment >= 0) & (assignment < shape[0])).all())
+                expect(fits, f"every client is assigned one of the {shape[0]} server models; got {assignment}")
         loop.round()
-        expect(method.server_figures(loop.server).keys() == figures.keys(), "figures have the same names at all rounds")
+        expect(method.figures(loop.server).keys() == figures.keys(), "figures have the same names at all rounds")

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.base import Algorithm, check_algorithm_settings
 from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
-from kinfed.engine.task import ModuleTask, make_task
+from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.privacy.budget import Accounts
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]
@@ -90,7 +92,7 @@ class Bench:
 
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""
-        lacks = self.algorithm.needs_validation and not int(federation.val.count.sum())
+        lacks = "needs validation" in self.algorithm.traits and not int(federation.val.count.sum())
         return federation.with_validation(0.25, SEED) if lacks else federation
 
     def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
@@ -115,9 +117,9 @@ class Bench:
     def fewest(self) -> int:
         """The smallest population that the method accepts with these hyper-parameters."""
         task = make_task(self.model)
-        for count in range(max(self.algorithm.min_clients, 1), len(self.federation)):
+        for count in range(1, len(self.federation)):
             try:
-                self.algorithm.check(task, self.resized((1,) * count, 0).population(SEED))
+                check_algorithm_settings(self.algorithm, task, self.resized((1,) * count, 0).population(SEED))
             except ConfigError:
                 continue
             return count
@@ -130,18 +132,19 @@ class Bench:
         *,
         algorithm: Method | None = None,
         federation: Federation | None = None,
-        task: ModuleTask | None = None,
+        task: Task | None = None,
         workers: int = 1,
         chunk: int | None = 2,
+        privacy: Accounts | None = None,
     ) -> Iterator[Loop]:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = make_task(self.model) if task is None else task
-        federation, clients = algorithm.exchange(federation, federation.population(SEED))
+        federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
         pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
         try:
-            yield Loop(algorithm, task, pool, clients, schedule)
+            yield Loop(algorithm, task, pool, clients, schedule, privacy=privacy)
         finally:
             pool.close()
 

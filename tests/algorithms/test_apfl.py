@@ -131,7 +131,10 @@ def test_bytes_are_one_model_each_way() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"alpha": 1.1}, r"alpha lies in \[0, 1\]"), ({"weights": "none"}, "weights is examples or equal")],
+    [
+        ({"alpha": 1.1}, r"alpha must be in \[0, 1\]; got 1.1"),
+        ({"weights": "none"}, r"weights must be examples \| equal; got 'none'"),
+    ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

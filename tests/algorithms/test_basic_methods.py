@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.base import mean_of
+from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.base import RoundInfo, mean_of
 from kinfed.algorithms.ditto import Ditto
-from kinfed.algorithms.fedavg import FedAvg, Up
-from kinfed.algorithms.fedavgm import FedAvgM
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.fedopt import FedOpt
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
@@ -183,9 +185,9 @@ def test_fedavg_personal_model_is_the_last_local_or_else_the_global_one() -> Non
         assert models is not None
         for m in range(3):
             close(models[m], w - LR * gradient(loop, m, w) if m in active else server(loop))
-        shared = loop.algorithm.global_model(loop.server)
+        shared = loop.algorithm.server_models(loop.server)
         assert shared is not None
-        assert torch.equal(shared, server(loop))
+        assert torch.equal(shared.models, server(loop)[None])
 
 
 # Local.
@@ -243,28 +245,33 @@ def test_fedprox_held_firmly_hardly_moves() -> None:
 # FedAvgM.
 
 
+def fedavgm(training: LocalTraining, **options: Any) -> Any:
+    return make_algorithm("fedavgm", training, options)
+
+
 @works
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("weights", ["examples", "equal"])
 def test_fedavgm_without_momentum_is_fedavg(training: LocalTraining, nesterov: bool, weights: str) -> None:
     fedavg = run(FedAvg(training=training, weights=weights))
-    without = run(FedAvgM(training=training, weights=weights, gamma=0.0, nesterov=nesterov))
+    without = run(fedavgm(training, weights=weights, beta1=0.0, nesterov=nesterov))
     same_bits(without, fedavg, set(fedavg) - {"server.c"})
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_fedavgm_by_hand(nesterov: bool) -> None:
-    """Δ = η Σ p ∇f(w); v ← γ v + Δ; w ← w − η_s v, with Nesterov w ← w − η_s (γ v + Δ)."""
+    """Δ = −η Σ p ∇f(w); m ← γ m + Δ; w ← w + η_s m, with Nesterov w ← w + η_s (γ m + Δ)."""
     gamma, rate = 0.8, 0.5
-    with by_hand(FedAvgM(training=ALL, gamma=gamma, server_lr=rate, nesterov=nesterov)) as loop:
-        v = torch.zeros(P)
+    with by_hand(fedavgm(ALL, beta1=gamma, server_lr=rate, nesterov=nesterov)) as loop:
+        m = torch.zeros(P)
         for _ in range(4):
             w = server(loop)
-            delta = LR * by_examples([gradient(loop, m, w) for m in range(3)])
-            v = gamma * v + delta
+            delta = -LR * by_examples([gradient(loop, k, w) for k in range(3)])
+            m = gamma * m + delta
             loop.round()
-            close(server(loop, "v"), v)
-            close(server(loop), w - rate * (gamma * v + delta if nesterov else v))
+            close(server(loop, "m"), m)
+            close(server(loop), w + rate * (gamma * m + delta if nesterov else m))
+        assert loop.server.named().keys() == {"w", "m"}
 
 
 # Ditto.
@@ -361,8 +368,8 @@ def test_ditto_sees_the_batches_of_every_other_method() -> None:
         (FedAvg(training=ALL, weights="equal"), 4 * P, 4 * P),
         (FedAvg(training=ALL, smoothing="participation"), 4 * P, 4 * P + 4),
         (FedProx(training=ALL), 4 * P, 4 * P + 4),
-        (FedAvgM(training=ALL), 4 * P, 4 * P + 4),
-        (FedAvgM(training=ALL, weights="equal"), 4 * P, 4 * P),
+        (fedavgm(ALL), 4 * P, 4 * P + 4),
+        (fedavgm(ALL, weights="equal"), 4 * P, 4 * P),
         (Ditto(training=ALL), 4 * P, 4 * P + 4),
         (Ditto(training=ALL, weights="equal"), 4 * P, 4 * P),
     ],
@@ -378,8 +385,9 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
     fedavg = FedAvg(training=ALL)
     with by_hand(fedavg) as loop:
         w, delta = server(loop), torch.arange(float(P))
-        up = Up(delta[None], torch.tensor([7.0]))
-        close(fedavg.aggregate(loop.server, torch.tensor([2]), up).w, w + delta)  # type: ignore[arg-type]
+        up = DeltaUp(delta[None], torch.tensor([7.0]))
+        round = RoundInfo(1, loop.clients)
+        close(fedavg.aggregate(loop.server, torch.tensor([2]), up, round).w, w + delta)  # type: ignore[arg-type]
 
 
 # Options.
@@ -388,26 +396,26 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (FedAvg, {"weights": "size"}, "weights is examples or equal; got 'size'"),
-        (FedAvg, {"smoothing": 0.0}, r"smoothing is a number in \(0, 1\] or \"participation\"; got 0.0"),
+        (FedAvg, {"weights": "size"}, r"FedAvg: weights must be examples \| equal; got 'size'"),
+        (FedAvg, {"smoothing": 0.0}, r"FedAvg: smoothing must be in \(0, 1\]; got 0.0"),
         (FedAvg, {"smoothing": 1.5}, "got 1.5"),
         (FedAvg, {"smoothing": "half"}, "got 'half'"),
         (FedAvg, {"smoothing": float("nan")}, "got nan"),
-        (FedProx, {"mu": -0.1}, "mu must not be negative"),
-        (FedProx, {"mu": float("nan")}, "got 0.1 \\* nan"),
+        (FedProx, {"mu": -0.1}, "mu must be at least 0; got -0.1"),
+        (FedProx, {"mu": float("nan")}, "mu must be at least 0; got nan"),
         (FedProx, {"mu": 20.0}, "unstable for lr \\* mu >= 2; got 0.1 \\* 20.0; lower one of them"),
-        (FedProx, {"weights": "size"}, "weights is examples or equal"),
-        (FedAvgM, {"gamma": 1.0}, r"gamma must lie in \[0, 1\); got 1.0"),
-        (FedAvgM, {"gamma": -0.1}, "got -0.1"),
-        (FedAvgM, {"server_lr": 0.0}, "server_lr must be positive; got 0.0"),
-        (FedAvgM, {"weights": "size"}, "weights is examples or equal"),
-        (Ditto, {"lam": -1.0}, "lam must not be negative"),
-        (Ditto, {"lam": float("nan")}, "got 0.1 \\* nan"),
+        (FedProx, {"weights": "size"}, r"weights must be examples \| equal"),
+        (FedOpt, {"optimizer": "momentum", "beta1": 1.0}, r"beta1 must be in \[0, 1\); got 1.0"),
+        (FedOpt, {"optimizer": "momentum", "beta1": -0.1}, "got -0.1"),
+        (FedOpt, {"optimizer": "momentum", "server_lr": 0.0}, "server_lr must be positive; got 0.0"),
+        (FedOpt, {"optimizer": "momentum", "weights": "size"}, r"weights must be examples \| equal"),
+        (Ditto, {"lam": -1.0}, "Ditto: lam must be at least 0; got -1"),
+        (Ditto, {"lam": float("nan")}, "lam must be at least 0; got nan"),
         (Ditto, {"lam": 20.0}, "unstable for lr \\* lam >= 2; got 0.1 \\* 20.0; lower one of them"),
         (Ditto, {"lam": 5.0, "personal_lr": 0.5}, "got 0.5 \\* 5.0"),
-        (Ditto, {"personal_lr": -0.1}, "lr must be positive; got -0.1"),
-        (Ditto, {"personal_steps": 0}, "steps must be .*; got 0"),
-        (Ditto, {"weights": "size"}, "weights is examples or equal"),
+        (Ditto, {"personal_lr": -0.1}, "personal_lr must be positive; got -0.1"),
+        (Ditto, {"personal_steps": 0}, "personal_steps must be at least 1; got 0"),
+        (Ditto, {"weights": "size"}, r"weights must be examples \| equal"),
     ],
 )
 def test_bad_options_are_refused_when_the_method_is_made(method: Any, options: dict[str, Any], message: str) -> None:

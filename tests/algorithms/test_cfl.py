@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_bench import ALL, LR, WORKS, by_hand, close, gradient, mean, models, run, server
+from method_bench import ALL, LR, WORKS, by_hand, close, gradient, info, mean, models, run, server
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
@@ -39,9 +39,9 @@ def fresh(method: CFL, clients: int, size: int = 2) -> Server:
     return method.init_server(Start(size), Population(clients, 0))  # type: ignore[arg-type]
 
 
-def after(method: CFL, state: Server, updates: dict[int, list[float]]) -> Server:
+def after(method: CFL, state: Server, updates: dict[int, list[float]], number: int = 1) -> Server:
     ids = torch.tensor(sorted(updates))
-    return method.aggregate(state, ids, Up(torch.tensor([updates[int(k)] for k in ids])))
+    return method.aggregate(state, ids, Up(torch.tensor([updates[int(k)] for k in ids])), info(number))
 
 
 # Two of the four directions a first split tells apart, all four after a second: clients 0..7 by k % 4.
@@ -84,7 +84,7 @@ def test_the_second_split_names_members_by_their_ids() -> None:
     method = CFL(**EAGER)
     state = after(method, fresh(method, 8), FOUR)
     apart = {k: [0.0, 1.0 if k in (1, 5) else -1.0] if k % 2 else [0.0, 0.1] for k in range(8)}
-    state = after(method, state, apart)
+    state = after(method, state, apart, 2)
     assert state.cluster.tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
     assert state.parent.tolist() == [-1, 0, 1]
     assert state.born.tolist() == [0, 1, 2]
@@ -154,18 +154,18 @@ def test_a_split_waits_for_everyone_and_uses_last_updates() -> None:
     method = CFL(**EAGER)
     state = after(method, fresh(method, 8), {k: FOUR[k] for k in range(4)})
     assert len(state.model) == 1
-    state = after(method, state, {k: FOUR[k] for k in (2, 3, 4, 5, 6)})
+    state = after(method, state, {k: FOUR[k] for k in (2, 3, 4, 5, 6)}, 2)
     assert len(state.model) == 1
     assert state.owner.tolist() == [0, 1, 2, 3, 4, 5, 6]
     before = state.model
-    state = after(method, state, {5: FOUR[5], 7: FOUR[7]})
+    state = after(method, state, {5: FOUR[5], 7: FOUR[7]}, 3)
     assert state.cluster.tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
     close(state.model, before + torch.tensor([[0.0, 0.0], [-1.0, 0.0]]))  # 5 and 7 alone moved their part
     assert not len(state.owner)  # updates from before the split say nothing about its parts
     assert not len(state.last)
-    state = after(method, state, {k: [0.0, (-1.0) ** (k // 2)] for k in (0, 2, 4)})
+    state = after(method, state, {k: [0.0, (-1.0) ** (k // 2)] for k in (0, 2, 4)}, 4)
     assert len(state.model) == 2  # client 6 of cluster 0 is missing
-    state = after(method, state, {6: [0.0, -1.0]})
+    state = after(method, state, {6: [0.0, -1.0]}, 5)
     assert state.cluster.tolist() == [0, 1, 2, 1, 0, 1, 2, 1]
     assert state.born.tolist() == [0, 3, 5]
 
@@ -189,9 +189,9 @@ def test_an_update_of_length_zero_joins_a_part() -> None:
 
 def test_figures_say_why_nothing_is_split() -> None:
     method = CFL(**EAGER | {"eps2": 5.0})
-    assert method.server_figures(fresh(method, 8))["largest_update"] == 0
+    assert method.figures(fresh(method, 8))["largest_update"] == 0
     state = after(method, fresh(method, 8), {k: [x + 0.1, y] for k, (x, y) in FOUR.items()})
-    figures = method.server_figures(state)
+    figures = method.figures(state)
     assert figures["clusters"] == 1
     assert figures["smallest_mean_update"] == pytest.approx(0.1, rel=1e-5)
     assert figures["largest_update"] == pytest.approx((1.1**2 + 0.09) ** 0.5, rel=1e-6)
@@ -247,9 +247,9 @@ def test_that_run_does_split() -> None:
     [
         ({"eps1": 0}, "eps1 must be positive"),
         ({"eps2_rel": -1}, "eps2_rel must be positive"),
-        ({"t_min": -1}, "t_min >= 0"),
-        ({"min_size": 1}, "min_size >= 2"),
-        ({"linkage": "ward"}, "linkage is complete or single; got 'ward'"),
+        ({"t_min": -1}, "t_min must be at least 0"),
+        ({"min_size": 1}, "min_size must be at least 2"),
+        ({"linkage": "ward"}, r"linkage must be complete \| single; got 'ward'"),
         ({"gamma_max": 1.0}, "gamma_max"),
     ],
 )

@@ -14,16 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Down, Server, Up, matched
+from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Choice, Client, Server, Up
+from kinfed.algorithms.clustering import match_labels
 from kinfed.algorithms.pfedme import PFedMe
 from kinfed.algorithms.selffl.cluster import SelfFLCluster
-from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
+from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
@@ -67,16 +70,22 @@ def same_partition(a: Tensor, b: Tensor) -> bool:
 
 def server_of(omega: Any, context: Any, **more: Any) -> Server:
     omega = torch.tensor(omega)
+    zero, empty = torch.tensor(0.0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     return Server(
         omega=omega,
         context=torch.tensor(context),
         start=omega.mean(0),
         last=more.get("last", torch.zeros(0, omega.shape[1])),
         moved=torch.tensor(0),
-        spread=torch.tensor(0.0, dtype=torch.float64),
-        round=torch.tensor(1),
-        key=rng.root(0, "contexts"),
+        spread=zero,
+        choice=Choice(empty, empty, empty, zero),
     )
+
+
+def aggregate(method: CGPFL, server: Server, ids: Any, uploads: Any) -> Server:
+    """The server after its second round, in which these clients replied."""
+    info = RoundInfo(2, Population(len(server.context), seed=0))
+    return method.aggregate(server, torch.tensor(ids), Up(torch.as_tensor(uploads)), info)
 
 
 # A client's round by hand.
@@ -128,7 +137,7 @@ def test_the_rate_of_later_rounds_falls_for_both_steps() -> None:
     task = make_task(lambda: nn.Linear(4, 3))
     cohort = data.cohort(torch.arange(3), SEED, 2)
     client = method.init_client(task, cohort)
-    down = Down(task.init(SEED).repeat(3, 1))
+    down = ModelDown(task.init(SEED).repeat(3, 1))
     decayed, plain = method.client_update(task, client, down, cohort), fixed.client_update(task, client, down, cohort)
     assert torch.equal(decayed[1].omega, plain[1].omega)
     assert torch.equal(decayed[0].theta, plain[0].theta)
@@ -233,8 +242,8 @@ def test_planted_contexts_are_found_when_few_take_part(recluster: str, participa
 def test_contexts_are_averaged_with_their_own_past() -> None:
     method = CGPFL(training=WORK, contexts=2, alpha=0.25)
     server = server_of([[0.0, 0.0], [10.0, 0.0]], [0, 0, 1, 1])
-    up = Up(torch.tensor([[9.0, 1.0], [11.0, 1.0], [1.0, 2.0], [-1.0, 2.0]]))
-    new = method.aggregate(server, torch.arange(4), up)
+    uploads = [[9.0, 1.0], [11.0, 1.0], [1.0, 2.0], [-1.0, 2.0]]
+    new = aggregate(method, server, [0, 1, 2, 3], uploads)
     assert new.context.tolist() == [1, 1, 0, 0]
     assert new.omega.tolist() == [[0.0, 0.5], [10.0, 0.25]]
     assert int(new.moved) == 4
@@ -247,7 +256,7 @@ def test_a_context_whose_clients_are_absent_stays() -> None:
     """Three replies near context 0, none near context 1, to which client 3 belongs: nobody is moved there."""
     method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, 1])
-    new = method.aggregate(server, torch.tensor([0, 1, 2]), Up(torch.tensor([[1.0], [2.0], [4.5]])))
+    new = aggregate(method, server, [0, 1, 2], [[1.0], [2.0], [4.5]])
     assert new.context.tolist() == [0, 0, 0, 1]
     assert new.omega.tolist() == [[2.5], [10.0]]
 
@@ -255,7 +264,7 @@ def test_a_context_whose_clients_are_absent_stays() -> None:
 def test_a_context_that_nobody_belongs_to_takes_the_worst_fitting_reply() -> None:
     method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, NONE])
-    new = method.aggregate(server, torch.tensor([0, 1, 2]), Up(torch.tensor([[1.0], [2.0], [4.5]])))
+    new = aggregate(method, server, [0, 1, 2], [[1.0], [2.0], [4.5]])
     assert new.context.tolist() == [0, 0, 1, NONE]
     assert new.omega.tolist() == [[1.5], [4.5]]
 
@@ -263,19 +272,19 @@ def test_a_context_that_nobody_belongs_to_takes_the_worst_fitting_reply() -> Non
 def test_fewer_different_replies_than_contexts() -> None:
     method = CGPFL(training=WORK, contexts=3)
     first = server_of([[0.0], [0.0], [0.0]], [NONE] * 4)
-    new = method.aggregate(first, torch.arange(4), Up(torch.tensor([[1.0], [2.0], [1.0], [2.0]])))
+    new = aggregate(method, first, [0, 1, 2, 3], [[1.0], [2.0], [1.0], [2.0]])
     assert same_partition(new.context, torch.tensor([0, 1, 0, 1]))
     assert sorted(new.omega.flatten().tolist()) == [0.0, 1.0, 2.0]  # the third stays as it was
-    equal = method.aggregate(first, torch.arange(4), Up(torch.ones(4, 1)))
+    equal = aggregate(method, first, [0, 1, 2, 3], torch.ones(4, 1))
     assert equal.context.tolist() == [0, 0, 0, 0]
-    again = method.aggregate(equal, torch.arange(4), Up(torch.ones(4, 1)))
+    again = aggregate(method, equal, [0, 1, 2, 3], torch.ones(4, 1))
     assert again.context.tolist() == [0, 0, 0, 0]
 
 
 def test_a_single_reply_moves_its_own_context_only() -> None:
     method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 1, NONE])
-    new = method.aggregate(server, torch.tensor([2]), Up(torch.tensor([[8.0]])))
+    new = aggregate(method, server, [2], [[8.0]])
     assert new.context.tolist() == [0, 1, 1]
     assert new.omega.tolist() == [[0.0], [8.0]]
 
@@ -284,7 +293,7 @@ def test_last_uploads_are_clustered_again_where_asked() -> None:
     """Client 1 is not called; the new reply of client 0 makes its last upload the only one of its context."""
     method = CGPFL(training=WORK, contexts=2, recluster="all")
     server = server_of([[0.0], [10.0]], [0, 0, 1], last=torch.tensor([[1.0], [3.0], [10.0]]))
-    new = method.aggregate(server, torch.tensor([0]), Up(torch.tensor([[9.0]])))
+    new = aggregate(method, server, [0], [[9.0]])
     assert new.last.tolist() == [[9.0], [3.0], [10.0]]
     assert new.context.tolist() == [1, 0, 1]
     assert new.omega.tolist() == [[3.0], [9.5]]
@@ -296,7 +305,7 @@ def test_new_clients_can_open_a_context_under_an_old_number() -> None:
     cluster at 10 gets the number of the nearer of the two, context 1."""
     method = CGPFL(training=WORK, contexts=2, recluster="all")
     server = server_of([[0.0], [1.0]], [0, 1, NONE], last=torch.tensor([[0.0], [1.0], [0.0]]))
-    new = method.aggregate(server, torch.tensor([2]), Up(torch.tensor([[10.0]])))
+    new = aggregate(method, server, [2], [[10.0]])
     assert new.context.tolist() == [0, 0, 1]
     assert new.omega.tolist() == [[0.5], [10.0]]
 
@@ -305,23 +314,42 @@ def test_matching_gives_every_cluster_another_number_at_the_least_total_distance
     """Clusters at 1 and 0.8, contexts at 0.9 and 5: had the first cluster its choice, the second would be far off."""
     points = np.array([[1.0], [0.8], [1.0]])
     label = torch.tensor([0, 1, 0])
-    assert matched(label, points, np.array([[0.9], [5.0]])).tolist() == [1, 0, 1]
-    assert matched(label, points, np.array([[0.7], [5.0], [0.9]])).tolist() == [2, 0, 2]
+    assert match_labels(label, points, np.array([[0.9], [5.0]])).tolist() == [1, 0, 1]
+    assert match_labels(label, points, np.array([[0.7], [5.0], [0.9]])).tolist() == [2, 0, 2]
 
 
 def test_clients_without_a_reply_get_the_mean_of_the_contexts() -> None:
     method = CGPFL(training=WORK, contexts=2)
     server = server_of([[0.0], [10.0]], [0, 0, 0, 1, NONE])
-    server = method.aggregate(server, torch.tensor([0, 3]), Up(torch.tensor([[1.0], [9.0]])))
-    assert method.download(server, torch.arange(5)).omega.flatten().tolist() == [1.0, 1.0, 1.0, 9.0, 3.0]
-    assert torch.equal(method.global_models(server, torch.tensor([4, 0])), torch.tensor([[3.0], [1.0]]))
+    server = aggregate(method, server, [0, 3], [[1.0], [9.0]])
+    assert method.download(server, torch.arange(5)).w.flatten().tolist() == [1.0, 1.0, 1.0, 9.0, 3.0]
+    models = method.server_models(server)
+    assert models.models.tolist() == [[1.0], [9.0], [3.0]]
+    assert models.assignment is not None
+    assert models.assignment.tolist() == [0, 0, 0, 1, 2]  # behind the contexts: the model of those without one
+    assert models.rows(torch.tensor([4, 0])).tolist() == [[3.0], [1.0]]
+
+
+def test_before_the_first_clustering_all_have_the_common_start() -> None:
+    method, task = CGPFL(training=WORK, contexts=2), make_task(lambda: nn.Linear(4, 3))
+    server = method.init_server(task, Population(3, seed=SEED))
+    rows = method.server_models(server).rows(torch.arange(3))
+    assert torch.equal(rows, task.init(SEED).expand(3, -1))
+
+
+def test_once_all_have_replied_the_server_models_are_the_contexts() -> None:
+    method = CGPFL(training=WORK, contexts=2)
+    models = method.server_models(server_of([[0.0], [10.0]], [1, 0, 1]))
+    assert models.models.tolist() == [[0.0], [10.0]]
+    assert models.assignment is not None
+    assert models.assignment.tolist() == [1, 0, 1]
 
 
 def test_personal_models_are_the_clients_own_once_they_have_trained() -> None:
     method, task, data = CGPFL(training=WORK), make_task(lambda: nn.Linear(4, 3)), tiny_federation((2, 3))
     cohort = data.cohort(torch.arange(2), SEED, 1)
     client = Client(torch.ones(2, 15), torch.tensor([True, False]), torch.zeros(2, dtype=torch.float64))
-    found = method.personalize(task, client, Down(torch.zeros(2, 15)), cohort)
+    found = method.personalize(task, client, ModelDown(torch.zeros(2, 15)), cohort)
     assert found.sum(1).tolist() == [15.0, 0.0]
 
 
@@ -342,10 +370,9 @@ def test_figures() -> None:
         for _ in range(2):
             loop.round()
         method, server = loop.algorithm, loop.server
-        figures = method.server_figures(server)
+        figures = method.figures(server)
         assert figures["contexts"] == figures["contexts_in_use"] == 3
         assert figures["beta"] == pytest.approx(0.05 * 12 * 8 / 2)
-        assert figures["context"].tolist() == server.named()["context"].tolist()
         omega = server.named()["omega"]
         assert figures["distances"][0, 1].item() == pytest.approx(float((omega[0] - omega[1]).norm()), rel=1e-5)
         received = omega[server.named()["context"]].clone()
@@ -354,27 +381,35 @@ def test_figures() -> None:
         assert after.models is not None
         wanted = (after.models - received).double().square().sum(1)
         torch.testing.assert_close(after.figures["squared_distance_to_context"], wanted, rtol=1e-5, atol=1e-9)
-        assert {k: v.tolist() for k, v in (method.gradients(torch.tensor([3, 50])) or {}).items()} == {5: [5, 5]}
+        profile = method.privacy(torch.tensor([3, 50]))
+        assert profile is not None
+        assert profile.per_round is not None
+        assert {k: v.tolist() for k, v in profile.per_round.items()} == {5: [5, 5]}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contexts": 0}, "contexts and inner_steps must be at least 1"),
-        ({"inner_steps": 0}, "contexts and inner_steps must be at least 1"),
-        ({"alpha": 0.0}, "alpha lies in"),
-        ({"alpha": 1.5}, "alpha lies in"),
-        ({"pull": 0.0}, "pull .* must lie in"),
+        ({"contexts": 0}, "contexts must be at least 1"),
+        ({"inner_steps": 0}, "inner_steps must be at least 1"),
+        ({"alpha": 0.0}, "alpha must be in"),
+        ({"alpha": 1.5}, "alpha must be in"),
+        ({"pull": 0.0}, "pull must be in"),
         ({"lam": 30.0}, "pull .* must lie in"),
-        ({"lam": 0.0}, "pull .* must lie in"),
+        ({"lam": 0.0}, "lam must be positive"),
         ({"pull": 0.5, "lam": 50.0}, "unstable"),
-        ({"recluster": "some"}, "recluster is active or all"),
-        ({"training": replace(WORK, momentum=0.9)}, "no momentum"),
+        ({"recluster": "some"}, r"recluster must be active \| all"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CGPFL(**{"training": WORK, **options})
+
+
+def test_momentum_is_refused() -> None:
+    method = CGPFL(training=replace(WORK, momentum=0.9))
+    with pytest.raises(ConfigError, match="CGPFL's local steps are its own, without momentum"):
+        check_algorithm_settings(method, make_task(linear), Population(5, seed=0))
 
 
 def test_more_contexts_than_clients_are_refused() -> None:
@@ -397,7 +432,7 @@ def test_self_fl_can_take_its_groups_from_contexts() -> None:
         for _ in range(6):
             loop.round()
         assert torch.equal(loop.server.named()["group"], first)  # found anew twice, under the same numbers
-    with pytest.raises(ConfigError, match="groups is variance or contexts"):
+    with pytest.raises(ConfigError, match=r"groups must be variance \| contexts"):
         SelfFLCluster(training=WORK, groups="classes")
 
 

@@ -17,13 +17,12 @@ from torch import Tensor
 from kinfed.algorithms.clustering import (
     RESOLUTION,
     Array,
-    coordinates,
-    distances,
     k_means,
     k_means_path,
     lloyd,
     num_distinct,
 )
+from kinfed.core.kernels import coordinates, pairwise_distances
 
 
 def models(n: int, width: int, spread: float, seed: int = 0) -> Tensor:
@@ -116,8 +115,8 @@ def test_equal_models_have_equal_coordinates() -> None:
 
 def test_distances_between_models() -> None:
     points = models(30, 300, 1e-3)
-    np.testing.assert_allclose(distances(points).numpy(), exact_distances(points), rtol=1e-6, atol=1e-12)
-    assert distances(points[:1]).tolist() == [[0.0]]
+    np.testing.assert_allclose(pairwise_distances(points), exact_distances(points), rtol=1e-6, atol=1e-12)
+    assert pairwise_distances(points[:1]).tolist() == [[0.0]]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 10**6))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, SIZES, by_hand, close, gradient, linear, run, server, weighted
 
 import kinfed
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedavg_data import FedAvgData
 from kinfed.core import rng
@@ -24,7 +24,8 @@ from kinfed.data.sharing import SharedFeatures, share_examples
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED, state_of
 
@@ -167,7 +168,7 @@ def test_weights_count_what_was_received() -> None:
 )
 def test_sizes_of_the_pool(options: dict[str, Any], size: int) -> None:
     data = tiny_federation()
-    shared, clients = FedAvgData(ALL, **options).exchange(data, data.population(SEED))
+    shared, clients = prepare_data(FedAvgData(ALL, **options), data, data.population(SEED))
     assert int(clients.pool.count) == size  # type: ignore[union-attr]
     most = round(options.get("alpha", 1.0) * size)
     assert int((shared.train.count - data.train.count).max()) <= most
@@ -191,7 +192,7 @@ def test_a_resumed_run_does_not_pay_again(first: int) -> None:
     task = make_task(linear)
 
     def fresh() -> Loop:
-        shared, clients = method.exchange(data, data.population(SEED))
+        shared, clients = prepare_data(method, data, data.population(SEED))
         return Loop(method, task, LocalPool(method, task, shared, SEED, workers=1), clients, first_round=first)
 
     loop = fresh()
@@ -207,12 +208,12 @@ def test_a_resumed_run_does_not_pay_again(first: int) -> None:
 
 def test_a_first_round_nobody_replies_in_still_costs_the_exchange() -> None:
     class Nobody(Schedule):
-        def lost(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
+        def dropouts(self, seed: int, round: int, ids: torch.Tensor) -> torch.Tensor:
             return torch.ones(len(ids), dtype=torch.bool)
 
     data = tiny_federation(SIZES)
     method, task = FedAvgData(ALL, share=0.5), make_task(linear)
-    shared, clients = method.exchange(data, data.population(SEED))
+    shared, clients = prepare_data(method, data, data.population(SEED))
     loop = Loop(method, task, LocalPool(method, task, shared, SEED), clients, Nobody(dropout=0.5))
     assert loop.round().bytes_up == 6 * EXAMPLE
 
@@ -233,23 +234,25 @@ def test_the_server_may_start_from_a_model_of_the_pool() -> None:
 def test_without_an_exchange_it_refuses_to_run() -> None:
     data, task = tiny_federation(SIZES), make_task(linear)
     method = FedAvgData(ALL)
-    with pytest.raises(ConfigError, match=r"none were shared; give .* method.exchange\(federation, population\)"):
+    with pytest.raises(
+        ConfigError, match=r"none were shared; give .* prepare_data\(algorithm, federation, population\)"
+    ):
         Loop(method, task, LocalPool(method, task, data, SEED), data.population(SEED))
 
 
 def test_other_methods_of_a_run_keep_their_own_data() -> None:
     settings: dict[str, Any] = {"rounds": 2, "seeds": [3], "participation": 0.5, "lr": 0.1, "batch": 5, "steps": 4}
     data = tiny_federation()
-    alone = kinfed.run(federation=data, model=linear, algorithms="fedavg", **settings).of("fedavg")
+    alone = kinfed.run(federation=data, model=linear, algorithms="fedavg", **settings).result("fedavg")
     both = kinfed.run(federation=data, model=linear, algorithms="fedavg_data,fedavg", **settings)
-    assert both.of("fedavg").bytes_up == alone.bytes_up
-    assert torch.equal(both.of("fedavg").server_model, alone.server_model)  # type: ignore[arg-type]
-    assert both.of("fedavg_data").bytes_up == alone.bytes_up + 3 * EXAMPLE
+    assert both.result("fedavg").bytes_up == alone.bytes_up
+    assert torch.equal(both.result("fedavg").server_model, alone.server_model)  # type: ignore[arg-type]
+    assert both.result("fedavg_data").bytes_up == alone.bytes_up + 3 * EXAMPLE
     loop = kinfed.simulate(
         data, linear, "fedavg_data", seed=3, participation=0.5, training=LocalTraining(lr=0.1, batch=5, steps=4)
     )
     reports = list(loop.rounds(2))
-    assert sum(report.bytes_up for report in reports) == both.of("fedavg_data").bytes_up
+    assert sum(report.bytes_up for report in reports) == both.result("fedavg_data").bytes_up
 
 
 def test_sharing_helps_clients_of_few_classes() -> None:
@@ -261,18 +264,17 @@ def test_sharing_helps_clients_of_few_classes() -> None:
 
 
 def test_it_is_not_private() -> None:
-    assert not FedAvgData.private
-    assert "training examples" in FedAvgData.leaks[0]
+    assert "training examples" in FedAvgData().privacy(torch.tensor([5])).impossible
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share": 0.0}, r"share lies in \(0, 1\]"),
-        ({"alpha": 1.5}, r"alpha lies in \(0, 1\]"),
-        ({"share_base": "server"}, "share_base is global or client; got 'server'"),
-        ({"warm_steps": -1}, "warm_steps must not be negative"),
-        ({"weights": "none"}, "weights is examples or equal"),
+        ({"share": 0.0}, r"share must be in \(0, 1\]"),
+        ({"alpha": 1.5}, r"alpha must be in \(0, 1\]"),
+        ({"share_base": "server"}, r"share_base must be global \| client; got 'server'"),
+        ({"warm_steps": -1}, "warm_steps must be at least 0"),
+        ({"weights": "none"}, r"weights must be examples \| equal"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

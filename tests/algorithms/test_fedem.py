@@ -263,7 +263,7 @@ def test_mixtures_are_saved_and_exported(tmp_path: Path) -> None:
     blank = MixtureModule([nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)], torch.empty(2))
     blank.load_state_dict(safetensors.torch.load_file(exported.path))
     close(blank(x), module(x))
-    score = result.of().evaluation.personal
+    score = result.result().evaluation.personal
     assert score is not None
     with torch.no_grad():
         rows = data.test[1]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from method_bench import info
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,9 +20,10 @@ from kinfed.algorithms.fedfomo import affinity
 from kinfed.algorithms.fedfomo.fedfomo import Client, Down, FedFomo
 from kinfed.algorithms.fedfomo.fomo_server import Server, Up
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
-from kinfed.algorithms.fedfomo.weights import convex, judges, shares, weights
+from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
 from kinfed.algorithms.local import Local
 from kinfed.core import rng
+from kinfed.core.kernels import weighted_sum
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
@@ -29,7 +31,8 @@ from kinfed.data.ragged import Ragged
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask
@@ -134,7 +137,7 @@ def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() 
     client, up = updated(FedFomo(training=STEP, models=3), state([0.0], [1.0]), sent(1e30, 5.0), [2.0, 4.0])
     torch.testing.assert_close(up.w, torch.tensor([[2.5, 0.0, 0.5]]))
     assert client.unusable.tolist() == [1]
-    w, unusable = weights(torch.tensor([[torch.nan, 1.0]]), [torch.ones(1, 2)] * 2, torch.zeros(1, 2), "l1")
+    w, unusable = weigh(torch.tensor([[torch.nan, 1.0]]), [torch.ones(1, 2)] * 2, torch.zeros(1, 2), "l1")
     assert w.tolist() == [[0.0, 0.5]]
     assert unusable.tolist() == [1]
 
@@ -142,7 +145,7 @@ def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() 
 def test_a_model_at_the_same_place_weighs_nothing_whatever_its_loss_seems_to_be() -> None:
     """Equal models have equal losses up to rounding; a distance of zero must not blow the rounding up."""
     base = torch.ones(1, 2)
-    w, _ = weights(torch.tensor([[1e-7, 1e-7]], dtype=torch.float64), [base.clone(), base + 1], base, "l1")
+    w, _ = weigh(torch.tensor([[1e-7, 1e-7]], dtype=torch.float64), [base.clone(), base + 1], base, "l1")
     assert w.tolist() == [[0.0, pytest.approx(5e-8)]]
 
 
@@ -157,7 +160,7 @@ def test_a_bad_baseline_leaves_everything_as_it_is() -> None:
 )
 def test_shares_lie_in_the_simplex_or_are_all_zero(rows: list[list[float]]) -> None:
     w = torch.tensor(rows, dtype=torch.float64)
-    share = shares(w)
+    share = mixing_weights(w)
     assert bool(((share >= 0) & (share <= 1)).all())
     positive = (w > 0).any(1)
     torch.testing.assert_close(share.sum(1), positive.to(torch.float64))
@@ -168,8 +171,8 @@ def test_shares_lie_in_the_simplex_or_are_all_zero(rows: list[list[float]]) -> N
 def test_a_combination_stays_between_its_models(clients: int, models: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     rows = [torch.from_numpy(draw.normal(size=(clients, 7)).astype(np.float32)) for _ in range(models)]
-    share = shares(torch.from_numpy(draw.normal(size=(clients, models))))
-    mixed = convex(rows, share)
+    share = mixing_weights(torch.from_numpy(draw.normal(size=(clients, models))))
+    mixed = weighted_sum(rows, share)
     some = share.sum(1) > 0
     stacked = torch.stack(rows, 1)[some]
     assert bool((mixed[some] <= stacked.amax(1) + 1e-5).all())
@@ -178,7 +181,7 @@ def test_a_combination_stays_between_its_models(clients: int, models: int, seed:
 
 def test_a_client_without_validation_examples_is_judged_by_its_training_examples() -> None:
     federation, task = numbers([[1.0, 2.0], [3.0], [4.0]], [[5.0, 6.0], [], [7.0]])
-    part = judges(federation.cohort(torch.tensor([1, 0, 2]), 0, 1))
+    part = validation_or_train(federation.cohort(torch.tensor([1, 0, 2]), 0, 1))
     assert part.count.tolist() == [1, 2, 1]
     lists = [federation.features.raw[part.rows[s : s + c], 0].tolist() for s, c in zip(part.start, part.count)]  # noqa: B905
     assert lists == [[3.0], [5.0, 6.0], [7.0]]
@@ -212,13 +215,13 @@ def test_a_client_that_never_trained_is_evaluated_with_a_combination() -> None:
     federation, task = numbers([[0.0]], [[2.0, 4.0]])
     cohort = federation.cohort(torch.tensor([0]), 0, 1)
     method = FedFomo(training=STEP, models=2)
-    assert method.personalize(task, method.init_client(task, cohort), sent(3.0), cohort).item() == 3.0
+    assert method.personalize(task, method.init_client(task, cohort), sent(3.0), cohort)["post_federate"].item() == 3.0
     average = FedFomoMA(training=STEP, models=2)
     down = average.download(
         server_of(2, theta=torch.tensor([[1.0], [3.0]]), plan=torch.tensor([[0, 1]] * 2)), torch.tensor([0])
     )
     client = average.init_client(task, cohort)
-    assert average.personalize(task, client, down, cohort).item() == 2.0
+    assert average.personalize(task, client, down, cohort)["post_federate"].item() == 2.0
     trained, _ = average.client_update(task, client, down, cohort)
     assert trained.theta.item() == 0.0  # from the common start, 0, one step towards 0
     eager, _ = replace(average, newcomers="combine").client_update(task, client, down, cohort)
@@ -241,17 +244,19 @@ def test_the_server_adds_signed_weights_to_its_affinities() -> None:
     method = FedFomo(models=3)
     server = server_of(4, plan=torch.tensor([[0, 2, 3], [1, 0, 2], [-1, -1, -1], [3, 2, 0]]))
     up = Up(torch.tensor([[7.0], [9.0]]), torch.tensor([[0.5, -2.0, 1.5], [0.0, 3.0, -0.25]]), None)
-    new = method.aggregate(server, torch.tensor([0, 3]), up)
+    new = method.aggregate(server, torch.tensor([0, 3]), up, info(1))
     assert new.affinity.tolist() == [[1.5, 0, -2, 1.5], [0, 1, 0, 0], [0, 0, 1, 0], [-0.25, 0, 3, 1]]
     assert new.theta.squeeze(1).tolist() == [7, 0, 0, 9]
     assert new.uploaded.tolist() == [1, 0, 0, 1]
     assert new.heard.tolist() == [[0, 2, 3], [-1] * 3, [-1] * 3, [3, 2, 0]]
     assert new.mix.tolist() == [[0.25, 0, 0.75], [0] * 3, [0] * 3, [0, 1, 0]]
     assert new.plan.shape == (4, 0)
-    figures = method.server_figures(new)
+    figures = method.figures(new)
     assert figures["weights"].tolist() == [[0.25, 0, 0, 0.75], [0] * 4, [0] * 4, [0, 0, 1, 0]]
     assert figures["own_share"] == 0.125
-    scaled = replace(method, affinity_update="abs_sum").aggregate(server, torch.tensor([3]), up.take(slice(1, 2)))
+    scaled = replace(method, affinity_update="abs_sum").aggregate(
+        server, torch.tensor([3]), up.take(slice(1, 2)), info(1)
+    )
     assert scaled.affinity[3].tolist() == [pytest.approx(-0.25 / 2.75), 0, pytest.approx(3 / 2.75), 1]
 
 
@@ -259,9 +264,9 @@ def test_the_best_are_sent_first() -> None:
     P = torch.tensor([[9, 1, 4, 2, 3], [0, 9, 0, 5, 1], [8, 7, 6, 5, 4.0]], dtype=torch.float64)
     P = torch.cat([P, torch.zeros(2, 5, dtype=torch.float64)])
     everyone = torch.ones(5, dtype=torch.bool)
-    assert affinity.choose(P, torch.tensor([0, 2]), everyone, 3, 0.0, KEY).tolist() == [[2, 4, 3], [0, 1, 3]]
+    assert affinity.choose_models(P, torch.tensor([0, 2]), everyone, 3, 0.0, KEY).tolist() == [[2, 4, 3], [0, 1, 3]]
     some = torch.tensor([True, True, False, True, True])
-    assert affinity.choose(P, torch.tensor([0, 1, 2]), some, 2, 0.0, KEY).tolist() == [[4, 3], [3, 4], [0, 1]]
+    assert affinity.choose_models(P, torch.tensor([0, 1, 2]), some, 2, 0.0, KEY).tolist() == [[4, 3], [3, 4], [0, 1]]
 
 
 def picks(values: list[float], explore: float, times: int = 1000, count: int = 2) -> Tensor:
@@ -269,7 +274,7 @@ def picks(values: list[float], explore: float, times: int = 1000, count: int = 2
     P = torch.zeros(6 + times, 6 + times, dtype=torch.float64)
     P[6:, :6] = torch.tensor(values, dtype=torch.float64)
     ids = torch.arange(6, 6 + times)
-    return affinity.choose(P, ids, torch.arange(6 + times) < 6, count, explore, KEY)
+    return affinity.choose_models(P, ids, torch.arange(6 + times) < 6, count, explore, KEY)
 
 
 def test_equal_affinities_have_an_equal_chance() -> None:
@@ -298,21 +303,21 @@ def test_choices_are_distinct_available_others_and_do_not_depend_on_company(
     count = data.draw(st.integers(0, int(available.sum()) - 1))
     P = torch.from_numpy(np.random.default_rng(seed).integers(0, 3, (k, k)).astype(np.float64))
     ids = torch.arange(k)
-    chosen = affinity.choose(P, ids, available, count, explore, KEY)
+    chosen = affinity.choose_models(P, ids, available, count, explore, KEY)
     for client in range(k):
         row = chosen[client].tolist()
         assert len(set(row)) == count
         assert client not in row
         assert all(bool(available[other]) for other in row)
-        assert affinity.choose(P, ids[client : client + 1], available, count, explore, KEY).tolist() == [row]
+        assert affinity.choose_models(P, ids[client : client + 1], available, count, explore, KEY).tolist() == [row]
 
 
 def test_many_clients_are_chosen_for_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     P = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 20)))
     arguments = (P, torch.arange(20), torch.ones(20, dtype=torch.bool), 4, 0.3, KEY)
-    whole = affinity.choose(*arguments)
+    whole = affinity.choose_models(*arguments)
     monkeypatch.setattr(affinity, "ROWS_AT_ONCE", 3)
-    assert torch.equal(affinity.choose(*arguments), whole)
+    assert torch.equal(affinity.choose_models(*arguments), whole)
 
 
 def test_exploration_fades() -> None:
@@ -324,25 +329,27 @@ def test_exploration_fades() -> None:
 
 def test_what_is_on_offer() -> None:
     """Clients 0, 1 and 3 have uploaded, client 3 in the last round; everybody weighs its own model too."""
-    server = server_of(4, uploaded=torch.tensor([1, 1, 0, 2]), round=torch.tensor(2))
+    server = server_of(4, uploaded=torch.tensor([1, 1, 0, 2]))
     any_upload, previous = FedFomo(models=9), FedFomo(models=9, available="previous_round")
-    plan = any_upload.prepare(server, torch.tensor([0, 3])).plan
+    plan = any_upload.plan(server, torch.tensor([0, 3]), info(3))[0].plan
     assert [plan[0, 0].item(), plan[3, 0].item()] == [0, 3]
     assert [sorted(plan[0].tolist()), sorted(plan[3].tolist())] == [[0, 1, 3]] * 2
     assert plan[1].tolist() == plan[2].tolist() == [-1] * 3
-    assert previous.prepare(server, torch.tensor([0, 1])).plan[:2].tolist() == [[0, 3], [1, 3]]
-    assert previous.prepare(server, torch.tensor([3])).plan[3].tolist() == [3]
+    assert previous.plan(server, torch.tensor([0, 1]), info(3))[0].plan[:2].tolist() == [[0, 3], [1, 3]]
+    assert previous.plan(server, torch.tensor([3]), info(3))[0].plan[3].tolist() == [3]
 
 
 def test_all_clients_of_a_round_are_sent_equally_many() -> None:
     """A newcomer could be sent three models, but a client that is one of the three can only be sent two."""
-    server = server_of(4, uploaded=torch.tensor([1, 1, 0, 2]), round=torch.tensor(2))
+    server = server_of(4, uploaded=torch.tensor([1, 1, 0, 2]))
     method = FedFomo(models=9)
-    assert sorted(method.prepare(server, torch.tensor([2])).plan[2].tolist()) == [0, 1, 2, 3]
-    plan = method.prepare(server, torch.tensor([0, 2])).plan
+    assert sorted(method.plan(server, torch.tensor([2]), info(3))[0].plan[2].tolist()) == [0, 1, 2, 3]
+    plan = method.plan(server, torch.tensor([0, 2]), info(3))[0].plan
     assert plan.shape == (4, 3)
     assert set(plan[2, 1:].tolist()) < {0, 1, 3}
-    ma = FedFomoMA(models=9).prepare(server, torch.tensor([0, 2])).plan  # here a newcomer has no model of its own
+    ma = (
+        FedFomoMA(models=9).plan(server, torch.tensor([0, 2]), info(3))[0].plan
+    )  # here a newcomer has no model of its own
     assert [sorted(ma[0].tolist()), sorted(ma[2].tolist())] == [[0, 1, 3]] * 2
 
 
@@ -368,10 +375,10 @@ def test_group_averages_are_weighted_by_examples_and_sent_to_everyone() -> None:
     server = server_of(4, affinity=P, plan=torch.arange(4)[:, None])
     method = FedFomo(models=3, subglobal=2)
     up = Up(torch.tensor([[1.0], [5.0], [10.0], [20.0]]), torch.zeros(4, 3), torch.tensor([1.0, 3.0, 4.0, 1.0]))
-    new = method.aggregate(server, torch.arange(4), up)
+    new = method.aggregate(server, torch.arange(4), up, info(1))
     assert sorted(new.averages.squeeze(1).tolist()) == [4.0, 8.0, 12.0]  # (1 + 15)/4, their mean, (40 + 20)/5
     assert new.averages[-1].item() == 8.0
-    down = method.download(method.prepare(new, torch.tensor([2])), torch.tensor([2]))
+    down = method.download(method.plan(new, torch.tensor([2]), info(2))[0], torch.tensor([2]))
     assert down.averages.shape == (1, 3, 1)
     client, up = updated(method, state([0.0], [0.0]), replace(sent(0.0, 0.0), averages=down.averages), [8.0])
     assert up.w.tolist() == [[0.0, 0.0, 0.0]]  # averages take part in the combination, not in the affinities
@@ -441,7 +448,7 @@ def test_nothing_holds_all_clients_downloads_at_once(method: Any) -> None:
 
         return call
 
-    stages = ("prepare", "download", "client_update", "aggregate", "personalize")
+    stages = ("plan", "download", "client_update", "aggregate", "personalize")
     loop = loop_over(hooked(method, **{s: watched(s) for s in stages}), federation, make_task(tiny_model), chunk=2)
     Largest.elements = 0
     for _ in loop.rounds(3):
@@ -459,7 +466,7 @@ def test_averages_and_weights_worked_by_hand() -> None:
     L(6) = 8, L(9) = 24.5, L(6) = 8, L(3) = 0.5, so w = 16.5, 0, −7.5: everything for its own model, 0."""
     federation, task = numbers([[0.0]] * 3, [[2.0]] * 3)
     theta = torch.tensor([[0.0], [6.0], [12.0]])
-    server = server_of(3, theta=theta, uploaded=torch.ones(3, dtype=torch.int64), round=torch.tensor(1))
+    server = server_of(3, theta=theta, uploaded=torch.ones(3, dtype=torch.int64))
     server = replace(server, plan=torch.tensor([[0, 1, 2]] * 3))
     method = FedFomoMA(training=STEP, models=3, combine="client")
     down = method.download(server, torch.tensor([0]))
@@ -469,7 +476,7 @@ def test_averages_and_weights_worked_by_hand() -> None:
     client = replace(method.init_client(task, data), seen=torch.tensor([True]))
     _, up = method.client_update(task, client, down, data)
     assert up.w.tolist() == [[16.5, 0.0, -7.5]]
-    assert method.personalize(task, client, down, data).item() == 0.0
+    assert method.personalize(task, client, down, data)["post_federate"].item() == 0.0
     divided = replace(method, norm="l2").client_update(task, client, down, data)[1]
     assert divided.w.tolist() == [[5.5, 0.0, -2.5]]  # |9 − 6| = 3; no distance, no weight; |3 − 6| = 3
 

@@ -1,4 +1,4 @@
-"""FedAdam, FedYogi and FedAdagrad against the paper's formulas, written out number by number."""
+"""FedAdam, FedYogi, FedAdagrad and FedAvgM against the papers' formulas, written out number by number."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from method_bench import ALL, LR, by_hand, close, gradient, run, server, state, weighted
 
 from kinfed.algorithms import make_algorithm
-from kinfed.algorithms.fedavg import FedAvg, Up
+from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedopt import FedOpt, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Population
 from kinfed.errors import ConfigError
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
@@ -60,12 +63,14 @@ def test_one_coordinate_over_many_rounds(
     method = FedOpt(optimizer=optimizer, server_lr=0.5, beta1=beta1, beta2=beta2, tau=tau, weights="equal")
     state = Server(torch.zeros(1), torch.zeros(1), torch.full((1,), tau**2))
     w, m, v = 0.0, 0.0, tau**2
-    for delta in deltas:
+    for number, delta in enumerate(deltas, 1):
         assume(abs(v - delta**2) > 1e-5 * v)  # yogi jumps there
         m = beta1 * m + (1 - beta1) * delta
         v = second_moment(optimizer, v, delta, beta2)
         w += 0.5 * m / (math.sqrt(v) + tau)
-        state = method.aggregate(state, torch.tensor([0]), Up(torch.tensor([[delta]]), None))
+        up = DeltaUp(torch.tensor([[delta]]), None)
+        state = method.aggregate(state, torch.tensor([0]), up, RoundInfo(number, Population(1, 0)))
+        assert state.v is not None
         assert float(state.v) >= 0
     assert float(state.w) == pytest.approx(w, rel=1e-3, abs=1e-4)
 
@@ -119,18 +124,20 @@ def test_registered_variants() -> None:
     assert make_algorithm("fedyogi", ALL) == FedOpt(ALL, "yogi")
     assert make_algorithm("fedadagrad", ALL) == FedOpt(ALL, "adagrad", beta1=0.0)
     assert make_algorithm("fedadagrad", ALL, {"beta1": 0.5}) == FedOpt(ALL, "adagrad", beta1=0.5)
+    assert make_algorithm("fedavgm", ALL) == FedOpt(ALL, "momentum", server_lr=1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "sgd"}, "optimizer is adam, yogi or adagrad; got 'sgd'"),
+        ({"optimizer": "sgd"}, r"optimizer must be adam \| yogi \| adagrad \| momentum; got 'sgd'"),
         ({"server_lr": 0}, "server_lr must be positive"),
         ({"tau": -1}, "tau must be positive"),
-        ({"beta1": 1}, r"beta1 must lie in \[0, 1\)"),
-        ({"beta2": -0.1}, r"beta2 must lie in \[0, 1\)"),
-        ({"weights": "none"}, "weights is examples or equal"),
+        ({"beta1": 1}, r"beta1 must be in \[0, 1\)"),
+        ({"beta2": -0.1}, r"beta2 must be in \[0, 1\)"),
+        ({"weights": "none"}, r"weights must be examples \| equal"),
         ({"mu": 100.0}, "unstable"),
+        ({"nesterov": True}, "nesterov is a form of optimizer = momentum; got optimizer = adam"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.finetune import Finetuned, finetuned
-from kinfed.cli.listing import options_of
+from kinfed.algorithms.base import option_values, privacy_profile
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.sgd import sgd
 from kinfed.errors import ConfigError
@@ -89,15 +87,12 @@ def test_a_tuned_method_keeps_the_contract(check: str) -> None:
 def test_every_method_takes_the_option() -> None:
     for name, entry in ALGORITHMS.items():
         algorithm = make_algorithm(name, LocalTraining(), {"finetune": 2})
-        assert isinstance(algorithm, entry.target), name
-        assert isinstance(algorithm, Finetuned)
-        assert algorithm.options()["finetune"] == 2
-        for fact in ("needs_validation", "min_clients", "keeps_stragglers", "symmetric", "private", "leaks"):
-            assert getattr(algorithm, fact) == getattr(entry.target, fact)
-        assert {"finetune", "finetune_lr"} <= {option.name for option in options_of(name)}
-    told = {option.name: option for option in options_of("ditto")}
-    assert told["finetune"].default == 0
-    assert "local steps" in told["finetune"].text
+        assert type(algorithm) is entry.target, name
+        assert option_values(algorithm)["finetune"] == 2
+        assert {"finetune", "finetune_lr"} <= {option.name for option in entry.describe_options()}
+    options = {option.name: option for option in ALGORITHMS["ditto"].describe_options()}
+    assert options["finetune"].default == 0
+    assert "local steps" in options["finetune"].text
 
 
 def test_tuned_methods_are_values_like_others() -> None:
@@ -106,24 +101,28 @@ def test_tuned_methods_are_values_like_others() -> None:
     assert pickle.loads(pickle.dumps(a)) == a
     assert copy.deepcopy(a) == a
     assert replace(a, lam=0.5).finetune == 2
-    assert finetuned(FedAvg) is finetuned(FedAvg)
-    assert type(made("ditto")) is ALGORITHMS["ditto"].target
 
 
 def test_private_training_counts_the_steps() -> None:
     count = torch.tensor([3, 50])
-    assert made("ditto", finetune=4).personal_gradients(count)[1].tolist() == [4, 4]
-    assert made("perfedavg", finetune=4, adapt_steps=2).personal_gradients(count)[1].tolist() == [6, 6]
+
+    def steps(algorithm: Any) -> list[int]:
+        profile = privacy_profile(algorithm, count)
+        assert profile is not None
+        return profile.per_personalization[1].tolist()
+
+    assert steps(made("ditto", finetune=4)) == [4, 4]
+    assert steps(made("perfedavg", finetune=4, adapt_steps=2)) == [6, 6]
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"finetune": -1}, "finetune is a number of steps"),
+        ({"finetune": -1}, "finetune must be at least 0"),
         ({"finetune": 2.5}, "finetune must be int"),
         ({"finetune": 2, "finetune_lr": 0}, "finetune_lr must be positive"),
         ({"finetune_lr": 0.1}, "set finetune too"),
-        ({"finetune": 2, "lam": -1}, "lam must not be negative"),
+        ({"finetune": 2, "lam": -1}, "lam must be at least 0"),
         ({"finetun": 2}, "did you mean finetune"),
     ],
 )
@@ -137,7 +136,7 @@ def test_summary_and_journal_show_both(tmp_path: Path) -> None:
         algorithms={"fedavg": {"finetune": 5}}, clients=4, rounds=2, seeds=[0], model="mlr", eval_every=1, workers=1,
         out=tmp_path / "run",
     )  # fmt: skip
-    summary = result.of().summary()
+    summary = result.result().summary()
     assert summary["personal"]["accuracy"] > 0
     assert summary["alternatives"]["without_finetuning"]["accuracy"] > 0
     assert summary["alternatives"]["without_finetuning"]["loss"] != summary["personal"]["loss"]

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_bench import ALL, LR, WORKS, by_hand, close, gradient, models, run, server, weighted
+from method_bench import ALL, LR, WORKS, by_hand, close, gradient, info, models, run, server, weighted
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.averaging import DeltaUp
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.flhc import FLHC, Server, Up
+from kinfed.algorithms.flhc import FLHC, Server
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.server.loop import Schedule
+from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, Bench, tiny_federation
 from kinfed.testing.workbench import SEED
 
@@ -32,13 +33,12 @@ def fresh(clients: int = 6) -> Server:
         origin=torch.zeros(2),
         centre=torch.empty(0, 2),
         threshold=torch.zeros((), dtype=torch.float64),
-        round=torch.tensor(0),
     )
 
 
 def replies(method: FLHC, state: Server, ids: list[int], updates: Tensor, count: list[int] | None = None) -> Server:
     counted = None if method.weights == "equal" else torch.tensor(count or [1.0] * len(ids)).float()
-    return method.aggregate(state, torch.tensor(ids), Up(updates, counted))
+    return method.aggregate(state, torch.tensor(ids), DeltaUp(updates, counted), info())
 
 
 @pytest.mark.parametrize("weights", ["examples", "equal"])
@@ -96,7 +96,7 @@ def test_the_threshold_is_a_quantile_of_all_distances() -> None:
         state = replies(method, fresh(4), [0, 1, 2, 3], updates)
         assert float(state.threshold) == pytest.approx(float(np.quantile(found, q)))
     assert len(state.model) == 1  # at the largest distance all are joined
-    assert method.server_figures(state) == {"clusters": 1, "threshold": 10.0, "cluster": state.cluster}
+    assert method.figures(state) == {"clusters": 1, "threshold": 10.0, "assignment": state.cluster}
 
 
 def test_clusters_go_on_alone() -> None:
@@ -130,7 +130,7 @@ class Misses(Schedule):
 
     dropout: float = 0.5
 
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         return (ids == 4) & (round == 1)
 
 
@@ -196,13 +196,13 @@ def test_the_contract_holds_after_the_clustering(check: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n1": -1}, "n1 must not be negative"),
-        ({"linkage": "median"}, "linkage is one of ward, complete, average, single"),
-        ({"metric": "l3"}, "metric one of l2, l1, cosine"),
+        ({"n1": -1}, "n1 must be at least 0"),
+        ({"linkage": "median"}, r"linkage must be ward \| complete \| average \| single"),
+        ({"metric": "l3"}, r"metric must be l2 \| l1 \| cosine"),
         ({"metric": "cosine"}, "ward's linkage is defined for metric l2 only"),
-        ({"threshold": -1.0}, "threshold is a distance"),
-        ({"quantile": 1.5}, r"quantile lies in \[0, 1\]"),
-        ({"weights": "none"}, "weights is examples or equal"),
+        ({"threshold": -1.0}, "threshold must be at least 0"),
+        ({"quantile": 1.5}, r"quantile must be in \[0, 1\]"),
+        ({"weights": "none"}, r"weights must be examples \| equal"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

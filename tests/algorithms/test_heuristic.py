@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE
-from kinfed.algorithms.cgpfl.heuristic import CGPFLHeur, Server, Up, balance, smallest
+from kinfed.algorithms.base import EXAMPLE_COUNT, RoundInfo
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Server, Up
+from kinfed.algorithms.cgpfl.heuristic import CGPFLHeur, balance, smallest
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Federation
+from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 
 WORK = LocalTraining(lr=0.05, batch=10, steps=5)
 CLASSES, WIDTH = 10, 10
@@ -53,12 +54,10 @@ def simulated(method: Any, federation: Federation, participation: float = 1.0, s
 def solved(method: CGPFLHeur, uploads: Any, count: Any, clients: int | None = None) -> Server:
     """The server after one round with these uploads; all others of `clients` are not called."""
     uploads = torch.tensor(uploads)
-    federation = planted(1, clients or len(uploads), examples=2)
-    task = make_task(lambda: nn.Linear(1, uploads.shape[1], bias=False))
-    server = method.init_server(task, federation.population(0))
-    new = method.aggregate(server, torch.arange(len(uploads)), Up(uploads, torch.tensor(count)))
-    assert isinstance(new, Server)
-    return new
+    population = Population(clients or len(uploads), seed=0)
+    server = method.init_server(make_task(lambda: nn.Linear(1, uploads.shape[1], bias=False)), population)
+    up = Up(uploads, torch.tensor(count))
+    return method.aggregate(server, torch.arange(len(uploads)), up, RoundInfo(1, population))
 
 
 # Eq. (11).
@@ -70,13 +69,13 @@ def test_the_curve_by_hand() -> None:
     server = solved(method, [[0.0], [1.0], [9.0]], [1.0, 1.0, 2.0])
     mean = (0 + 1 + 18) / 4
     wanted = [(mean**2 + (1 - mean) ** 2 + 2 * (9 - mean) ** 2) / 4, (0.25 + 0.25) / 4, 0.0]
-    assert server.cost.tolist() == pytest.approx(wanted)
+    assert server.choice.cost.tolist() == pytest.approx(wanted)
     first = [math.sqrt(k / 4 * math.log(4 * math.e)) for k in (1, 2, 3)]
-    assert server.first.tolist() == pytest.approx(first)
+    assert server.choice.complexity.tolist() == pytest.approx(first)
     assert len(server.omega) == 2  # e = 19.3, 1.2, 1.3
     assert server.context.tolist() in ([0, 0, 1], [1, 1, 0])
     assert sorted(server.omega.flatten().tolist()) == [0.5, 9.0]  # contexts themselves are equal averages
-    assert float(server.mu) == 1.0
+    assert float(server.choice.mu) == 1.0
 
 
 @pytest.mark.parametrize(("mu", "contexts"), [(0.0, 1), (1e-3, 1), (1.0, 2), (1e6, 3)])
@@ -100,17 +99,19 @@ def test_of_equal_values_the_first_is_taken() -> None:
 
 def test_equal_uploads_make_one_context() -> None:
     server = solved(CGPFLHeur(training=WORK), [[1.0, 2.0]] * 6, [3.0] * 6)
-    assert server.cost.tolist() == [0.0, 0.0, 0.0]
+    assert server.choice.cost.tolist() == [0.0, 0.0, 0.0]
     assert len(server.omega) == 1
     assert server.omega.tolist() == [[1.0, 2.0]]
 
 
 def test_contexts_are_tried_up_to_half_the_clients() -> None:
     uploads = np.arange(7.0)[:, None].tolist()
-    assert len(solved(CGPFLHeur(training=WORK), uploads, [1.0] * 7).cost) == 3
-    assert len(solved(CGPFLHeur(training=WORK, max_contexts=2), uploads, [1.0] * 7).cost) == 2
-    assert len(solved(CGPFLHeur(training=WORK), uploads[:2], [1.0] * 2, clients=10).cost) == 2  # only two replied
-    assert len(solved(CGPFLHeur(training=WORK), uploads[:1], [1.0], clients=1).cost) == 1
+    assert len(solved(CGPFLHeur(training=WORK), uploads, [1.0] * 7).choice.cost) == 3
+    assert len(solved(CGPFLHeur(training=WORK, max_contexts=2), uploads, [1.0] * 7).choice.cost) == 2
+    assert (
+        len(solved(CGPFLHeur(training=WORK), uploads[:2], [1.0] * 2, clients=10).choice.cost) == 2
+    )  # only two replied
+    assert len(solved(CGPFLHeur(training=WORK), uploads[:1], [1.0], clients=1).choice.cost) == 1
 
 
 # Planted contexts.
@@ -122,8 +123,8 @@ def test_the_number_of_planted_contexts_is_found(contexts: int) -> None:
         with simulated(CGPFLHeur(training=WORK), planted(contexts, 40, seed=seed), seed=seed) as loop:
             loop.round()
             server: Any = loop.server
-            assert len(server.cost) == 20
-            assert all(b <= a for a, b in itertools.pairwise(server.cost.tolist()))
+            assert len(server.choice.cost) == 20
+            assert all(b <= a for a, b in itertools.pairwise(server.choice.cost.tolist()))
             assert len(server.omega) == contexts
             label, wanted = server.context, torch.arange(40) % contexts
             assert ((label[:, None] == label) == (wanted[:, None] == wanted)).all()
@@ -139,7 +140,7 @@ def test_a_factor_tells_overlapping_contexts_apart() -> None:
     for factor in (1.0, 2.0):
         with simulated(CGPFLHeur(training=LocalTraining(lr=0.05, batch=10, steps=20), mu_factor=factor), data) as loop:
             loop.round()
-            figures = loop.algorithm.server_figures(loop.server)
+            figures = loop.algorithm.figures(loop.server)
             assert figures["mu"] == pytest.approx(factor * balance(figures["complexity"], figures["cost"]))
             found[factor] = figures["contexts"]
     assert found[1.0] < found[2.0]
@@ -175,7 +176,7 @@ def test_it_can_wait() -> None:
     with simulated(CGPFLHeur(training=WORK, solve_rounds=3), federation, 0.5) as loop:
         for number in range(1, 4):
             assert len(loop.server.named()["omega"]) == 1
-            assert len(loop.server.named()["cost"]) == 0
+            assert len(loop.server.named()["choice.cost"]) == 0
             loop.round()
             active = loop.schedule.active(0, number, 12)
             server: Any = loop.server
@@ -195,8 +196,8 @@ def test_all_last_uploads_are_weighed_where_asked() -> None:
         server: Any = loop.server
         known = server.context >= 0
         assert int(known.sum()) > 4  # more than are called in a round
-        assert (server.count[known] == 30).all()
-        assert len(server.cost) == 6
+        assert (server.choice.count[known] == 30).all()
+        assert len(server.choice.cost) == 6
 
 
 def test_bytes_by_hand() -> None:
@@ -212,26 +213,38 @@ def test_figures_have_the_same_names_before_and_after_the_choice() -> None:
         names = []
         for _ in range(2):
             loop.round()
-            names.append(loop.algorithm.server_figures(loop.server).keys())
-        assert names[0] == names[1] >= {"mu", "cost", "complexity", "contexts", "context", "distances"}
-        figures = loop.algorithm.server_figures(loop.server)
+            names.append(loop.algorithm.figures(loop.server).keys())
+        assert names[0] == names[1] >= {"mu", "cost", "complexity", "contexts", "distances"}
+        figures = loop.algorithm.figures(loop.server)
         assert len(figures["cost"]) == len(figures["complexity"]) == 4
         e = figures["complexity"] + figures["mu"] * figures["cost"]
         assert smallest(e) + 1 == figures["contexts"]
+
+
+def test_numbers_of_examples_are_not_covered_by_epsilon() -> None:
+    profile = CGPFLHeur(training=WORK).privacy(torch.tensor([3]))
+    assert profile.uncovered == {EXAMPLE_COUNT: ""}
+
+
+def test_a_round_without_replies_does_not_skip_the_choice() -> None:
+    """Nobody replied in rounds 1 and 2; K is chosen with the first replies."""
+    method, population = CGPFLHeur(training=WORK, max_contexts=3, mu=1.0), Population(3, seed=0)
+    server = method.init_server(make_task(lambda: nn.Linear(1, 1, bias=False)), population)
+    up = Up(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([1.0, 1.0, 2.0]))
+    assert len(method.aggregate(server, torch.arange(3), up, RoundInfo(3, population)).omega) == 2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"contexts": 3}, "chooses the number of contexts itself"),
-        ({"mu": -1.0}, "mu must not be negative"),
-        ({"mu": math.nan}, "mu must not be negative"),
+        ({"mu": -1.0}, "mu must be at least 0"),
+        ({"mu": math.nan}, "mu must be at least 0"),
         ({"mu_factor": 0.0}, "mu_factor must be positive"),
         ({"mu": 1.0, "mu_factor": 2.0}, "leave out one"),
         ({"solve_rounds": 0}, "must be at least 1"),
         ({"max_contexts": 0}, "must be at least 1"),
-        ({"alpha": 2.0}, "alpha lies in"),
-        ({"training": replace(WORK, momentum=0.5)}, "CGPFLHeur have no momentum"),
+        ({"alpha": 2.0}, "alpha must be in"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import cdist, squareform
 from torch import Tensor
 
-from kinfed.algorithms.hierarchy import LINKAGES, agglomerate, cosines, distances
+from kinfed.algorithms.clustering import Linkage, agglomerate
+from kinfed.core.kernels import cosines
+from kinfed.core.kernels import pairwise_distances as distances
+
+LINKAGES = get_args(Linkage)
 
 NAMES = {"l2": "euclidean", "l1": "cityblock", "cosine": "cosine"}
 

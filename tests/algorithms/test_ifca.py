@@ -19,7 +19,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
@@ -71,7 +72,7 @@ def test_an_empty_cluster_stays_and_ties_go_to_the_lower_number() -> None:
         loop.round()
         assert server(loop, "cluster").tolist() == [0, 0, 0]
         assert torch.equal(server(loop, "omega")[1:], omega[1:])
-        assert loop.algorithm.server_figures(loop.server)["clusters_in_use"] == 1
+        assert loop.algorithm.figures(loop.server)["clusters_in_use"] == 1
 
 
 def test_a_model_without_a_finite_loss_is_not_chosen() -> None:
@@ -165,16 +166,17 @@ def test_bytes_are_k_models_down_one_and_a_number_up() -> None:
 
 
 def test_the_choice_counts_as_a_leak() -> None:
-    assert not IFCA.private
-    assert IFCA.leaks
+    profile = IFCA().privacy(torch.tensor([3]))
+    assert profile is not None
+    assert "lowest loss" in profile.impossible
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"clusters": 0}, "clusters must be at least 1"),
-        ({"init": "zeros"}, "init is random or kmeans; got 'zeros'"),
-        ({"weights": "none"}, "weights is examples or equal"),
+        ({"init": "zeros"}, r"init must be random \| kmeans; got 'zeros'"),
+        ({"weights": "none"}, r"weights must be examples \| equal"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

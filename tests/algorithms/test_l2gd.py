@@ -10,15 +10,24 @@ import torch
 from method_bench import ALL, LR, WORKS, by_hand, close, gradient, quadratic, run, server, state
 
 from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.l2gd import L2GD
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Population
 from kinfed.errors import ConfigError
+from kinfed.server.loop import Loop
 from kinfed.testing import CHECKS, Bench
 from kinfed.testing.workbench import SEED
 
 THETA = 0.3
+
+
+def planned(loop: Loop) -> tuple[int, int]:
+    """Moves and steps of the round to come; one move of no special length without geometric lengths."""
+    everyone = torch.arange(loop.clients.num_clients)
+    server, _ = loop.algorithm.plan(loop.server, everyone, RoundInfo(loop.completed + 1, loop.clients))
+    return (1, 0) if server.moves is None else (int(server.moves), int(server.steps))
 
 
 def test_rounds_by_hand() -> None:
@@ -50,7 +59,7 @@ def test_moves_leave_the_sum_of_models_as_it_was(geometric: bool) -> None:
         loop.server = replace(loop.server, mean=total / 3)
         spread = 4.0
         for _ in range(4):
-            moves = int(loop.algorithm.prepare(loop.server, torch.arange(3)).moves)
+            moves = planned(loop)[0]
             loop.round()
             found = torch.stack([state(loop, k, "x") for k in range(3)])
             close(found.sum(0), total, 1e-5)
@@ -87,12 +96,13 @@ def test_run_lengths_are_geometric() -> None:
         def init(self, seed: int) -> torch.Tensor:
             return torch.zeros(1)
 
-    plan = method.init_server(Start(), Population(3, 5))  # type: ignore[arg-type]
+    population = Population(3, 5)
+    server = method.init_server(Start(), population)  # type: ignore[arg-type]
     steps, moves = [], []
-    for number in range(4000):
-        planned = method.prepare(replace(plan, round=torch.tensor(number)), torch.arange(3))
-        steps.append(int(planned.steps))
-        moves.append(int(planned.moves))
+    for number in range(1, 4001):
+        plan: Any = method.plan(server, torch.arange(3), RoundInfo(number, population))[0]
+        steps.append(int(plan.steps))
+        moves.append(int(plan.moves))
     assert min(steps) == min(moves) == 1
     assert sum(steps) / 4000 == pytest.approx(5, rel=0.05)
     assert sum(moves) / 4000 == pytest.approx(1.25, rel=0.03)
@@ -106,11 +116,11 @@ def test_planned_lengths_are_what_clients_do() -> None:
         x = torch.zeros(2, 1, dtype=torch.float64)
         lengths = set()
         for _ in range(6):
-            plan = method.prepare(loop.server, torch.arange(2))
+            moves, steps = planned(loop)
             mean = x.mean(0)
-            lengths.add((int(plan.steps), int(plan.moves)))
-            x = mean + (1 - THETA) ** int(plan.moves) * (x - mean)
-            x = world.z + (1 - LR / world.s[:, None]) ** int(plan.steps) * (x - world.z)
+            lengths.add((steps, moves))
+            x = mean + (1 - THETA) ** moves * (x - mean)
+            x = world.z + (1 - LR / world.s[:, None]) ** steps * (x - world.z)
             loop.round()
             close(torch.stack([state(loop, k, "x") for k in range(2)]), x, 1e-5)
         assert len(lengths) > 1
@@ -132,8 +142,8 @@ def test_bytes_are_one_model_each_way() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"theta": 0.6}, r"theta lies in \[0, 1/2\]"),
-        ({"theta": -0.1}, r"theta lies in \[0, 1/2\]"),
+        ({"theta": 0.6}, r"theta must be in \[0, 0.5\]; got 0.6"),
+        ({"theta": -0.1}, r"theta must be in \[0, 0.5\]"),
         ({"geometric": True, "epochs": 1}, "give steps instead of epochs"),
     ],
 )

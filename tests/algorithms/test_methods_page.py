@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.base import Algorithm
+from kinfed.core.options import declared
 from kinfed.data.batches import LocalTraining
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,8 +31,9 @@ def section_of(name: str) -> str:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Options of the class and their defaults."""
-    return {f.name: f.default for f in dataclasses.fields(ALGORITHMS[name].target) if f.name != "training"}
+    """The method's own options and their defaults; those of all methods stand at the head of the page."""
+    common = declared(Algorithm)
+    return {doc.name: doc.default for doc in ALGORITHMS[name].describe_options() if doc.name not in common}
 
 
 def written(default: Any) -> str:
@@ -71,7 +74,7 @@ def test_defaults_are_those_of_the_code(heading: str) -> None:
 
 def test_options_of_all_methods_are_named() -> None:
     head = PAGE.partition("## What travels")[0]
-    for option in ("finetune", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):
+    for option in ("finetune", "finetune_lr", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):
         assert f"`{option}`" in head
     assert {"lr", "batch", "steps", "epochs", "momentum"} <= {f.name for f in dataclasses.fields(LocalTraining)}
 

@@ -18,13 +18,15 @@ from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import check_algorithm_settings
 from kinfed.algorithms.mocha import Mocha, coordinates, joined, linear_layer, relations
 from kinfed.algorithms.mocha_deep import MochaDeep
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, ModelError
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, check_algorithm, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
@@ -70,7 +72,7 @@ def wide(loop: Loop, rows: Tensor) -> Tensor:
 
 def objectives(loop: Loop, lam: float) -> tuple[float, float]:
     """(primal, dual) in float64 from the clients' dual variables and the server's Σ."""
-    clients = range(loop.clients.num_clients)
+    clients = range(loop.population.num_clients)
     sigma = loop.server.named()["sigma"]
     b = torch.stack([dual_sum(loop, t).flatten() for t in clients])
     w = (sigma @ b / lam).reshape(len(b), 3, 5)
@@ -135,7 +137,7 @@ def test_the_dual_never_falls_while_relations_stay(schedule: dict[str, float]) -
         for _ in range(4):
             loop.round()
         loop.algorithm = replace(loop.algorithm, sigma_every=0)
-        assert loop.algorithm.server_figures(loop.server)["rho"] > 1.3
+        assert loop.algorithm.figures(loop.server)["rho"] > 1.3
         duals = [objectives(loop, lam)[1]]
         first = objectives(loop, lam)
         for _ in range(rounds):
@@ -299,22 +301,22 @@ def test_what_mocha_cannot_do_is_refused() -> None:
         with pytest.raises(ConfigError, match=match):
             make_algorithm("mocha", WORK, options)
     with pytest.raises(ConfigError, match="momentum"):
-        make_algorithm("mocha", WORK, {"momentum": 0.9}).check(make_task(linear), clients)
+        check_algorithm_settings(make_algorithm("mocha", WORK, {"momentum": 0.9}), make_task(linear), clients)
 
 
 def test_relations_of_many_clients_stay_out_of_the_journal() -> None:
     few, many = (
         Mocha().init_server(make_task(linear), tiny_federation((1,) * count, test=0).population(1)) for count in (3, 41)
     )
-    assert Mocha().server_figures(few)["relations"].shape == (3, 3)
-    assert Mocha().server_figures(many).keys() == {"rho", "own_share"}
+    assert Mocha().figures(few)["relations"].shape == (3, 3)
+    assert Mocha().figures(many).keys() == {"rho", "own_share"}
 
 
 # The mean-regularized variant
 
 
 def models(loop: Loop) -> Tensor:
-    return loop.pool.clients.take(torch.arange(loop.clients.num_clients)).named()["w"]
+    return loop.pool.clients.take(torch.arange(loop.population.num_clients)).named()["w"]
 
 
 def test_without_pulls_it_is_local_training() -> None:
@@ -335,7 +337,7 @@ def test_a_deep_step_by_hand() -> None:
         loop.round()
         before = models(loop).clone()
         mean = before.mean(0)
-        torch.testing.assert_close(loop.server.named()["mean"], mean)
+        torch.testing.assert_close(loop.server.named()["models"], mean[None])
         loop.round()
         for i, after in enumerate(models(loop)):
             rows = loop.pool.federation.train[i]
@@ -350,7 +352,8 @@ def test_the_mean_is_that_of_all_clients_as_last_known() -> None:
     with running(MochaDeep(training=WORK), participation=0.5, dropout=0.3) as loop:
         for _ in range(6):
             loop.round()
-        torch.testing.assert_close(loop.server.named()["mean"], models(loop).mean(0), rtol=1e-5, atol=1e-6)
+        mean = models(loop).mean(0, keepdim=True)
+        torch.testing.assert_close(loop.server.named()["models"], mean, rtol=1e-5, atol=1e-6)
 
 
 def test_learned_relations_pull_like_the_gradient_of_the_penalty() -> None:
@@ -395,8 +398,8 @@ def test_learned_relations_keep_the_contract() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"lam1": -1}, "negative"),
-        ({"lam2": -0.1}, "negative"),
+        ({"lam1": -1}, "lam1 must be at least 0"),
+        ({"lam2": -0.1}, "lam2 must be at least 0"),
         ({"lam2": 30}, "overshoot"),
         ({"lam2": 2.5, "learn_omega": True}, "overshoot"),
         ({"omega_floor": 0}, "omega_floor"),

@@ -85,9 +85,9 @@ def test_everyone_adapts_afresh_on_training_data() -> None:
         for m in range(3):
             once = w - ALPHA * gradient(loop, m, w)
             close(models(loop)[m], once - ALPHA * gradient(loop, m, once))
-        shared = loop.algorithm.global_model(loop.server)
+        shared = loop.algorithm.server_models(loop.server)
         assert shared is not None
-        assert torch.equal(shared, w)
+        assert torch.equal(shared.models, w[None])
 
 
 def test_rates_default_to_the_works_and_decay_with_it() -> None:
@@ -147,11 +147,11 @@ def test_the_registered_hessian_free_variant() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "so"}, "variant is fo or hf; got 'so'"),
-        ({"alpha": -0.1}, "alpha >= 0"),
-        ({"beta": 0.0}, "beta > 0"),
+        ({"variant": "so"}, r"variant must be fo \| hf; got 'so'"),
+        ({"alpha": -0.1}, "alpha must be at least 0"),
+        ({"beta": 0.0}, "beta must be positive"),
         ({"delta": 0.0}, "delta must be positive"),
-        ({"adapt_steps": 0}, "adapt_steps at least 1"),
+        ({"adapt_steps": 0}, "adapt_steps must be at least 1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ from method_bench import ALL, LR, by_hand, close, gradient, linear, models
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.pfedhn import Outer, PFedHN, Server, Up
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
@@ -18,6 +19,7 @@ from kinfed.testing import tiny_federation
 from kinfed.testing.workbench import SEED
 
 P = 15
+ROUND = RoundInfo(1, tiny_federation((2, 2, 2)).population(SEED))
 
 
 def fresh(method: PFedHN, clients: int = 3) -> Server:
@@ -36,7 +38,7 @@ def test_a_server_step_by_hand() -> None:
     f = a * e + c
     close(method.download(server, torch.tensor([1])).theta[0], h * f + b)
     delta = torch.linspace(-1, 2, P)
-    new = method.aggregate(server, torch.tensor([1]), Up(delta[None])).phi
+    new = method.aggregate(server, torch.tensor([1]), Up(delta[None]), ROUND).phi
     s = h @ delta
     close(new.head[:, 0], h + 0.1 * delta * f)
     close(new.bias, b + 0.1 * delta)
@@ -86,7 +88,7 @@ def test_rounds_of_one_client_are_torchs_sgd_on_the_hypernetwork(clip: float) ->
         nn.utils.clip_grad_norm_([embeddings[client]], clip)
         trained.step()
         each[client].step()
-        server = method.aggregate(server, ids, Up(delta))
+        server = method.aggregate(server, ids, Up(delta), ROUND)
     close(server.phi.embedding, torch.stack(list(embeddings)), 1e-5)
     close(server.phi.head, network.head.weight, 1e-5)
     close(server.phi.bias, network.head.bias, 1e-5)
@@ -96,9 +98,9 @@ def test_of_several_clients_the_mean_moves_the_network_and_each_its_embedding() 
     method = PFedHN(server_momentum=0.0, server_weight_decay=0.0, hidden=5, hidden_layers=1)
     server = fresh(method)
     delta = torch.linspace(-1, 1, 2 * P).reshape(2, P)
-    both = method.aggregate(server, torch.tensor([0, 2]), Up(delta)).phi
-    first = method.aggregate(server, torch.tensor([0]), Up(delta[:1])).phi
-    second = method.aggregate(server, torch.tensor([2]), Up(delta[1:])).phi
+    both = method.aggregate(server, torch.tensor([0, 2]), Up(delta), ROUND).phi
+    first = method.aggregate(server, torch.tensor([0]), Up(delta[:1]), ROUND).phi
+    second = method.aggregate(server, torch.tensor([2]), Up(delta[1:]), ROUND).phi
     for name in ("trunk", "head", "bias"):
         close(getattr(both, name), (getattr(first, name) + getattr(second, name)) / 2)
     close(both.embedding, torch.stack([first.embedding[0], server.phi.embedding[1], second.embedding[2]]))
@@ -113,7 +115,7 @@ def test_a_round_is_local_training_and_one_server_step() -> None:
         assert (report.bytes_down, report.bytes_up) == (2 * 4 * P, 2 * 4 * P)
         ids = loop.schedule.active(SEED, 1, 3)
         delta = torch.stack([-LR * gradient(loop, m, before[m]) for m in ids.tolist()])
-        wanted = method.aggregate(start, ids, Up(delta))
+        wanted = method.aggregate(start, ids, Up(delta), ROUND)
         close(loop.server.named()["phi.head"], wanted.phi.head)
         close(models(loop), method.download(wanted, torch.arange(3)).theta)
 

@@ -149,14 +149,14 @@ def test_a_firm_hold_makes_personal_models_the_global_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lam": 0.0}, r"0 < lr \* lam <= 1"),
-        ({"lam": 11.0}, r"0 < lr \* lam <= 1"),
+        ({"lam": 0.0}, "lam must be positive; got 0.0"),
+        ({"lam": 11.0}, r"lr \* lam <= 1"),
         ({"personal_lr": 0.7, "lam": 3.0}, "they are unstable above"),
-        ({"personal_lr": -0.1, "lam": 3.0}, r"0 < personal_lr \* lam < 2"),
-        ({"inner_steps": 0, "lam": 3.0}, "inner_steps >= 1"),
-        ({"beta": 0.0, "lam": 3.0}, "beta > 0"),
-        ({"inner_decay": -1.0, "lam": 3.0}, "inner_decay >= 0"),
-        ({"weights": "none", "lam": 3.0}, "weights is examples or equal"),
+        ({"personal_lr": -0.1, "lam": 3.0}, "personal_lr must be positive"),
+        ({"inner_steps": 0, "lam": 3.0}, "inner_steps must be at least 1"),
+        ({"beta": 0.0, "lam": 3.0}, "beta must be positive"),
+        ({"inner_decay": -1.0, "lam": 3.0}, "inner_decay must be at least 0"),
+        ({"weights": "none", "lam": 3.0}, r"weights must be examples \| equal"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.selffl.selffl import Client, Down, SelfFL
-from kinfed.algorithms.selffl.uncertainty import Plan, Rules, Running
+from kinfed.algorithms.selffl.uncertainty import LocalPlan, Rules, Running
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
@@ -32,11 +32,11 @@ def doubles(*values: float) -> Tensor:
     return torch.tensor(values, dtype=F64)
 
 
-def plan(s: float, s0: float, S: float, step_size: float = 0.01, usual: int = 7, **options: Any) -> Plan:
+def plan(s: float, s0: float, S: float, step_size: float = 0.01, default_steps: int = 7, **options: Any) -> LocalPlan:
     """The plan of one client, its fields as 0-dimensional tensors."""
     rules = Rules(**options)
-    made = rules.plan(doubles(s), doubles(s0), doubles(S), doubles(step_size), torch.tensor([usual]))
-    return Plan(*(field[0] for field in made))
+    plans = rules.local_plan(doubles(s), doubles(s0), doubles(S), doubles(step_size), torch.tensor([default_steps]))
+    return LocalPlan(*(field[0] for field in plans))
 
 
 def points(*values: float) -> Federation:
@@ -96,12 +96,12 @@ def test_float32_models_keep_a_float64_variance():
 
 def test_a_plan_by_hand():
     # s0 = 1, s = 1, S = 3/4: w = 1/2, w/S = 2/3, ρ = (3/4)/(1 + 3/4) = 3/7; a = 1/2: l = ln(3/7)/ln(1/2) = 1.22
-    made = plan(1.0, 1.0, 0.75, step_size=0.5)
-    assert bool(made.ready)
-    assert float(made.ratio) == pytest.approx(2 / 3)
-    assert float(made.rho) == pytest.approx(3 / 7)
-    assert float(made.raw) == pytest.approx(math.log(3 / 7) / math.log(1 / 2))
-    assert int(made.steps) == 1
+    decision = plan(1.0, 1.0, 0.75, step_size=0.5)
+    assert bool(decision.ready)
+    assert float(decision.ratio) == pytest.approx(2 / 3)
+    assert float(decision.rho) == pytest.approx(3 / 7)
+    assert float(decision.raw) == pytest.approx(math.log(3 / 7) / math.log(1 / 2))
+    assert int(decision.steps) == 1
     # exact: the others know the client to 1/(1 + 4/3) = 3/7, ρ = (3/7)/(1 + 3/7) = 3/10; (18) is the same
     exact = plan(1.0, 1.0, 0.75, step_size=0.5, posterior="exact")
     assert float(exact.rho) == pytest.approx(3 / 10)
@@ -122,37 +122,42 @@ def test_a_plan_by_hand():
     ],
 )
 def test_without_all_uncertainties_a_client_does_as_in_fedavg(s: float, s0: float, S: float):
-    made = plan(s, s0, S)
-    assert not bool(made.ready)
-    assert (float(made.ratio), float(made.rho), float(made.raw), int(made.steps)) == (0.0, -1.0, -1.0, 7)
+    decision = plan(s, s0, S)
+    assert not bool(decision.ready)
+    assert (float(decision.ratio), float(decision.rho), float(decision.raw), int(decision.steps)) == (
+        0.0,
+        -1.0,
+        -1.0,
+        7,
+    )
 
 
 def test_a_known_s0_of_zero_is_a_value():
-    made = plan(0.5, 0.0, 2.0, known=True)  # w = 2, w/S = 1, ρ = 2/(2 + 2)
-    assert bool(made.ready)
-    assert (float(made.ratio), float(made.rho)) == (1.0, 0.5)
+    decision = plan(0.5, 0.0, 2.0, known_variances=True)  # w = 2, w/S = 1, ρ = 2/(2 + 2)
+    assert bool(decision.ready)
+    assert (float(decision.ratio), float(decision.rho)) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("step_size", [1.0, 1.5, 1e9])
 def test_a_step_that_leaps_past_the_optimum_is_taken_once(step_size: float):
-    made = plan(1.0, 1.0, 1.0, step_size=step_size)
-    assert (float(made.raw), int(made.steps)) == (0.0, 1)
+    decision = plan(1.0, 1.0, 1.0, step_size=step_size)
+    assert (float(decision.raw), int(decision.steps)) == (0.0, 1)
     just_below = plan(1.0, 1.0, 1.0, step_size=1 - 1e-12)
     assert 0 < float(just_below.raw) < 0.1  # so that 0 is its limit
     assert int(just_below.steps) == 1
 
 
 def test_a_model_that_never_moves_takes_one_step():
-    made = plan(0.0, 1.0, 5.0)
-    assert (float(made.raw), int(made.steps)) == (0.0, 1)
-    assert 0 < float(made.rho) < 1e-11
+    decision = plan(0.0, 1.0, 5.0)
+    assert (float(decision.raw), int(decision.steps)) == (0.0, 1)
+    assert 0 < float(decision.rho) < 1e-11
 
 
 def test_a_share_that_rounds_to_one_takes_one_step():
-    made = plan(1e10, 1e-3, 1e12, step_size=1e-4)
-    assert float(made.rho) == 1.0
-    assert 0 < float(made.raw) < 1  # 1/(a s S), not 0/0
-    assert int(made.steps) == 1
+    decision = plan(1e10, 1e-3, 1e12, step_size=1e-4)
+    assert float(decision.rho) == 1.0
+    assert 0 < float(decision.raw) < 1  # 1/(a s S), not 0/0
+    assert int(decision.steps) == 1
 
 
 def test_steps_grow_with_the_clients_own_variance_and_saturate():
@@ -182,12 +187,12 @@ def test_the_ratio_is_capped():
 def test_plans_are_finite_whatever_the_uncertainties(
     s: float, s0: float, S: float, step_size: float, posterior: str, l_rule: str
 ):
-    made = plan(s, s0, S, step_size, posterior=posterior, l_rule=l_rule)
-    assert 0 <= float(made.ratio) <= 1
-    assert 0 <= float(made.rho) <= 1
-    assert math.isfinite(float(made.raw))
-    assert float(made.raw) >= 0
-    assert 1 <= int(made.steps) <= 40
+    decision = plan(s, s0, S, step_size, posterior=posterior, l_rule=l_rule)
+    assert 0 <= float(decision.ratio) <= 1
+    assert 0 <= float(decision.rho) <= 1
+    assert math.isfinite(float(decision.raw))
+    assert float(decision.raw) >= 0
+    assert 1 <= int(decision.steps) <= 40
 
 
 def test_contraction_rates():
@@ -212,41 +217,41 @@ def test_the_contraction_of_batch_means_is_what_sgd_does():
 def test_the_sum_over_the_others():
     s, s0 = doubles(1.0, 3.0, -1.0, 1.0), torch.tensor(1.0, dtype=F64)  # w = 1/2, 1/4, unknown, 1/2
     active = torch.tensor([True, True, True, False])
-    assert Rules().others(s, s0, active).tolist() == [0.25, 0.5, 0.75, 0.75]  # the last is not in its own sum
-    assert Rules(domain="all").others(s, s0, active).tolist() == [0.75, 1.0, 1.25, 0.75]
+    assert Rules().sum_of_others(s, s0, active).tolist() == [0.25, 0.5, 0.75, 0.75]  # the last is not in its own sum
+    assert Rules(domain="all").sum_of_others(s, s0, active).tolist() == [0.75, 1.0, 1.25, 0.75]
 
 
 def test_weights_of_unknown_clients_are_the_mean_of_the_known():
     s0 = torch.tensor(1.0, dtype=F64)
-    assert Rules().weights(doubles(1.0, -1.0, 3.0), s0).tolist() == [0.5, 0.375, 0.25]
-    assert Rules().weights(doubles(-1.0, -1.0), s0).tolist() == [1.0, 1.0]
+    assert Rules().client_weights(doubles(1.0, -1.0, 3.0), s0).tolist() == [0.5, 0.375, 0.25]
+    assert Rules().client_weights(doubles(-1.0, -1.0), s0).tolist() == [1.0, 1.0]
     among = torch.tensor([True, True, False])
-    assert Rules().weights(doubles(1.0, -1.0, 3.0), s0, among).tolist() == [0.5, 0.5, 0.0]
+    assert Rules().client_weights(doubles(1.0, -1.0, 3.0), s0, among).tolist() == [0.5, 0.5, 0.0]
 
 
 def test_the_spread_of_clients():
     x, before = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]), torch.tensor(9.0, dtype=F64)
-    assert float(Rules().between(x, before)) == pytest.approx(2 + 6)  # Σ (x − 1)² + Σ (y − 1)²
-    assert float(Rules(var0="mean").between(x, before)) == pytest.approx(8 / 3)
-    assert float(Rules().between(x[:1], before)) == 9.0  # one client says nothing
+    assert float(Rules().variance_between(x, before)) == pytest.approx(2 + 6)  # Σ (x − 1)² + Σ (y − 1)²
+    assert float(Rules(var0="mean").variance_between(x, before)) == pytest.approx(8 / 3)
+    assert float(Rules().variance_between(x[:1], before)) == 9.0  # one client says nothing
     two = torch.tensor([True, True, False])
-    assert float(Rules().between(x, before, two)) == pytest.approx(2.0)
-    assert float(Rules().between(x, before, torch.tensor([False, True, False]))) == 9.0
+    assert float(Rules().variance_between(x, before, two)) == pytest.approx(2.0)
+    assert float(Rules().variance_between(x, before, torch.tensor([False, True, False]))) == 9.0
 
 
 # ---------------------------------------------------------------- limits
 
 
 def final(loop: Loop, rounds: int) -> tuple[Tensor, Tensor]:
-    """(global model, personal models) after some rounds."""
+    """(server model, personal models) after some rounds."""
     for _ in range(rounds):
         loop.round()
     models = loop.evaluate(keep_models=True).models
     loop.pool.close()
-    shared = loop.algorithm.global_model(loop.server)
-    assert shared is not None
+    server_models = loop.algorithm.server_models(loop.server)
+    assert server_models is not None
     assert models is not None
-    return shared, models
+    return server_models.models[0], models
 
 
 @pytest.mark.parametrize(
@@ -272,7 +277,7 @@ def test_with_known_variances_it_is_the_generic_iteration(posterior: str):
     lr = 2e-3
     loop = simulate(
         world.federation, world.task(dtype=F64), "selffl", training=LocalTraining(lr=lr, batch=100, steps=3),
-        known=True, contraction="gd", l_max=None, posterior=posterior,
+        known_variances=True, contraction="gd", l_max=None, posterior=posterior,
     )  # fmt: skip
     shrink = model.rounded_shrink(lr)
     steps = model.rounds(0.0, shrink)
@@ -451,7 +456,7 @@ def test_each_part_alone(name: str, start: float, steps: int):
 
 
 def test_a_client_that_never_trained_starts_at_the_received_model():
-    method = SelfFL(LocalTraining(lr=1 / 32, batch=1, steps=2), contraction="gd", known=True)
+    method = SelfFL(LocalTraining(lr=1 / 32, batch=1, steps=2), contraction="gd", known_variances=True)
     task = GaussianTask(doubles(0.25), 0.75, dtype=F64)
     data = points(0.0).cohort(torch.tensor([0]), 0, 1)
     down = Down(torch.tensor([[2.0]], dtype=F64), torch.tensor([0.75]), torch.tensor([4.0]))
@@ -565,10 +570,10 @@ def test_figures():
     loop = simulate(tiny_federation(), tiny_model, "selffl", training=WORK, participation=0.5, contraction="mean")
     for _ in range(6):
         loop.round()
-    shared, own = loop.algorithm.server_figures(loop.server), loop.evaluate().figures
+    common, own = loop.algorithm.figures(loop.server), loop.evaluate().figures
     loop.pool.close()
-    assert shared["sigma0_sq"] == float(loop.server.s0) > 0
-    assert shared["clients_with_variance"] == int((own["rounds_active"] >= 2).sum())
+    assert common["sigma0_sq"] == float(loop.server.s0) > 0
+    assert common["clients_with_variance"] == int((own["rounds_active"] >= 2).sum())
     known = own["sigma_m_sq"] >= 0
     torch.testing.assert_close(own["sigma_m_sq"][known], loop.server.s[known], rtol=1e-6, atol=0)
     decided = own["raw_steps"] >= 0
@@ -579,19 +584,19 @@ def test_figures():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"var_m": "median"}, "var_m is one of mean, sum; got 'median'"),
-        ({"domain": "some"}, "domain is one of active, all"),
-        ({"contraction": "fast"}, "contraction is one of paper, gd, sum, mean"),
-        ({"posterior": "mine"}, "posterior is one of paper, exact"),
-        ({"l_rule": "x"}, "l_rule is one of log, first_order"),
+        ({"var_m": "median"}, r"selffl: var_m must be mean \| sum; got 'median'"),
+        ({"domain": "some"}, r"selffl: domain must be active \| all"),
+        ({"contraction": "fast"}, r"selffl: contraction must be paper \| gd \| sum \| mean"),
+        ({"posterior": "mine"}, r"selffl: posterior must be paper \| exact"),
+        ({"l_rule": "x"}, r"selffl: l_rule must be log \| first_order"),
         ({"l_max": 0}, "l_max must be at least 1"),
         ({"l_init": 0}, "l_init must be at least 1"),
         ({"fixed_epochs": 0}, "fixed_epochs must be at least 1"),
         ({"fixed_epochs": 2, "use_steps": False}, "fixed_epochs replaces"),
-        ({"smoothing": 0.0}, "smoothing is a number in"),
-        ({"smoothing": "half"}, "smoothing is a number in"),
+        ({"smoothing": 0.0}, "smoothing must be in"),
+        ({"smoothing": "half"}, "smoothing must be float or participation"),
         ({"r_max": 0.0}, "r_max must be positive"),
-        ({"use_init": "perhaps"}, "selffl.use_init must be bool"),
+        ({"use_init": "perhaps"}, "selffl: use_init must be bool"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], says: str):
@@ -600,5 +605,30 @@ def test_bad_options_are_refused(options: dict[str, Any], says: str):
 
 
 def test_known_variances_need_a_task_that_knows_them():
-    with pytest.raises(ConfigError, match="known=true needs a task that knows its variances"):
-        simulate(tiny_federation(), tiny_model, "selffl", known=True)
+    with pytest.raises(ConfigError, match="known_variances=true needs a task that knows its variances"):
+        simulate(tiny_federation(), tiny_model, "selffl", known_variances=True)
+
+
+def test_what_leaves_a_client_beside_gradients_is_declared():
+    count = torch.tensor([3, 50])
+    profile = make_algorithm("selffl", WORK).privacy(count)
+    assert profile is not None
+    assert profile.per_round is not None
+    assert {k: v.tolist() for k, v in profile.per_round.items()} == {1: [40, 40]}
+    assert not profile.uncovered
+    by_examples = make_algorithm("selffl_steps", WORK, {"l_max": None}).privacy(count)
+    assert by_examples is not None
+    assert by_examples.per_round is None
+    assert list(by_examples.uncovered.values()) == ["use_agg = true"]
+    fixed = make_algorithm("selffl", WORK, {"fixed_epochs": 2}).privacy(count)
+    assert fixed is not None
+    assert fixed.per_round is not None
+    assert fixed.per_round[1].tolist() == [2, 20]
+
+
+def test_only_the_control_is_a_plain_average():
+    assert make_algorithm("selffl_control", WORK).averages == ("delta",)
+    for name in ("selffl", "selffl_init", "selffl_steps", "selffl_agg", "selffl_augmented", "selffl_cluster"):
+        assert isinstance(make_algorithm(name, WORK).averages, str)
+    parts = {"use_init": False, "use_steps": False, "use_agg": False}
+    assert isinstance(make_algorithm("selffl_augmented", WORK, parts).averages, str)  # it sends two models

@@ -29,19 +29,21 @@ def test_squared_norms_of_any_width(n: int, width: int, seed: int):
 def test_the_spread_of_clients_does_not_depend_on_the_blocks_it_is_added_up_in(n: int, width: int, seed: int):
     x = models(n, width, seed)
     exact = n * x.numpy().astype(np.float64).var(0).sum()
-    spread = Rules().between(x, torch.tensor(0.0, dtype=torch.float64))
+    spread = Rules().variance_between(x, torch.tensor(0.0, dtype=torch.float64))
     assert spread.dtype == torch.float64
     assert float(spread) == pytest.approx(exact, rel=1e-5)
     everyone = torch.ones(n, dtype=torch.bool)
-    assert float(Rules().between(x, torch.zeros((), dtype=torch.float64), everyone)) == pytest.approx(exact, rel=1e-5)
+    assert float(Rules().variance_between(x, torch.zeros((), dtype=torch.float64), everyone)) == pytest.approx(
+        exact, rel=1e-5
+    )
 
 
 def test_one_model_says_nothing_about_the_spread_and_wide_models_take_several_blocks():
     before = torch.tensor(7.0, dtype=torch.float64)
-    assert float(Rules().between(models(1, 65, 0), before)) == 7.0
+    assert float(Rules().variance_between(models(1, 65, 0), before)) == 7.0
     wide = models(2, 200_001, 0)  # 131,072 numbers are a block
     gap = (wide[0] - wide[1]).to(torch.float64)
-    assert float(Rules().between(wide, before)) == pytest.approx(float(gap @ gap) / 2, rel=1e-5)
+    assert float(Rules().variance_between(wide, before)) == pytest.approx(float(gap @ gap) / 2, rel=1e-5)
 
 
 def test_the_first_model_is_its_own_mean_to_the_bit_and_what_was_given_stays():

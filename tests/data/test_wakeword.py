@@ -23,9 +23,14 @@ from kinfed.data.sources.wakeword import DEVICES, SIZES, STATES, TYPES, Wakeword
 from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError
-from kinfed.reproduce.studies.detection import by_cell, detections, operating_threshold, scores
+from kinfed.reproduce.studies.detection import (
+    by_cell,
+    detections,
+    operating_threshold,
+    relative_false_accepts,
+    scores,
+)
 from kinfed.runs.config import RunConfig
-from kinfed.runs.metrics import relative_false_accepts
 
 SMALL = {"examples": 60, "least_test": 6, "mels": 16}
 
@@ -356,15 +361,17 @@ def test_a_run_from_a_pre_trained_start_to_relative_false_accepts(recordings, tm
     result = kinfed.run(**RUN, pretrain=2, algorithms=methods, out=tmp_path / "run")
     found = detections(tmp_path / "run", 0.2)
     assert set(found) == {(label, 0) for label in methods}
-    assert result.of("selffl_cluster").evaluation is not None
+    assert result.result("selffl_cluster").evaluation is not None
     for one in found.values():
         assert one.server_model is not None
         assert set(one.personal) <= {(kind, state) for kind in TYPES for state in STATES}
         assert all(cell.ratio is None or cell.ratio >= 0 for cell in one.personal.values())
     again = kinfed.run(**RUN, pretrain=2, algorithms={"w": {"method": "fedavg"}})
-    assert torch.equal(again.of().server_model, result.of("w").server_model)  # the same start, whoever else runs
+    assert torch.equal(
+        again.result().server_model, result.result("w").server_model
+    )  # the same start, whoever else runs
     other = kinfed.run(**RUN, algorithms={"w": {"method": "fedavg"}})
-    assert not torch.equal(other.of().server_model, result.of("w").server_model)
+    assert not torch.equal(other.result().server_model, result.result("w").server_model)
 
 
 def test_runs_without_a_start_have_nothing_to_compare_with(recordings, tmp_path):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
@@ -27,7 +27,8 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.config import make_config
 from kinfed.runs.experiment import Interrupted
 from kinfed.runs.folder import same_results
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import expect_equal, outcome
 
@@ -94,7 +95,7 @@ def for_runs(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loop_on(where: RayCluster | None, method: Any, data: Any = None, schedule: Schedule | None = None) -> Loop:
     task, data = make_task(tiny_model), tiny_federation() if data is None else data
-    data, clients = method.exchange(data, data.population(SEED))
+    data, clients = prepare_data(method, data, data.population(SEED))
     pool: Any = (
         LocalPool(method, task, data, SEED, workers=1) if where is None else where.pool(method, task, data, SEED)
     )
@@ -196,7 +197,7 @@ class Fails(Ditto):
 @pytest.mark.usefixtures("for_runs")
 def test_epsilon_and_noise_are_those_of_the_local_pool() -> None:
     settings = {"clients": 4, "rounds": 2, "seeds": (0,), "model": "mlr", "dp_noise": 1.0, "algorithms": "ditto"}
-    ours, theirs = kinfed.run(pool="ray", **settings).of("ditto"), kinfed.run(**settings).of("ditto")
+    ours, theirs = kinfed.run(pool="ray", **settings).result("ditto"), kinfed.run(**settings).result("ditto")
     assert ours.privacy == theirs.privacy
     torch.testing.assert_close(ours.server_model, theirs.server_model, rtol=0, atol=1e-6)
 
@@ -305,10 +306,12 @@ def test_a_cluster_for_one_run_starts_and_ends_with_it(tmp_path: Path) -> None:
         "import kinfed, ray\n"
         "r = kinfed.run(clients=3, algorithms='ditto', rounds=2, seeds=(0,), model='mlr', pool='ray', workers=1)\n"
         "assert not ray.is_initialized()\n"
-        "print(r.of('ditto').personal['loss'])\n"
+        "print(r.result('ditto').personal['loss'])\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    wanted = kinfed.run(clients=3, algorithms="ditto", rounds=2, seeds=(0,), model="mlr").of("ditto").personal["loss"]
+    wanted = (
+        kinfed.run(clients=3, algorithms="ditto", rounds=2, seeds=(0,), model="mlr").result("ditto").personal["loss"]
+    )
     assert float(found.stdout) == pytest.approx(wanted, abs=1e-5)
     assert found.stderr == ""
 

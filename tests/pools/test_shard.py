@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import Down, FedAvg
 from kinfed.algorithms.mocha import Mocha
@@ -90,7 +90,7 @@ def test_a_shard_holds_its_clients_examples_and_nobody_elses() -> None:
 
 def test_examples_that_two_clients_share_are_there_once() -> None:
     method = make_algorithm("fedavg_data", WORK)
-    data, _ = method.exchange(whole(), whole().population(SEED))
+    data, _ = prepare_data(method, whole(), whole().population(SEED))
     shard = cut(data, torch.arange(6))
     distinct = torch.unique(torch.cat([data.split(name).rows for name in SPLITS]))
     assert len(shard.features) == len(distinct)

@@ -33,7 +33,8 @@ from kinfed.privacy.noise import simulated
 from kinfed.privacy.policy import Privacy
 from kinfed.runs.experiment import Interrupted
 from kinfed.runs.folder import same_results
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -416,7 +417,7 @@ def test_noise_is_found_for_the_plan_of_the_run() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     settings = SMALL | {"dp_noise": None, "dp_epsilon": 5.0, "algorithms": "fedavg,ditto"}
     result = kinfed.run(**settings, federation=federation())
-    fedavg, ditto = (result.of(name).privacy for name in ("fedavg", "ditto"))
+    fedavg, ditto = (result.result(name).privacy for name in ("fedavg", "ditto"))
     assert fedavg is not None
     assert ditto is not None
     for privacy in (fedavg, ditto):
@@ -430,10 +431,10 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
     settings = SMALL | {"algorithms": {"fedavg": {"weights": "equal"}}, "rounds": 2, "dp_strict": True}
     warm = kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "warm")
     whole = kinfed.run(**settings | {"rounds": 6}, federation=federation())
-    assert warm.of().privacy is not None
-    assert whole.of().privacy is not None
-    assert warm.of().privacy["epsilon"] == whole.of().privacy["epsilon"]  # type: ignore[index]
-    assert torch.equal(warm.of().server_model, whole.of().server_model)  # type: ignore[arg-type]
+    assert warm.result().privacy is not None
+    assert whole.result().privacy is not None
+    assert warm.result().privacy["epsilon"] == whole.result().privacy["epsilon"]  # type: ignore[index]
+    assert torch.equal(warm.result().server_model, whole.result().server_model)  # type: ignore[arg-type]
     calls = counting()
     with pytest.raises(Interrupted):
         kinfed.run(**settings, warm_start=4, federation=federation(), out=tmp_path / "cut",
@@ -447,7 +448,7 @@ def test_a_warm_start_is_private_and_counted(tmp_path: Path) -> None:
 def test_clipping_alone_says_so() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     result = kinfed.run(**SMALL | {"dp_noise": 0.0, "rounds": 1, "algorithms": "local"}, federation=federation())
-    privacy = result.of().privacy
+    privacy = result.result().privacy
     assert privacy is not None
     assert privacy["epsilon_max"] == math.inf
 
@@ -518,7 +519,7 @@ def test_stragglers_are_counted_for_what_they_do() -> None:
         loop.round()
         assert loop.privacy is not None
         done = [sum(e.batches for e in events) for events in loop.privacy.events()]
-        effort = schedule.effort(0, 1, torch.arange(6))
+        effort = schedule.completed_share(0, 1, torch.arange(6))
         assert done == torch.ceil(effort * 4 - 1e-6).long().tolist()
         assert min(done) < 4
         assert all(covers((Event(1.0, 1, 4),), events) for events in loop.privacy.events())

@@ -16,14 +16,26 @@ from kinfed.errors import ConfigError, StorageError
 from kinfed.report.chart import Figure
 from kinfed.report.panels import Panel
 from kinfed.report.statistics import interval
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
+from kinfed.reproduce import (
+    Claim,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Study,
+    Untestable,
+    parse_published,
+    recipes,
+)
 from kinfed.reproduce.judge import verdicts
-from kinfed.reproduce.measure import config_of, is_done, of_summary, reproduce
-from kinfed.reproduce.recipe import SCALES, SELF_FL, Drawn, Measured, Scale
+from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
+from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_page import write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe
-from kinfed.reproduce.result_tables import filled, latex_table, markdown_table
-from kinfed.runs.experiment import Experiment, Silent
+from kinfed.reproduce.result_tables import fill
+from kinfed.runs.experiment import Experiment
+from kinfed.runs.observer import NullObserver
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
 
@@ -39,32 +51,37 @@ def test_every_recipe_is_well_formed(name: str) -> None:
     for parts in by_scale.values():
         assert len({part.name for part in parts}) == len(parts)
         for part in parts:
-            if isinstance(part, Part):
-                config = config_of(part, None, {})  # that `kinfed run` would take, and all methods with their options
-                labels |= set(Experiment(config, None, None, Silent(), lambda: False).algorithms)
+            if isinstance(part, RunPart):
+                config = part_config(part, None, {})  # that `kinfed run` would take, and all methods with their options
+                labels |= set(Experiment(config, None, None, NullObserver(), lambda: False).algorithms)
     for table in recipe.tables:
         assert {column.part for column in table.columns} <= known
         headings = {column.heading for column in table.columns}
-        assert all(row in table.rows and heading in headings for row, heading in table.theirs)
+        assert all(row in table.rows and heading in headings for row, heading in table.published)
     if labels:  # what runs is shown
         assert labels & {row for table in recipe.tables for row in table.rows}
     for row, (label, _) in recipe.aliases.items():
         assert row != label
     assert "smoke" in recipe.stand_ins, "what smoke replaces is said on its page"
-    assert {part for part, _ in recipe.inside} <= known
+    assert {part for part, _ in recipe.method_figures} <= known
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_claims_without_measurements_are_not_judged(name: str) -> None:
-    for verdict in verdicts(load_recipe(name), Found({}), "paper"):
+    for verdict in verdicts(load_recipe(name), Results({}), "paper"):
         assert verdict.status in ("not judged", "cannot be tested here")
+
+
+def test_every_file_with_a_recipe_is_listed() -> None:
+    files = {path.stem.replace("_", "-") for path in Path(recipes.__path__[0]).glob("*.py") if path.stem != "__init__"}
+    assert {name for name in files if not name.startswith("common-")} == set(RECIPES)
 
 
 def test_smoke_uses_only_data_that_is_always_there() -> None:
     for name in RECIPES:
         for part in load_recipe(name).parts("smoke"):
-            if isinstance(part, Part):
-                assert config_of(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
+            if isinstance(part, RunPart):
+                assert part_config(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
                     name,
                     part.name,
                 )
@@ -81,12 +98,12 @@ def test_interval_by_hand() -> None:
     assert interval({0: 1.0, 1: math.nan}) is None
 
 
-def recipe_of(measured: Measured, **more: object) -> Recipe:
-    table = Table(
+def recipe_of(measured: Measurements, **more: object) -> Recipe:
+    table = ResultTable(
         "Accuracy | all",
         {"a": "Method A", "b": "Method_B", "gone": "Never run"},
-        [Column("One", "p"), Column("Two", "p", "server.accuracy"), Column("Elsewhere", "q")],
-        published("method | One | Two\n a | 90.5 ± 0.5 | -\n b | 80 | 70"),
+        [ResultColumn("One", "p"), ResultColumn("Two", "p", "server.accuracy"), ResultColumn("Elsewhere", "q")],
+        parse_published("method | One | Two\n a | 90.5 ± 0.5 | -\n b | 80 | 70"),
     )
     claims = [
         Claim.above("a above b", "p", "a", ["b"]),
@@ -101,14 +118,14 @@ def recipe_of(measured: Measured, **more: object) -> Recipe:
     )  # fmt: skip
 
 
-MEASURED: Measured = {
+MEASURED: Measurements = {
     "a": {"personal.accuracy": {0: 0.9, 1: 0.92, 2: 0.91}, "server.accuracy": {0: 0.5, 1: 0.5, 2: 0.5}},
     "b": {"personal.accuracy": {0: 0.7, 1: 0.71, 2: 0.72}},
 }
 
 
 def test_verdicts_by_hand() -> None:
-    said = verdicts(recipe_of(MEASURED), Found({"p": MEASURED}), "paper")
+    said = verdicts(recipe_of(MEASURED), Results({"p": MEASURED}), "paper")
     assert [v.status for v in said] == [
         "reproduced", "not reproduced", "not reproduced", "not judged", "cannot be tested here",
     ]  # fmt: skip
@@ -120,10 +137,13 @@ def test_verdicts_by_hand() -> None:
 
 
 def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
-    found = Found({"p": MEASURED})
-    assert {v.status for v in verdicts(recipe_of(MEASURED), found, "smoke")} == {"not judged", "cannot be tested here"}
-    single: Measured = {row: {metric: {0: by[0]} for metric, by in m.items()} for row, m in MEASURED.items()}
-    first = verdicts(recipe_of(single), Found({"p": single}), "paper")[0]
+    results = Results({"p": MEASURED})
+    assert {v.status for v in verdicts(recipe_of(MEASURED), results, "smoke")} == {
+        "not judged",
+        "cannot be tested here",
+    }
+    single: Measurements = {row: {metric: {0: by[0]} for metric, by in m.items()} for row, m in MEASURED.items()}
+    first = verdicts(recipe_of(single), Results({"p": single}), "paper")[0]
     assert first.status == "not judged"
     assert first.sentence == "one seed is no evidence: +20.0 points"
 
@@ -133,37 +153,37 @@ def test_a_rival_in_the_way_is_named() -> None:
     claim = Claim.above("a above all", "p", "a", ["b", "c"])
     recipe = recipe_of(three)
     object.__setattr__(recipe, "claims", [claim])
-    verdict = verdicts(recipe, Found({"p": three}), "small")[0]
+    verdict = verdicts(recipe, Results({"p": three}), "small")[0]
     assert verdict.status == "not reproduced"
     assert "above 1 of 2" in verdict.sentence
     assert "against c" in verdict.sentence
 
 
 def test_tables_as_text() -> None:
-    table = filled(recipe_of(MEASURED).tables[0], Found({"p": MEASURED}))
+    table = fill(recipe_of(MEASURED).tables[0], Results({"p": MEASURED}))
     assert table is not None
     assert [column.heading for column in table.columns] == ["One", "Two"]  # the third column's part was not run
     assert [name for name, _ in table.rows] == ["Method A", "Method_B"]
-    assert markdown_table(table).splitlines() == [
+    assert table.text_table().markdown().splitlines() == [
         "|  | One | One, paper | Two | Two, paper |",
         "|---|---:|---:|---:|---:|",
         "| Method A | 91.0 ± 1.0 | 90.5 ± 0.5 | 50.0 ± 0.0 | – |",
         "| Method_B | 71.0 ± 1.0 | 80 | – | 70 |",
     ]
-    latex = latex_table(table)
+    latex = table.text_table().latex()
     assert r"Method\_B & 71.0 $\pm$ 1.0 & 80 & -- & 70 \\" in latex
     assert latex.count(r"\begin{tabular}{lrrrr}") == 1
 
 
 def test_aliases_are_other_models_of_a_method() -> None:
-    found = Found({"p": MEASURED}, {"a_global": ("a", "server")})
-    assert found.of("p", "a_global", "personal.accuracy") == {0: 0.5, 1: 0.5, 2: 0.5}
-    assert found.of("p", "nobody", "personal.accuracy") == {}
+    results = Results({"p": MEASURED}, {"a_global": ("a", "server")})
+    assert results.get("p", "a_global", "personal.accuracy") == {0: 0.5, 1: 0.5, 2: 0.5}
+    assert results.get("p", "nobody", "personal.accuracy") == {}
 
 
 def test_published_numbers_must_fill_their_row() -> None:
     with pytest.raises(ConfigError, match="has 1 numbers for 2 columns"):
-        published("m | A | B\n x | 1")
+        parse_published("m | A | B\n x | 1")
 
 
 def test_files_of_a_reproduction(tmp_path: Path) -> None:
@@ -186,14 +206,14 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
     calls: list[object] = []
 
     def recipe(repeats: int) -> Recipe:
-        def measure(seeds: object) -> Measured:
+        def measure(seeds: object) -> Measurements:
             calls.append(seeds)
             return MEASURED
 
         return Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", measure, {"repeats": repeats})])
 
     first = reproduce(recipe(1), "paper", tmp_path)
-    assert reproduce(recipe(1), "paper", tmp_path).found == first.found
+    assert reproduce(recipe(1), "paper", tmp_path).results == first.results
     assert calls == [None]
     assert is_done(recipe(1), "paper", tmp_path, None, {})
     assert not is_done(recipe(2), "paper", tmp_path, None, {})
@@ -202,7 +222,7 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
 
 
 def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
-    def fails(seeds: object) -> Measured:
+    def fails(seeds: object) -> Measurements:
         raise KeyboardInterrupt
 
     recipe = Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", fails)])
@@ -213,9 +233,12 @@ def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
 
 def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:
     one, two = Figure("one", [], {}), Figure("two", [], {})
-    assert Drawn.panel(Panel("Steps", "Look.", (one, two))) == [Drawn("Steps", one), Drawn("", two, "Look.")]
-    assert Drawn.panel(Panel("Steps", "Look.", (one,)), "Other") == [Drawn("Other", one, "Look.")]
-    assert Drawn.panel(Panel("Steps", "Nothing to see.")) == []
+    assert RecipeFigure.from_panel(Panel("Steps", "Look.", (one, two))) == [
+        RecipeFigure("Steps", one),
+        RecipeFigure("", two, "Look."),
+    ]
+    assert RecipeFigure.from_panel(Panel("Steps", "Look.", (one,)), "Other") == [RecipeFigure("Other", one, "Look.")]
+    assert RecipeFigure.from_panel(Panel("Steps", "Nothing to see.")) == []
 
 
 def test_summary_becomes_measurements() -> None:
@@ -224,7 +247,7 @@ def test_summary_becomes_measurements() -> None:
         "bytes_up": 4, "seconds": 2.0, "alternatives": {"before": {"accuracy": 0.25}},
         "privacy": {"epsilon": [1.0, 2.5]},
     }  # fmt: skip
-    assert of_summary([result]) == {
+    assert measurements_of_summary([result]) == {
         "x": {"personal.accuracy": {3: 0.5}, "before.accuracy": {3: 0.25}, "bytes": {3: 3.0}, "seconds": {3: 0.5},
               "epsilon": {3: 2.5}}
     }  # fmt: skip

@@ -48,18 +48,18 @@ def test_a_run_writes_what_the_documentation_says(tmp_path: Path) -> None:
     assert len(rows) == 2 * 2 * 5
     mine = [r for r in rows if r["algorithm"] == "ditto" and r["seed"] == "0"]
     weighted = sum(float(r["personal_accuracy"]) * int(r["n_test"]) for r in mine) / sum(int(r["n_test"]) for r in mine)
-    assert weighted == pytest.approx(result.of("ditto", 0).personal["accuracy"], abs=1e-12)
+    assert weighted == pytest.approx(result.result("ditto", 0).personal["accuracy"], abs=1e-12)
     assert lines[-1]["personal"] == pytest.approx(summary[-1]["personal"])  # figures are those of the last round
     ditto = [line for line in lines if line["algorithm"] == "ditto" and line["seed"] == 1]
-    assert sum(line["bytes_up"] for line in ditto) == result.of("ditto", 1).bytes_up
+    assert sum(line["bytes_up"] for line in ditto) == result.result("ditto", 1).bytes_up
 
 
 def test_bytes_by_hand(tmp_path: Path) -> None:
     """Logistic regression on 8x8 digits: 650 parameters; 2 of 5 clients, 3 rounds; Ditto sends w up with a count."""
     result = kinfed.run(algorithms="local,ditto", rounds=3, seeds=(0,), clients=5, model="mlr", participation=0.4)
-    assert result.of("local").bytes_down == result.of("local").bytes_up == 0
-    assert result.of("ditto").bytes_down == 3 * 2 * 4 * 650
-    assert result.of("ditto").bytes_up == 3 * 2 * (4 * 650 + 4)
+    assert result.result("local").bytes_down == result.result("local").bytes_up == 0
+    assert result.result("ditto").bytes_down == 3 * 2 * 4 * 650
+    assert result.result("ditto").bytes_up == 3 * 2 * (4 * 650 + 4)
 
 
 def test_two_equal_runs_give_equal_files(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_checkpoints_come_as_time_passes_or_by_rounds(
         save(self, label, round, *rest)
 
     monkeypatch.setattr(Checkpoints, "save", watched)
-    monkeypatch.setattr("kinfed.runs.experiment.CHECKPOINT_SECONDS", seconds)
+    monkeypatch.setattr("kinfed.runs.method_run.CHECKPOINT_SECONDS", seconds)
     settings = {**SMALL, "algorithms": "local", "rounds": 5, "seeds": (0,), "checkpoint_every": every}
     kinfed.run(**settings, out=tmp_path / "run")
     assert found == saved
@@ -121,7 +121,7 @@ def test_a_warm_start_is_shared_and_resumes(tmp_path: Path) -> None:
     whole = kinfed.run(**settings, out=tmp_path / "whole")
     assert {r["round"] for r in RunFolder(tmp_path / "whole").records()} == {4, 5, 6, 7}
     cold = kinfed.run(**{**settings, "warm_start": 0})
-    assert whole.of("ditto").personal["loss"] < cold.of("ditto").personal["loss"]
+    assert whole.result("ditto").personal["loss"] < cold.result("ditto").personal["loss"]
     calls = iter(range(10**6))
     with pytest.raises(Interrupted):
         kinfed.run(**settings, out=tmp_path / "cut", should_stop=lambda: next(calls) >= 5)
@@ -139,7 +139,7 @@ def test_own_data_and_own_model(tmp_path: Path) -> None:
     part = small_federation().cohort(torch.tensor([1]), 0, 1).test
     x, y = next(part.in_order())[1].x[0], next(part.in_order())[1].y[0]
     right = (module(x).argmax(1) == y).double().mean()
-    assert float(right) == pytest.approx(float(result.of().evaluation.personal.correct[1] / len(y)))
+    assert float(right) == pytest.approx(float(result.result().evaluation.personal.correct[1] / len(y)))
     assert result.personal_model(1).state_dict().keys() == module.state_dict().keys()
     assert result.server_model() is not None
 
@@ -169,8 +169,8 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda r: r.of(), "say which algorithm"),
-        (lambda r: r.of("fedavg"), "no result"),
+        (lambda r: r.result(), "say which algorithm"),
+        (lambda r: r.result("fedavg"), "no result"),
         (lambda r: r.personal_model("nobody", "ditto"), "no client is called 'nobody'"),
         (lambda r: r.personal_model(99, "ditto"), "0..4"),
     ],

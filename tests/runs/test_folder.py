@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfed.algorithms.base import ServerModels
 from kinfed.core.storage import to_json
 from kinfed.errors import StorageError
 from kinfed.runs.folder import CLIENT_COLUMNS, RunFolder, same_results, strip_times
@@ -126,14 +128,15 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_a_killed_writer_frees_the_folder(tmp_path: Path) -> None:
     opened(tmp_path).close()
     hold = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
-        "f.write('process 77 on moon'); f.truncate(); f.flush(); print('held', flush=True); time.sleep(600)"
+        "import sys, time; from kinfed.runs.folder import RunFolder; "
+        f"run = RunFolder.open(sys.argv[1], {CONFIG!r}, 'mine', resume=True); "
+        "print('held', flush=True); time.sleep(600)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / ".lock")], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(StorageError, match="being written by process 77 on moon"):
+        with pytest.raises(StorageError, match=f"being written by process {holder.pid} on "):
             opened(tmp_path, resume=True)
         holder.kill()
         holder.wait()
@@ -278,7 +281,6 @@ def test_whole_files_are_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             writers = {
                 "summary.json": lambda step=step: run.write_summary({"step": step}),
                 "federation-3.json": lambda step=step: run.write_federation(3, {"step": step}),
-                "clients.csv": lambda step=step: run.write_clients([{"client": step}]),
                 "models/ditto-0.safetensors": lambda step=step: run.write_models("ditto", 0, torch.ones(1, step), None),
             }
             if step == 1:
@@ -297,14 +299,16 @@ def test_whole_files_are_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_clients_have_fixed_columns_then_others(tmp_path: Path) -> None:
-    rows = [
-        {"client": "anna, b", "seed": 0, "algorithm": "ditto", "n_test": torch.tensor(3), "personal_accuracy": 1 / 3},
-        {"client": 1, "seed": 0, "algorithm": "ditto", "zeta": True, "alpha": float("nan"), "personal_loss": None},
-    ]
+    columns = {
+        "client": ["anna, b", 1], "seed": [0, 0], "algorithm": ["ditto", "ditto"], "n_test": [3, None],
+        "personal_accuracy": [1 / 3, None], "zeta": [None, True], "alpha": [None, float("nan")],
+    }  # fmt: skip
     with opened(tmp_path) as run:
-        run.write_clients(rows)
+        run.append_clients(columns)
         with pytest.raises(ValueError, match="a cell of clients"):
-            run.write_clients([{"client": [1]}])
+            run.append_clients({name: [[1], [2]] for name in columns})
+        with pytest.raises(ValueError, match="has the columns"):
+            run.append_clients({"client": [1]})
     assert (tmp_path / "clients.csv").read_text().splitlines() == [
         ",".join(CLIENT_COLUMNS) + ",alpha,zeta",
         'ditto,0,"anna, b",,3,0.3333333333333333,,,,,',
@@ -312,22 +316,67 @@ def test_clients_have_fixed_columns_then_others(tmp_path: Path) -> None:
     ]
 
 
+def test_clients_of_one_method_follow_those_of_another_and_a_resumed_run_begins_anew(tmp_path: Path) -> None:
+    head = ",".join(CLIENT_COLUMNS)
+    with opened(tmp_path) as run:
+        run.append_clients({"client": ["a", "b"]})
+        run.append_clients({"client": ["c"]})
+        assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,", ",,b,,,,,,", ",,c,,,,,,"]
+    with opened(tmp_path, resume=True) as run:
+        run.append_clients({"client": ["a"]})
+    assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,"]
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync"])
+def test_a_method_has_all_its_clients_in_the_table_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(tmp_path) as run:
+        for action, step in (("write", 1), ("append to", 2)):
+            before = tree(tmp_path)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, call, full)
+                with pytest.raises(StorageError, match=rf"cannot {action} .*clients.csv: No space left on device"):
+                    run.append_clients({"client": [step]})
+            assert tree(tmp_path) == before
+            run.append_clients({"client": [step]})
+
+
+def test_the_table_of_very_many_clients_takes_seconds(tmp_path: Path) -> None:
+    count = 100_000
+    with opened(tmp_path) as run:
+        began = time.perf_counter()
+        run.append_clients({"client": list(map(str, range(count))), "personal_accuracy": [1 / 3] * count})
+        assert time.perf_counter() - began < 5
+
+
 def test_models_come_back(tmp_path: Path) -> None:
     personal, shared = torch.randn(4, 5), torch.randn(5)
+    contexts, assignment = torch.randn(2, 5), torch.tensor([0, 1, 1, 0])
     with opened(tmp_path) as run:
-        run.write_models("ditto", 0, personal, shared)
+        run.write_models("ditto", 0, personal, ServerModels(shared[None]))
+        run.write_models("ifca", 0, personal, ServerModels(contexts, assignment))
         run.write_models("a/b", 1, shared.expand(4, 5), None)
-        with pytest.raises(ValueError, match=r"got \[4, 5\] and \[4\]"):
-            run.write_models("ditto", 0, personal, torch.zeros(4))
+        with pytest.raises(ValueError, match=r"got \[5\]"):
+            run.write_models("ditto", 0, shared, None)
     reader = RunFolder(tmp_path)
     found = reader.read_models("ditto", 0)
     assert torch.equal(found.personal, personal)
     assert found.server_model is not None
     assert torch.equal(found.server_model, shared)
+    clustered = reader.read_models("ifca", 0)
+    assert clustered.server is not None
+    assert clustered.server.assignment is not None
+    assert clustered.server_model is None  # not one for all
+    assert torch.equal(clustered.server.models, contexts)
+    assert torch.equal(clustered.server.assignment, assignment)
     expanded = reader.read_models("a/b", 1)
     assert torch.equal(expanded.personal, shared.expand(4, 5))
     assert expanded.server_model is None
-    with pytest.raises(StorageError, match=r"no models of fedavg with seed 0; stored: a%2Fb-1, ditto-0"):
+    with pytest.raises(StorageError, match=r"no models of fedavg with seed 0; stored: a%2Fb-1, ditto-0, ifca-0"):
         reader.read_models("fedavg", 0)
     path = tmp_path / "models" / "ditto-0.safetensors"
     for damaged in (path.read_bytes()[:-1], b"", b"junk" * 50):
@@ -354,7 +403,7 @@ def a_run(path: Path, seconds: float, config: dict[str, Any] = CONFIG, shift: fl
             line["personal"]["accuracy"] += shift
             run.append_round(line | {"method": {"train_seconds": seconds, "rho": 0.5}})
         row = {"algorithm": "ditto", "seed": 0, "client": 0, "personal_loss": 1.0 + shift, "fit_seconds": seconds}
-        run.write_clients([row])
+        run.append_clients({name: [value] for name, value in row.items()})
         run.write_models("ditto", 0, torch.full((2, 3), 1.0 + shift), None)
         run.write_federation(0, {"train": [[1, 2]]})
         run.write_summary({"results": [{"algorithm": "ditto", "seconds": seconds, "personal": {"loss": shift}}]})

@@ -22,7 +22,8 @@ from kinfed.data.federation import Population
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.server.loop import Loop, Schedule
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.testing.workbench import SEED, hooked
 
@@ -71,7 +72,7 @@ class Watch:
 class LosesAll(Schedule):
     dropout: float = 0.5
 
-    def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         return torch.ones(len(ids), dtype=torch.bool)
 
 
@@ -158,7 +159,7 @@ def test_what_happens_to_a_client_does_not_depend_on_the_others(what: str) -> No
 def test_losses_and_efforts_come_at_their_rate() -> None:
     schedule = Schedule(dropout=0.2, stragglers=0.3)
     ids = torch.arange(20_000)
-    lost, effort = schedule.lost(0, 1, ids), schedule.effort(0, 1, ids)
+    lost, effort = schedule.dropouts(0, 1, ids), schedule.completed_share(0, 1, ids)
     assert float(lost.double().mean()) == pytest.approx(0.2, abs=0.012)
     slow = effort < 1
     assert float(slow.double().mean()) == pytest.approx(0.3, abs=0.013)
@@ -178,7 +179,7 @@ def test_drop_outs_are_counted_paid_for_and_change_nothing() -> None:
     with Bench(watch.method).loop(schedule, algorithm=watch.method) as loop:
         for number in range(1, 6):
             everyone = torch.arange(6)
-            lost = schedule.lost(SEED, number, everyone)
+            lost = schedule.dropouts(SEED, number, everyone)
             report = loop.round()
             lost_ever += int(lost.sum())
             assert (report.active, report.dropped, report.rejected) == (6, int(lost.sum()), [])
@@ -192,7 +193,7 @@ def test_drop_outs_are_counted_paid_for_and_change_nothing() -> None:
 
 def test_fedavg_drops_stragglers_and_fedprox_keeps_their_part() -> None:
     schedule = Schedule(stragglers=0.5)
-    effort = schedule.effort(SEED, 1, torch.arange(6))
+    effort = schedule.completed_share(SEED, 1, torch.arange(6))
     slow = effort < 1
     assert 0 < int(slow.sum()) < 6
     for method, keeps in ((FedAvg(training=WORK), False), (FedProx(training=WORK), True), (Local(training=WORK), True)):

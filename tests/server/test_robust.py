@@ -23,8 +23,9 @@ from kinfed.errors import ConfigError
 from kinfed.pools.base import Reply
 from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.config import make_config
-from kinfed.server.loop import Loop, Schedule, robust_rows
+from kinfed.server.loop import Loop, robust_rows
 from kinfed.server.robust import RULES, Clip, Krum, Median, Rule, TrimmedMean, make_rule
+from kinfed.server.schedule import Schedule
 from kinfed.server.screening import Form, screen
 from kinfed.testing import Bench, tiny_federation, tiny_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.fedavg import Client, Down, FedAvg, Server, Up
+from kinfed.algorithms.averaging import DeltaUp, ModelDown
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.fedavg import Client, FedAvg, Server
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
 from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
@@ -59,15 +61,15 @@ class HasAnObjectAsOption(FedAvg):
 
 @dataclass(frozen=True)
 class MixesItsRows(FedAvg):
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         new, up = super().client_update(task, client, down, data)
-        return new, Up(up.delta.mean(0, keepdim=True).expand_as(up.delta), up.count)
+        return new, DeltaUp(up.delta.mean(0, keepdim=True).expand_as(up.delta), up.count)
 
 
 @dataclass(frozen=True)
 class DependsOnTheGradientPath(FedAvg):
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
-        return super().train(task, w, data) * (1.01 if task.path == "vmap" else 1.0)
+        return super().train(task, w, data) * (1.01 if task.backend == "vmap" else 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,76 +77,77 @@ class RemembersInItself(FedAvg):
     rounds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "rounds", [])
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         self.rounds.append(1)
-        new = super().aggregate(server, ids, up)
+        new = super().aggregate(server, ids, up, round)
         return replace(new, w=new.w / len(self.rounds))
 
 
 @dataclass(frozen=True)
 class PlansInPlace(FedAvg):
-    def prepare(self, server: Server, ids: Tensor) -> Server:
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         server.w *= 0.9
-        return server
+        return server, active
 
 
 @dataclass(frozen=True)
 class DrawsFromTorch(FedAvg):
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        return super().aggregate(server, ids, Up(up.delta + 0 * torch.rand(1), up.count))
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        return super().aggregate(server, ids, DeltaUp(up.delta + 0 * torch.rand(1), up.count), round)
 
 
 @dataclass(frozen=True)
 class DrawsFromNumpy(FedAvg):
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return super().personalize(task, client, down, data) + 0 * np.random.rand()
 
 
 @dataclass(frozen=True)
 class AdaptsOnTestData(FedAvg):
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return super().train(task, down.w, replace(data, train=data.test))
 
 
 @dataclass(frozen=True)
 class AveragesInPlace(FedAvg):
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         server.w += up.delta.mean(0)
         return server
 
 
 @dataclass(frozen=True)
 class DownloadsTheCohort(FedAvg):
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down((server.w * len(ids)).expand(len(ids), -1))
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown((server.w * len(ids)).expand(len(ids), -1))
 
 
 @dataclass(frozen=True)
 class SendsOneRow(FedAvg):
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         new, up = super().client_update(task, client, down, data)
-        return new, Up(up.delta.mean(0, keepdim=True), None)
+        return new, DeltaUp(up.delta.mean(0, keepdim=True), None)
 
 
 @dataclass(frozen=True)
 class ChangesItsTypes(FedAvg):
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         new, up = super().client_update(task, client, down, data)
         return Client(new.theta.double(), new.seen), up
 
 
 @dataclass(frozen=True)
 class TrainsInPlace(FedAvg):
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         down.w = down.w.clone()
         client.seen.fill_(True)
         return super().client_update(task, client, down, data)
 
 
 @dataclass
-class LyingDown(Down):
+class LyingDown(ModelDown):
     @property
     def nbytes(self) -> int:
         return 0
@@ -152,7 +155,7 @@ class LyingDown(Down):
 
 @dataclass(frozen=True)
 class HidesItsBytes(FedAvg):
-    def download(self, server: Server, ids: Tensor) -> Down:
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
         return LyingDown(server.w.expand(len(ids), -1))
 
 
@@ -175,23 +178,15 @@ class NeedsTwoExamples(FedAvg):
 
 
 @dataclass(frozen=True)
-class ForgetsItsMinimum(FedAvg):
-    min_clients: ClassVar[int] = 3
-
-    def check(self, task: Task, clients: Population) -> None:
-        pass
-
-
-@dataclass(frozen=True)
 class DividesByTheAbsent(FedAvg):
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        new = super().aggregate(server, ids, up)
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        new = super().aggregate(server, ids, up, round)
         return replace(new, w=new.w / (len(ids) > 1))
 
 
 @dataclass(frozen=True)
 class ReportsText(FedAvg):
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         return {"state": "fine"}
 
 
@@ -199,6 +194,33 @@ class ReportsText(FedAvg):
 class ReportsOneFigureForAll(FedAvg):
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"norm": client.theta.norm(dim=1)[:1]}
+
+
+@dataclass(frozen=True)
+class SaysNothingOfItsMessages(FedAvg):
+    def client_update(self, task, client, down, data):  # type: ignore[no-untyped-def]
+        return super().client_update(task, client, down, data)
+
+
+@dataclass(frozen=True)
+class SortsWhatItCallsAveraged(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        return Server(server.w + up.delta.median(0).values, server.c)
+
+
+@dataclass(frozen=True)
+class TrainsTwiceInSecret(FedAvg):
+    def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
+        return super().train(task, super().train(task, w, data), data)
+
+
+@dataclass(frozen=True)
+class SendsItsClasses(FedAvg):
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+        new, up = super().client_update(task, client, down, data)
+        ((_, batch),) = data.train.in_order()
+        classes = (batch.y * (batch.weight > 0)).sum(1, keepdim=True)
+        return new, DeltaUp(up.delta + classes, up.count)
 
 
 @dataclass(frozen=True)
@@ -213,7 +235,7 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (DependsOnTheGradientPath, "gradient_paths_agree", "vmap"),
     (RemembersInItself, "resume_is_exact", "bit for bit: server.w differs"),
     (PlansInPlace, "evaluation_is_pure", "evaluation leaves every state as it was"),
-    (PlansInPlace, "trees_keep_their_shape", "prepare .* leaves its argument server alone"),
+    (PlansInPlace, "trees_keep_their_shape", "plan .* leaves its argument server alone"),
     (DrawsFromTorch, "global_generators_are_untouched", "generator of torch"),
     (DrawsFromNumpy, "global_generators_are_untouched", "generator of numpy"),
     (AdaptsOnTestData, "held_out_data_do_not_matter", "personal models differs"),
@@ -224,13 +246,16 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (TrainsInPlace, "trees_keep_their_shape", "client_update .* leaves its argument (client|down) alone"),
     (HidesItsBytes, "bytes_are_counted", "'down': 0"),
     (SwallowsNaN, "poisoned_clients_are_rejected", r"rejected were \[\]"),
-    (FavoursLowNumbers, "numbering_does_not_matter", "symmetric = False"),
+    (FavoursLowNumbers, "numbering_does_not_matter", "draws by client"),
     (NeedsTwoExamples, "odd_sizes_work", "not finite"),
-    (ForgetsItsMinimum, "too_few_clients_are_refused", "min_clients is 3, but 2 are accepted"),
     (DividesByTheAbsent, "losses_are_survived", "finite|rejected"),
     (ReportsText, "figures_can_be_written", "server figure state"),
     (ReportsOneFigureForAll, "figures_can_be_written", "client figure norm"),
     (DoesNotLearn, "it_learns", "personal accuracy reaches"),
+    (SaysNothingOfItsMessages, "message_types_are_declared", "must declare the classes of its messages"),
+    (SortsWhatItCallsAveraged, "averages_are_only_averaged", "through its mean only: w differs"),
+    (TrainsTwiceInSecret, "gradients_are_declared", "more gradients in a round than its privacy profile says"),
+    (SendsItsClasses, "nothing_else_leaves", "updates do not depend on examples"),
 ]
 
 
@@ -271,7 +296,7 @@ class BagOfWords(nn.Module):
 
 
 def test_options_belong_to_a_name() -> None:
-    assert Bench("ditto", options={"lam": 0.5}).algorithm.options()["lam"] == 0.5
+    assert Bench("ditto", options={"lam": 0.5}).algorithm.lam == 0.5
     with pytest.raises(ConfigError, match="as an object has them already"):
         Bench(FedAvg(), options={"weights": "equal"})
 

@@ -27,44 +27,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT
-from kinfed.algorithms.cgpfl import cgpfl
 from kinfed.algorithms.cgpfl.bound import complexity
-from kinfed.algorithms.cgpfl.cgpfl import CGPFL, Client, Down
-from kinfed.algorithms.clustering import coordinates, k_means_path
-from kinfed.core import rng
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
-
-
-@dataclass
-class Server(cgpfl.Server):
-    count: Tensor  # [N] examples of each client, once known
-    first: Tensor  # [K_max] first term of e(K), empty until chosen
-    cost: Tensor  # [K_max] cost(K), empty until chosen
-    mu: Tensor  # [] μ used
-
-
-@dataclass
-class Up(cgpfl.Up):
-    count: Tensor  # [n] examples
+from kinfed.algorithms.cgpfl.cgpfl import CGPFL, NONE, Client, Server, Up
+from kinfed.algorithms.clustering import k_means_path
+from kinfed.algorithms.facade import (
+    EXAMPLE_COUNT,
+    Cohort,
+    ConfigError,
+    ModelDown,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    Task,
+    option,
+    rng,
+)
+from kinfed.core.kernels import coordinates
 
 
 @dataclass(frozen=True)
 class CGPFLHeur(CGPFL):
-    contexts: int = 1
-    """Contexts before K̂ is chosen; always one."""
-    mu: float | None = None
-    """μ of Eq. (11); chosen automatically where none is given."""
-    mu_factor: float = 1.0
-    """Times the automatic μ: above 1 tells apart contexts that are closer to each other, and finds more in noise."""
-    max_contexts: int | None = None
-    """Largest K tried; N/2 where none is given."""
-    solve_rounds: int = 1
-    """Rounds before K̂ is chosen (paper: the first only)."""
-
-    leaks = (EXAMPLE_COUNT,)
+    contexts: int = option(1, "contexts before K̂ is chosen; always one", ge=1)
+    mu: float | None = option(None, "μ of Eq. (11); chosen automatically where none is given", ge=0)
+    mu_factor: float = option(
+        1.0,
+        "times the automatic μ: above 1 tells apart contexts that are closer to each other, and finds more in noise",
+        gt=0,
+    )
+    max_contexts: int | None = option(None, "largest K tried; N/2 where none is given", ge=1)
+    solve_rounds: int = option(1, "rounds before K̂ is chosen (paper: the first only)", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,46 +64,28 @@ class CGPFLHeur(CGPFL):
                 f"CGPFL-Heur chooses the number of contexts itself; got contexts = {self.contexts}: use cgpfl for a "
                 "given number, or max_contexts for the largest one to try"
             )
-        if self.mu is not None and not self.mu >= 0:
-            raise ConfigError(f"mu must not be negative; got {self.mu}")
-        if not self.mu_factor > 0:
-            raise ConfigError(f"mu_factor must be positive; got {self.mu_factor}")
         if self.mu is not None and self.mu_factor != 1:
             raise ConfigError("mu_factor multiplies the automatic mu; leave out one of mu and mu_factor")
-        if self.solve_rounds < 1 or (self.max_contexts is not None and self.max_contexts < 1):
-            raise ConfigError("solve_rounds and max_contexts must be at least 1")
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        none = torch.zeros(0, dtype=torch.float64)
-        return Server(
-            **vars(super().init_server(task, clients)),
-            count=torch.zeros(clients.num_clients, dtype=torch.float64),
-            first=none,
-            cost=none,
-            mu=torch.tensor(0.0, dtype=torch.float64),
-        )
+    def init_server(self, task: Task, population: Population) -> Server:
+        server = super().init_server(task, population)
+        count = torch.zeros(population.num_clients, dtype=torch.float64)
+        return replace(server, choice=replace(server.choice, count=count))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, Up]:
         client, up = super().client_update(task, client, down, data)
-        return client, Up(up.omega, data.train.count.to(torch.float32))
+        return client, replace(up, count=data.train.count.to(torch.float32))
 
-    def aggregate(self, server: cgpfl.Server, ids: Tensor, up: cgpfl.Up) -> cgpfl.Server:
-        assert isinstance(server, Server)
-        assert isinstance(up, Up)
-        count = server.count.index_copy(0, ids.to(server.count.device), up.count.to(server.count))
-        server = replace(server, count=count)
-        if not len(server.cost) and int(server.round) + 1 >= self.solve_rounds:
-            server = self._solved(server, *self.gather(server, ids, up)[1:])
-        return super().aggregate(server, ids, up)
-
-    def _solved(self, server: Server, members: Tensor, uploads: Tensor) -> Server:
+    def choose_contexts(self, server: Server, members: Tensor, uploads: Tensor, round: RoundInfo) -> Server:
         """The server with K̂ contexts, all alike still: clustering separates them. Who is not clustered now gets no
         part in that, and belongs to no context until its next reply."""
-        count = server.count[members].cpu()
-        context = torch.full_like(server.context, cgpfl.NONE)
+        if len(server.choice.cost) or round.number < self.solve_rounds:
+            return server
+        count = server.choice.count[members].cpu()
+        context = torch.full_like(server.context, NONE)
         context[members] = server.context[members]
         most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
-        seeds = [rng.numpy_seed(rng.fold(server.key, server.round, k)) for k in range(1, most + 1)]
+        seeds = [rng.numpy_seed(rng.fold(round.key("contexts"), k)) for k in range(1, most + 1)]
         path = k_means_path(coordinates(uploads), seeds, count.numpy())
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
         d, m = uploads.shape[1], float(count.sum())
@@ -123,15 +96,16 @@ class CGPFLHeur(CGPFL):
             server,
             omega=server.omega[:1].repeat(best, 1),
             context=context,
-            first=first,
-            cost=cost,
-            mu=torch.tensor(mu, dtype=torch.float64),
+            choice=replace(server.choice, complexity=first, cost=cost, mu=torch.tensor(mu, dtype=torch.float64)),
         )
 
-    def server_figures(self, server: cgpfl.Server) -> dict[str, Any]:
-        assert isinstance(server, Server)
-        chosen = {"mu": float(server.mu), "complexity": server.first, "cost": server.cost}
-        return super().server_figures(server) | chosen
+    def figures(self, server: Server) -> dict[str, Any]:
+        choice = server.choice
+        terms = {"mu": float(choice.mu), "complexity": choice.complexity, "cost": choice.cost}
+        return super().figures(server) | terms
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return replace(super().privacy(count), uncovered={EXAMPLE_COUNT: ""})
 
 
 def balance(first: Tensor, cost: Tensor) -> float:

@@ -15,7 +15,7 @@ from kinfed.core import rng
 ROWS_AT_ONCE = 256  # bounds the memory of a choice for very many clients
 
 
-def choose(affinity: Tensor, ids: Tensor, available: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
+def choose_models(affinity: Tensor, ids: Tensor, available: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
     """[A, count] int64: for each client of `ids` the available others that it is sent, best first.
 
         repeat `count` times:
@@ -35,21 +35,21 @@ def _choose(affinity: Tensor, ids: Tensor, others: Tensor, count: int, explore: 
     mine = rng.fold(key, ids)
     shuffled = torch.argsort(rng.at(rng.fold(mine, 0)[:, None], others), stable=True)
     by_affinity = torch.argsort(affinity.gather(1, shuffled), dim=1, descending=True, stable=True)
-    best = _places(shuffled.gather(1, by_affinity))
-    lucky = _places(torch.argsort(rng.at(rng.fold(mine, 1)[:, None], others), stable=True))
+    best_rank = _ranks(shuffled.gather(1, by_affinity))
+    random_rank = _ranks(torch.argsort(rng.at(rng.fold(mine, 1)[:, None], others), stable=True))
     explores = rng.uniform(rng.fold(mine, 2), count) < explore
-    gone = others == ids[:, None]
+    taken = others == ids[:, None]
     picks = []
     for turn in range(count):
-        place = torch.where(explores[:, turn, None], lucky, best)
-        pick = torch.where(gone, len(others), place).argmin(1)
-        gone = gone | (torch.arange(len(others)) == pick[:, None])
+        rank = torch.where(explores[:, turn, None], random_rank, best_rank)
+        pick = torch.where(taken, len(others), rank).argmin(1)
+        taken = taken | (torch.arange(len(others)) == pick[:, None])
         picks.append(others[pick])
     return torch.stack(picks, 1)
 
 
-def _places(order: Tensor) -> Tensor:
-    """The place of every column in an order: the inverse permutation of each row."""
+def _ranks(order: Tensor) -> Tensor:
+    """The rank of every column in an order: the inverse permutation of each row."""
     return torch.argsort(order, dim=1)
 
 
@@ -60,8 +60,8 @@ def groups(affinity: Tensor, count: int, seed: int) -> Tensor:
         return torch.arange(clients)
     edges = torch.softmax(affinity.to("cpu", torch.float64), 1)
     graph = (edges + edges.T) / 2
-    from sklearn.cluster import SpectralClustering  # slow to import, and only reports ask for it
+    from sklearn.cluster import SpectralClustering  # slow to import, and only `subglobal` needs it
 
-    found = SpectralClustering(count, affinity="precomputed", random_state=seed).fit(graph.numpy())
-    _, label = np.unique(found.labels_, return_inverse=True)
+    clustering = SpectralClustering(count, affinity="precomputed", random_state=seed).fit(graph.numpy())
+    _, label = np.unique(clustering.labels_, return_inverse=True)
     return torch.from_numpy(label.astype(np.int64))

@@ -37,23 +37,31 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, mean_of
-from kinfed.algorithms.fedfomo import affinity
-from kinfed.algorithms.fedfomo.fomo_server import Fomo, Server, Up
-from kinfed.algorithms.fedfomo.weights import convex, judges, mean_losses, shares, weights
-from kinfed.core import rng
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    EXAMPLE_COUNT,
+    Cohort,
+    PrivacyProfile,
+    RoundInfo,
+    Task,
+    Tree,
+    example_counts,
+    mean_losses,
+    option,
+    rng,
+    sgd,
+    weighted_mean,
+    weighted_sum,
+)
+from kinfed.algorithms.fedfomo.affinity import groups
+from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
+from kinfed.algorithms.fedfomo.weights import mixing_weights, validation_or_train, weigh
 
 
 @dataclass
 class Client(Tree):
     old: Tensor  # [n, P]  θ_i^old, where the last local training began
     theta: Tensor  # [n, P]  where it ended
-    seen: Tensor  # [n] bool
+    seen: Tensor  # [n] bool: has trained
     kept: Tensor  # [n] bool, the last combination found nothing better than θ_i^old
     unusable: Tensor  # [n] int64 candidates so far whose loss was not finite
 
@@ -65,25 +73,18 @@ class Down(Tree):
 
 
 @dataclass(frozen=True)
-class FedFomo(Fomo[Client, Down]):
-    subglobal: int = 0
-    """Groups of clients, found in P, whose averages (and the average of these) everyone is sent as well."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.subglobal < 0:
-            raise ConfigError(f"subglobal is a number of groups, 0 for none; got {self.subglobal}")
-
-    def leaked(self) -> dict[str, str]:
-        return super().leaked() | ({EXAMPLE_COUNT: "subglobal = 0"} if self.subglobal else {})
+class FedFomo(FomoServer[Client, Down]):
+    subglobal: int = option(
+        0, "groups of clients, found in P, whose averages (and the average of these) everyone is sent as well", ge=0
+    )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         never = torch.zeros(len(data), dtype=torch.bool)
         return Client(start, start, never, never, torch.zeros(len(data), dtype=torch.int64))
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
-        return self.planned(server, ids, torch.ones(len(ids), dtype=torch.bool))
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        return self.choose_candidates(server, active, torch.ones(len(active), dtype=torch.bool), round), active
 
     def download(self, server: Server, ids: Tensor) -> Down:
         plan = server.plan[ids, 1:].to(server.theta.device)
@@ -100,7 +101,7 @@ class FedFomo(Fomo[Client, Down]):
         sent = down.models.shape[1] + 1
         reported = torch.zeros(len(data), self.models)
         reported[:, :sent] = w[:, :sent].to(torch.float32)
-        count = data.train.count.to(torch.float32) if self.subglobal else None
+        count = example_counts("examples", data) if self.subglobal else None
         seen = torch.ones_like(client.seen)
         return Client(mixed, theta, seen, kept, client.unusable + unusable), Up(theta, reported, count)
 
@@ -108,34 +109,35 @@ class FedFomo(Fomo[Client, Down]):
     def _combine(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:
         """The mixed models [n, P], the signed weights of all candidates, and how many of them were unusable [n]."""
         candidates = [client.theta, *down.models.unbind(1), *down.averages.unbind(1)]
-        loss = mean_losses(task, [client.old, *candidates], judges(data))
-        w, unusable = weights(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
-        share = shares(w)
-        mixed, keeps = convex(candidates, share), share.sum(1) == 0
+        loss = mean_losses(task, [client.old, *candidates], validation_or_train(data))
+        w, unusable = weigh(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
+        share = mixing_weights(w)  # Eq. (13)
+        mixed, keeps = weighted_sum(candidates, share), share.sum(1) == 0
         if bool(keeps.any()):
             mixed = torch.where(keeps[:, None].to(mixed.device), client.old, mixed)
         return mixed, w, unusable
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        new = super().aggregate(server, ids, up)
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        new = super().aggregate(server, ids, up, round)
         if up.count is None:
             return new
         count = server.count.clone()
         count[ids] = up.count.to("cpu", torch.float64)
         members = self.on_offer(new).nonzero().squeeze(1)
-        seed = rng.numpy_seed(rng.fold(new.key, new.round))
-        label = affinity.groups(new.affinity[members][:, members], self.subglobal, seed)
-        groups = [members[label == g] for g in range(int(label.max()) + 1)]
-        means = torch.stack([mean_of(new.theta[group], count[group]) for group in groups])
+        seed = rng.numpy_seed(rng.fold(round.population.key("fomo"), round.number))
+        label = groups(new.affinity[members][:, members], self.subglobal, seed)
+        parts = [members[label == g] for g in range(int(label.max()) + 1)]
+        means = torch.stack([weighted_mean(new.theta[part], count[part]) for part in parts])
         return replace(new, count=count, averages=torch.cat([means, means.mean(0, keepdim=True)]))
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return self._combine(task, client, down, data)[0] if self.evaluate == "post_federate" else client.theta
-
-    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        if self.evaluate == "post_federate":
-            return {"post_train": client.theta}
-        return {"post_federate": self._combine(task, client, down, data)[0]}
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        models = {"post_federate": self._combine(task, client, down, data)[0], "post_train": client.theta}
+        return models if self.evaluate == "post_federate" else dict(reversed(models.items()))
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"kept_baseline": client.kept.to(torch.float32), "unusable_models": client.unusable.to(torch.float32)}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        profile = super().privacy(count)
+        sizes = {EXAMPLE_COUNT: "subglobal = 0"} if self.subglobal else {}
+        return replace(profile, uncovered={**profile.uncovered, **sizes})

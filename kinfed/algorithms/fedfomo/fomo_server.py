@@ -5,21 +5,28 @@ What clients do with the models is the methods' own: fedfomo.py has the referenc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.algorithms.fedfomo import affinity
-from kinfed.algorithms.fedfomo.weights import TINY, judges, mean_losses, shares
-from kinfed.core import rng
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    Task,
+    Tree,
+    gradient_steps,
+    mean_losses,
+    option,
+)
+from kinfed.algorithms.fedfomo.affinity import choose_models
+from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
 
-MAX_DRAWN = 200  # clients up to which the matrices of who helps whom are written to the journal
+MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are written to the journal
 
 
 @dataclass
@@ -32,8 +39,6 @@ class Server(Tree):
     mix: Tensor  # [K, M] float64  w* that it gave them
     averages: Tensor  # [g, P] with subglobal: averages of groups of clients, and the average of these
     count: Tensor  # [K] float64 training examples, with subglobal
-    round: Tensor  # [] int64 completed rounds
-    key: Tensor  # [] int64 for ties, exploration and clustering
 
 
 @dataclass
@@ -48,45 +53,35 @@ AnyDown = TypeVar("AnyDown", bound=Tree)
 
 
 @dataclass(frozen=True)
-class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown]):
-    """The server's side: it keeps every upload, remembers who helped whom, and chooses what to send."""
-
-    needs_validation: ClassVar[bool] = True
-    symmetric: ClassVar[bool] = False
-    # Of training examples only gradients leave a client, but its choice of models is made by validation examples.
-    leaks: ClassVar[tuple[str, ...]] = (
-        "weights of other clients' models, computed from losses on validation examples (on training examples where a "
-        "client has no others)",
+class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown]):
+    models: int = option(
+        5, "M: candidates of a client per round, its own model included", ge=1, tune=Range(1, 5, log=False, whole=True)
+    )
+    epsilon: float = option(
+        0.3,
+        "ε: chance that a place among the candidates goes to a random model instead of the next best",
+        ge=0,
+        le=1,
+        tune=Range(0.0, 1.0, log=False),
+    )
+    epsilon_decay: float = option(0.05, "what ε loses per round", ge=0, le=1)
+    decay: Literal["subtract", "multiply"] = option("subtract", "ε_t = max(ε − decay t, 0), or ε (1 − decay)^t")
+    available: Literal["last_upload", "previous_round"] = option(
+        "last_upload", "models on offer: everyone's last upload, or only those of the previous round"
+    )
+    newcomers: Literal["train", "combine"] = option(
+        "train",
+        "a client that never trained begins at the common start, or at a combination of others; either way it weighs "
+        "what it is sent, the server learns from that, and it is evaluated with a combination",
+    )
+    norm: Norm = option("l2", "the distance in Eq. (3)")
+    affinity_update: Literal["raw", "abs_sum"] = option("raw", "P grows by w, or by w / |Σ w| (released code)")
+    evaluate: Literal["post_federate", "post_train"] = option(
+        "post_federate", "the personal model: a fresh combination, or the last trained one"
     )
 
-    models: int = 5
-    """M: candidates of a client per round, its own model included."""
-    epsilon: float = 0.3
-    """Chance that a place among the candidates goes to a random model instead of the next best."""
-    epsilon_decay: float = 0.05
-    """What ε loses per round."""
-    decay: str = "subtract"
-    """ε_t = max(ε − decay t, 0) ("subtract") or ε (1 − decay)^t ("multiply")."""
-    available: str = "last_upload"
-    """Models on offer: everyone's last upload, or only those of the "previous_round"."""
-    newcomers: str = "train"
-    """A client that never trained begins at the common start ("train") or at a combination of others ("combine").
-    Either way it weighs what it is sent, the server learns from that, and it is evaluated with a combination."""
-    norm: str = "l2"
-    """The distance in Eq. (3): l2, l1, l2sq, or none."""
-    affinity_update: str = "raw"
-    """P grows by w ("raw") or by w / |Σ w| ("abs_sum", released code)."""
-    evaluate: str = "post_federate"
-    """The personal model: a fresh combination ("post_federate"), or the last trained one ("post_train")."""
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        if self.models < 1:
-            raise ConfigError(f"models counts a client's own model too, so it is at least 1; got {self.models}")
-        if not 0 <= self.epsilon <= 1 or not 0 <= self.epsilon_decay <= 1:
-            raise ConfigError(f"epsilon and epsilon_decay lie in [0, 1]; got {self.epsilon} and {self.epsilon_decay}")
+    traits = frozenset({"needs validation", "draws by client"})
+    averages = "hands clients' models on to other clients instead of averaging them"
 
     def exploration(self, t: int) -> float:
         """ε after t completed rounds."""
@@ -94,8 +89,8 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
             return max(self.epsilon - self.epsilon_decay * t, 0.0)
         return self.epsilon * (1 - self.epsilon_decay) ** t
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        k = clients.num_clients
+    def init_server(self, task: Task, population: Population) -> Server:
+        k = population.num_clients
         return Server(
             theta=torch.zeros(k, task.num_params, device=task.device),
             uploaded=torch.zeros(k, dtype=torch.int64),
@@ -105,39 +100,36 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
             mix=torch.zeros(k, self.models, dtype=torch.float64),
             averages=torch.zeros(0, task.num_params, device=task.device),
             count=torch.zeros(k, dtype=torch.float64),
-            round=torch.tensor(0),
-            key=clients.key("fomo"),
         )
 
     def on_offer(self, server: Server) -> Tensor:
         """bool [K]: whose models can be sent."""
         known = server.uploaded > 0
-        return known if self.available == "last_upload" else known & (server.uploaded == server.round)
+        return known if self.available == "last_upload" else known & (server.uploaded == server.uploaded.max())
 
-    def planned(self, server: Server, ids: Tensor, own: Tensor) -> Server:
+    def choose_candidates(self, server: Server, ids: Tensor, own: Tensor, round: RoundInfo) -> Server:
         """The server with this round's candidates: the client itself where `own` [A], then others by affinity."""
         offered = self.on_offer(server)
         others = offered.sum() - offered[ids].to(torch.int64)
         width = min(self.models, int((others + own).min()))
         plan = torch.full((len(server.uploaded), width), -1)
-        epsilon = self.exploration(int(server.round))
-        key = rng.fold(server.key, server.round)
+        epsilon, key = self.exploration(round.number - 1), round.key("fomo")
         if width:
             for who, mine in ((ids[own], 1), (ids[~own], 0)):
-                chosen = affinity.choose(server.affinity, who, offered, width - mine, epsilon, key)
+                chosen = choose_models(server.affinity, who, offered, width - mine, epsilon, key)
                 plan[who] = torch.cat([who[:, None], chosen], 1) if mine else chosen
         return replace(server, plan=plan)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         everyone = len(ids) == len(server.uploaded)
         uploaded, heard, mix = server.uploaded.clone(), server.heard.clone(), server.mix.clone()
-        uploaded[ids] = server.round + 1
+        uploaded[ids] = round.number
         candidates = server.plan[ids]
         width = candidates.shape[1]
         w = up.w[:, :width].to("cpu", torch.float64)
         heard[ids] = -1
         heard[ids, :width] = candidates
-        mix[ids] = shares(up.w.to("cpu", torch.float64))
+        mix[ids] = mixing_weights(up.w.to("cpu", torch.float64))
         growth = w / w.sum(1, keepdim=True).abs().clamp_min(TINY) if self.affinity_update == "abs_sum" else w
         return replace(
             server,
@@ -147,37 +139,35 @@ class Fomo(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, AnyDown
             plan=server.plan[:, :0],
             heard=heard,
             mix=mix,
-            round=server.round + 1,
         )
 
-    def adopt(self, task: Task, server: Server, data: Cohort) -> Server:
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers try every model on offer once; how well each does on their own examples is their first affinity."""
         offered = self.on_offer(server).nonzero().squeeze(1)
-        loss = mean_losses(task, [theta.expand(len(data), -1) for theta in server.theta[offered]], judges(data))
+        models = [theta.expand(len(data), -1) for theta in server.theta[offered]]
+        loss = mean_losses(task, models, validation_or_train(data))
         finite = torch.isfinite(loss)
         worst = torch.where(finite, loss, -torch.inf).amax(1, keepdim=True)
         gain = torch.where(finite, worst - loss, 0.0)
         return replace(server, affinity=server.affinity.index_put((data.ids[:, None], offered), gain))
 
-    def server_figures(self, server: Server) -> dict[str, Any]:
+    def figures(self, server: Server) -> dict[str, Any]:
         k = len(server.uploaded)
         mixes = server.mix.sum(1) > 0
         own = (server.mix * (server.heard == torch.arange(k)[:, None])).sum(1)
         figures: dict[str, Any] = {
-            "epsilon": self.exploration(max(int(server.round) - 1, 0)),
+            "epsilon": self.exploration(max(int(server.uploaded.max()) - 1, 0)),
             "own_share": float(own[mixes].mean()) if bool(mixes.any()) else 0.0,
         }
-        if k <= MAX_DRAWN:
+        if k <= MOST_IN_JOURNAL:
             weights = torch.zeros(k, k + 1, dtype=torch.float64).scatter_add(1, server.heard % (k + 1), server.mix)
             figures |= {"affinity": server.affinity, "weights": weights[:, :k]}
         return figures
 
-
-_CHOICES = {
-    "decay": ("subtract", "multiply"),
-    "available": ("last_upload", "previous_round"),
-    "newcomers": ("train", "combine"),
-    "norm": ("l2", "l1", "l2sq", "none"),
-    "affinity_update": ("raw", "abs_sum"),
-    "evaluate": ("post_federate", "post_train"),
-}
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        # Of training examples only gradients leave a client, but its choice of models is made by validation examples.
+        choice = (
+            "weights of other clients' models, computed from losses on validation examples (on training examples where "
+            "a client has no others)"
+        )
+        return gradient_steps(self.training.num_steps(count), uncovered={choice: ""})

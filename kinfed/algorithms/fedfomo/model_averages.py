@@ -21,17 +21,14 @@ less to download: `combine="client"`. Neither keeps models secret from a curious
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.fedfomo.fomo_server import Fomo, Server, Up
-from kinfed.algorithms.fedfomo.weights import convex, judges, mean_losses, shares, weights
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.facade import Cohort, Range, RoundInfo, Task, Tree, mean_losses, option, sgd, weighted_sum
+from kinfed.algorithms.fedfomo.fomo_server import FomoServer, Server, Up
+from kinfed.algorithms.fedfomo.weights import Norm, mixing_weights, validation_or_train, weigh
 
 
 @dataclass
@@ -48,26 +45,22 @@ class Down(Tree):
 
 
 @dataclass(frozen=True)
-class FedFomoMA(Fomo[Client, Down]):
-    norm: str = "none"
-    """Divide w_n by the distance of avg_{−n} from avg: none (paper), l2, l1 or l2sq."""
-    combine: str = "server"
-    """Who forms the combination: the "server", one activation later, or the "client", at once."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.models < 2:
-            raise ConfigError(f"an average without one model needs models >= 2; got {self.models}")
-        if self.combine not in ("server", "client"):
-            raise ConfigError(f"combine is server or client; got {self.combine!r}")
+class FedFomoMA(FomoServer[Client, Down]):
+    models: int = option(
+        5, "N: models averaged per client and round, its own included", ge=2, tune=Range(2, 5, log=False, whole=True)
+    )
+    norm: Norm = option("none", "divide w_n by the distance of avg_{−n} from avg; none in the paper")
+    combine: Literal["server", "client"] = option(
+        "server", "who forms the combination: the server, one activation later, or the client, at once"
+    )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         n = len(data)
         start = task.init(data.seed).expand(n, -1)
         return Client(start, torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64))
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
-        return self.planned(server, ids, server.uploaded[ids] > 0)
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        return self.choose_candidates(server, active, server.uploaded[active] > 0, round), active
 
     def download(self, server: Server, ids: Tensor) -> Down:
         members = server.plan[ids].to(server.theta.device)
@@ -108,8 +101,8 @@ class FedFomoMA(Fomo[Client, Down]):
         if not down.averages.shape[1]:
             return torch.zeros(len(data), 0, dtype=torch.float64), torch.zeros(len(data), dtype=torch.int64)
         average, *without = down.averages.unbind(1)
-        loss = mean_losses(task, [average, *without], judges(data))
-        return weights(loss[:, 1:] - loss[:, :1], without, average, self.norm)  # Eq. (14)
+        loss = mean_losses(task, [average, *without], validation_or_train(data))
+        return weigh(loss[:, 1:] - loss[:, :1], without, average, self.norm)  # Eq. (14)
 
     def _start(self, client: Client, down: Down, w: Tensor) -> Tensor:
         """[n, P]: where the client's training begins; its own last model while there is nothing to average."""
@@ -118,18 +111,14 @@ class FedFomoMA(Fomo[Client, Down]):
         if self.combine == "server":
             return down.start[:, 0]
         average, *without = down.averages.unbind(1)
-        share = shares(w)
+        share = mixing_weights(w)
         # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
         kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
-        return convex([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+        return weighted_sum([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return self._combined(task, client, down, data) if self.evaluate == "post_federate" else client.theta
-
-    def alternatives(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        if self.evaluate == "post_federate":
-            return {"post_train": client.theta}
-        return {"post_federate": self._combined(task, client, down, data)}
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        models = {"post_federate": self._combined(task, client, down, data), "post_train": client.theta}
+        return models if self.evaluate == "post_federate" else dict(reversed(models.items()))
 
     def _combined(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         # The server's combination is ready; only the client's own needs the weights of this moment.

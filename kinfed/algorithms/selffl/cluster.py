@@ -23,55 +23,51 @@ client is `selffl` where all take part, and with fewer it is `selffl` with a mem
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import mean_of
-from kinfed.algorithms.cgpfl.cgpfl import matched
-from kinfed.algorithms.clustering import coordinates, k_means
-from kinfed.algorithms.selffl.selffl import Client, Down, SelfFL, SelfFLClient, Up, scalar
-from kinfed.algorithms.selffl.uncertainty import UNKNOWN, positive
-from kinfed.core import rng
-from kinfed.core.tree import Tree, take_rows
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.algorithms.clustering import k_means, match_labels
+from kinfed.algorithms.facade import ConfigError, Population, RoundInfo, Task, option, rng, take_rows, weighted_mean
+from kinfed.algorithms.selffl import selffl
+from kinfed.algorithms.selffl.selffl import SelfFLClients, Up, variance_figures
+from kinfed.algorithms.selffl.uncertainty import UNKNOWN, positive_variance
+from kinfed.core.kernels import coordinates
 from kinfed.theory.two_level import others_sum
 
-USUAL_CLUSTERS = 5
+DEFAULT_CLUSTERS = 5
 
 
 @dataclass
-class Server(Tree):
-    theta: Tensor  # [P]
-    c: Tensor  # [] weight of the new average
-    s0: Tensor  # [] float64  spread of the representatives; 0 until there are two
-    s: Tensor  # [K] float64  σ_m² as last uploaded; −1 unknown
-    others: Tensor  # [K] float64  Σ 1/(s_0 + s_c) over the other clusters, in the planned round
+class Server(selffl.Server):
+    """`s0` is the spread of the representatives, 0 until there are two; `others` Σ 1/(s_0 + s_c) over the other
+    clusters."""
+
     group: Tensor  # [K] int64  cluster of each client
     rep: Tensor  # [G, P]  representatives
     seen: Tensor  # [G] bool  that there is one
     last: Tensor  # [K, P]  last model of each client with groups="contexts"; else [0, P]
-    every: Tensor  # [] int64  rounds between clusterings; 0 where groups are given
-    round: Tensor  # [] int64
-    key: Tensor  # [] int64  of k-means' draws
+    age: Tensor  # [] int64  aggregations since clusters were found
 
 
 @dataclass(frozen=True)
-class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
-    smoothing: float | str = 1.0
-    """c in θ ← (1 − c) θ + c θ̂; 1 is none."""
-    domain: str = "all"
-    """All clusters take part."""
-    clusters: int | None = None
-    """Find so many clusters by k-means; where none is given, the population's groups, or 5 if it has none."""
-    recluster_every: int = 10
-    """Rounds between two k-means."""
-    groups: str = "variance"
-    """What k-means sees: log σ_m² ("variance") or the clients' last models ("contexts")."""
+class SelfFLCluster(SelfFLClients):
+    smoothing: float | Literal["participation"] = option(1.0, "c in θ ← (1 − c) θ + c θ̂; 1 is none", gt=0, le=1)
+    domain: Literal["active", "all"] = option("all", "always all: every cluster takes part in every round")
+    clusters: int | None = option(
+        None,
+        f"find so many clusters by k-means; where none is given, the population's groups, or {DEFAULT_CLUSTERS} if it "
+        "has none",
+        ge=1,
+    )
+    recluster_every: int = option(10, "rounds between two k-means", ge=1)
+    groups: Literal["variance", "contexts"] = option(
+        "variance", "what k-means sees: log σ_m² (variance) or the clients' last models (contexts)"
+    )
+
+    averages = "groups clients and remembers an average of every group"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,80 +77,57 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
             raise ConfigError(
                 "selffl_cluster is an aggregation (20) of clusters; use selffl with use_agg=false instead"
             )
-        if self.known:
+        if self.known_variances:
             raise ConfigError(
-                "known variances are those of clients, not of clusters; use selffl for known=true, or known=false here"
+                "known variances are those of clients, not of clusters; use selffl for known_variances=true, or "
+                "known_variances=false here"
             )
-        if self.clusters is not None and self.clusters < 1:
-            raise ConfigError(f"clusters must be at least 1; got {self.clusters}")
-        if self.recluster_every < 1:
-            raise ConfigError(f"recluster_every must be at least 1; got {self.recluster_every}")
-        if self.groups not in ("variance", "contexts"):
-            raise ConfigError(f"groups is variance or contexts; got {self.groups!r}")
 
-    @property
-    def _client(self) -> SelfFL:
-        """The client's side, which is Algorithm 1's."""
-        own = ("clusters", "recluster_every", "groups")
-        return SelfFL(self.training, **{name: value for name, value in self.options().items() if name not in own})
-
-    def init_server(self, task: Task, clients: Population) -> Server:
-        theta = task.init(clients.seed)
-        if clients.groups is not None and self.clusters is None and self.groups == "variance":
-            group, count, every = clients.groups.clone(), clients.num_groups, 0
-        else:
-            group = torch.zeros(clients.num_clients, dtype=torch.int64)
-            count = min(self.clusters or USUAL_CLUSTERS, clients.num_clients)
-            every = self.recluster_every
-        s = torch.full((clients.num_clients,), UNKNOWN, dtype=torch.float64)
+    def init_server(self, task: Task, population: Population) -> Server:
+        theta, clients = task.init(population.seed), population.num_clients
+        group, count = torch.zeros(clients, dtype=torch.int64), min(self.clusters or DEFAULT_CLUSTERS, clients)
+        if self.has_groups(population) and population.groups is not None:
+            group, count = population.groups.clone(), population.num_groups
+        s = torch.full((clients,), UNKNOWN, dtype=torch.float64)
         return Server(
             theta,
-            scalar(self.smoothing_weight(clients.participation)),
-            scalar(0.0),
+            torch.tensor(0.0, dtype=torch.float64),
             s,
             torch.zeros_like(s),
             group,
             theta.new_zeros(count, len(theta)),
             torch.zeros(count, dtype=torch.bool),
-            theta.new_zeros(clients.num_clients if self.groups == "contexts" else 0, len(theta)),
-            torch.tensor(every),
+            theta.new_zeros(clients if self.groups == "contexts" else 0, len(theta)),
             torch.tensor(0),
-            clients.key("selffl-clusters"),
         )
 
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return self._client.init_client(task, data)
+    def has_groups(self, population: Population) -> bool:
+        """Whether clusters are the population's groups; otherwise they are found."""
+        return population.groups is not None and self.clusters is None and self.groups == "variance"
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         w = self.precision(self.cluster_variance(server), server.s0)
-        return replace(server, others=others_sum(torch.where(server.seen, w, 0), 0)[server.group])
+        return replace(server, others=others_sum(torch.where(server.seen, w, 0), 0)[server.group]), active
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        n = len(ids)
-        s0, others = server.s0.to(torch.float32), server.others[ids].to(torch.float32)
-        return Down(server.theta.expand(n, -1), s0.expand(n), others)
-
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        return self._client.client_update(task, client, down, data)
-
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        server = server.map(lambda tensor: tensor.clone())
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        server = server.clone()
         server.s[ids] = up.s.to(server.s)
         if self.groups == "contexts":
             server.last[ids] = server.theta + up.delta
         for c in sorted(set(server.group[ids].tolist())):
             rows = (server.group[ids] == c).nonzero().squeeze(1)
             delta = take_rows(up.delta, rows)
-            weight = self.weights(server.s[ids[rows]], self.between(delta, torch.zeros_like(server.s0)))
-            server.rep[c] = server.theta + mean_of(delta, weight)
+            spread = self.variance_between(delta, torch.zeros_like(server.s0))
+            server.rep[c] = server.theta + weighted_mean(delta, self.client_weights(server.s[ids[rows]], spread))
             server.seen[c] = True
-        far = server.rep[server.seen] - server.theta
-        server.s0 = self.between(far, server.s0)
-        step = mean_of(far, self.weights(self.cluster_variance(server)[server.seen], server.s0))
-        server.theta = server.theta + float(server.c) * step
-        server.round = server.round + 1
-        if int(server.every) and int(server.round) % int(server.every) == 0:
-            self.recluster_(server)
+        delta = server.rep[server.seen] - server.theta
+        server.s0 = self.variance_between(delta, server.s0)
+        step = weighted_mean(delta, self.client_weights(self.cluster_variance(server)[server.seen], server.s0))
+        server.theta = server.theta + self.smoothing_weight(round.population.participation) * step
+        server.age = server.age + 1
+        if not self.has_groups(round.population) and int(server.age) == self.recluster_every:
+            self.recluster_(server, round)
+            server.age = torch.zeros_like(server.age)
         return server
 
     def cluster_variance(self, server: Server) -> Tensor:
@@ -165,50 +138,37 @@ class SelfFLCluster(SelfFLClient[Server, Client, Down, Up]):
         count = torch.bincount(server.group[known], minlength=len(server.rep))
         return torch.where(count > 0, total / count.clamp_min(1), UNKNOWN)
 
-    def recluster_(self, server: Server) -> None:
+    def recluster_(self, server: Server, round: RoundInfo) -> None:
+        """Find the clusters of the clients whose variance is known; the others join the largest. In place."""
         known = server.s >= 0
         if not bool(known.any()):
             return
-        seed = rng.numpy_seed(rng.fold(server.key.cpu(), server.round.cpu()))
-        label = self.contexts(server, known, seed) if self.groups == "contexts" else self.levels(server, known, seed)
+        seed = rng.numpy_seed(rng.fold(round.population.key("selffl-clusters"), round.number))
+        find = self.similar_models if self.groups == "contexts" else self.similar_variances
+        label = find(server, known, seed)
         server.group[known] = label.to(server.group)
         server.group[~known] = torch.bincount(label).argmax().to(server.group)
         server.seen &= torch.bincount(label, minlength=len(server.rep)).to(server.seen.device) > 0
 
-    def contexts(self, server: Server, known: Tensor, seed: int) -> Tensor:
+    def similar_models(self, server: Server, known: Tensor, seed: int) -> Tensor:
         """[n] groups of similar models; as long as there are not enough representatives to match, in any order."""
-        uploads, there = server.last[known], server.seen.nonzero().squeeze(1)
-        found = k_means(coordinates(uploads), len(server.rep), seed).label
-        if int(found.max()) >= len(there):
-            return found
-        x = coordinates(uploads, server.rep[there])
-        return there.cpu()[matched(found, x[: len(uploads)], x[len(uploads) :])]
+        uploads, present = server.last[known], server.seen.nonzero().squeeze(1)
+        label = k_means(coordinates(uploads), len(server.rep), seed).label
+        if int(label.max()) >= len(present):
+            return label
+        x = coordinates(uploads, server.rep[present])
+        return present.cpu()[match_labels(label, x[: len(uploads)], x[len(uploads) :])]
 
-    def levels(self, server: Server, known: Tensor, seed: int) -> Tensor:
+    def similar_variances(self, server: Server, known: Tensor, seed: int) -> Tensor:
         """[n] groups of similar variance, from least to most uncertain."""
-        level = positive(server.s[known], server.s0).log().cpu().numpy()
+        level = positive_variance(server.s[known], server.s0).log().cpu().numpy()
         order = np.argsort(level, kind="stable")  # so that clients' numbers do not matter
-        ordered = level[order, None]
-        found = k_means(ordered, len(server.rep), seed).label
+        interval = k_means(level[order, None], len(server.rep), seed).label
         # On a line clusters are intervals: counting the changes numbers them from least to most uncertain.
-        changes = torch.cat([torch.zeros(1, dtype=torch.bool), found[1:] != found[:-1]])
-        label = torch.empty_like(found)
+        changes = torch.cat([torch.zeros(1, dtype=torch.bool), interval[1:] != interval[:-1]])
+        label = torch.empty_like(interval)
         label[torch.from_numpy(order)] = changes.cumsum(0)
         return label
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return self._client.personalize(task, client, down, data)
-
-    def global_model(self, server: Server) -> Tensor:
-        return server.theta
-
-    def server_figures(self, server: Server) -> dict[str, Any]:
-        return {
-            "sigma0_sq": float(server.s0),
-            "clients_with_variance": int((server.s >= 0).sum()),
-            "clusters": int(server.seen.sum()),
-            "group": server.group,
-        }
-
-    def client_figures(self, client: Client) -> dict[str, Tensor]:
-        return self._client.client_figures(client)
+    def figures(self, server: Server) -> dict[str, Any]:
+        return variance_figures(server) | {"clusters": int(server.seen.sum()), "group": server.group}

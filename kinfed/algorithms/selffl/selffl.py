@@ -29,33 +29,35 @@ Deviations, each because the text leaves no other way or contradicts itself:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, mean_of
-from kinfed.algorithms.selffl.uncertainty import UNKNOWN, Plan, Rules, Running, start_of
-from kinfed.core.tree import Tree
-from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
-
-
-@runtime_checkable
-class KnowsVariances(Protocol):
-    """A task that can tell the true variances (the two-level Gaussian one)."""
-
-    def known_variances(self, ids: Tensor) -> Tensor: ...
-    def known_s0(self) -> float: ...
+from kinfed.algorithms.facade import (
+    EXAMPLE_COUNT,
+    Algorithm,
+    Cohort,
+    ConfigError,
+    LocalTraining,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    gradient_steps,
+    own_or_server,
+    sgd,
+    weighted_mean,
+)
+from kinfed.algorithms.selffl.uncertainty import UNKNOWN, LocalPlan, Rules, Running, start_of
+from kinfed.theory.gaussian import GaussianTask
 
 
 @dataclass
 class Server(Tree):
     theta: Tensor  # [P]
-    c: Tensor  # [] weight of the new average
     s0: Tensor  # [] float64  σ_0²; 0 until two clients have replied
     s: Tensor  # [K] float64  σ_m² as last uploaded; −1 unknown
     others: Tensor  # [K] float64  S_{-m} of the planned round
@@ -68,6 +70,7 @@ class Client(Tree):
     m2: Tensor  # [n] float64  Σ ‖θ_m − mean‖² over them
     rounds: Tensor  # [n] int64  how many: the client's own clock
     last: Tensor  # [n, 3] float64  ρ, l_m before rounding and cap, steps taken in its last round: for the report
+    optimum: Tensor | None = None  # [n, P]  θ_{m,t} of Algorithm 2, which takes the place of θ_m in `mean` and `m2`
 
 
 @dataclass
@@ -82,73 +85,34 @@ class Up(Tree):
     delta: Tensor  # [n, P]  θ_m − θ
     s: Tensor  # [n]  σ_m²; −1 unknown
     count: Tensor | None  # [n] examples; only without (20)
-
-
-S = TypeVar("S", bound=Tree)
-C = TypeVar("C", bound=Tree)
-D = TypeVar("D", bound=Tree)
-U = TypeVar("U", bound=Tree)
+    optimum: Tensor | None = None  # [n, P]  θ_{m,t} − θ of Algorithm 2
 
 
 @dataclass(frozen=True)
-class SelfFLClient(Rules, Algorithm[S, C, D, U]):
-    """What a client decides before it trains; the same in all variants."""
+class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
+    """The clients' side, which is the same whatever the server keeps."""
 
-    def check(self, task: Task, clients: Population) -> None:
-        super().check(task, clients)
-        _ = self.local_work  # refuses epochs that do not go with the way batches are drawn
-        if self.known:
-            truth(task)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Algorithm.__post_init__(self)
+
+    def check(self, task: Task, population: Population) -> None:
+        _ = self.local_training  # refuses epochs that do not go with the way batches are drawn
+        if self.known_variances:
+            gaussian_task(task)
 
     @property
-    def local_work(self) -> LocalTraining:
-        return (
-            self.training if self.fixed_epochs is None else replace(self.training, steps=None, epochs=self.fixed_epochs)
-        )
+    def local_training(self) -> LocalTraining:
+        if self.fixed_epochs is None:
+            return self.training
+        return replace(self.training, steps=None, epochs=self.fixed_epochs)
 
-    def variance(self, task: Task, models: Running, data: Cohort) -> Tensor:
-        """[n] float64 s_m: of the models so far (16), or the true one where it is to be used."""
-        return truth(task).known_variances(data.ids) if self.known else self.own_variance(models)
-
-    def decide(self, task: Task, past: Running, s0: Tensor, others: Tensor, data: Cohort) -> Plan:
-        """(18) and (19), in float64."""
-        training, count = self.local_work, data.train.count
-        usual = training.num_steps(count)
+    def default_steps(self, count: Tensor) -> Tensor:
+        """[n] int64: steps of clients with `count` examples while (19) cannot tell."""
+        steps = self.local_training.num_steps(count)
         if self.l_init is not None and self.use_steps and self.fixed_epochs is None:
-            usual = torch.full_like(usual, self.l_init)
-        plan = self.plan(
-            self.variance(task, past, data),
-            s0.cpu().to(torch.float64),
-            others.cpu().to(torch.float64),
-            self.step_size(training.rate(data.round), count.clamp_max(training.batch), count),
-            usual,
-        )
-        return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained
-
-    def leaked(self) -> dict[str, str]:
-        return super().leaked() | ({} if self.use_agg else {EXAMPLE_COUNT: "use_agg = true"})
-
-    def gradients(self, count: Tensor) -> dict[int, Tensor] | None:
-        usual = self.local_work.num_steps(count)
-        if not self.use_steps or self.fixed_epochs is not None:
-            return {1: usual}
-        if self.l_init is not None:
-            usual = torch.full_like(usual, self.l_init)
-        return None if self.l_max is None else {1: usual.clamp_min(self.l_max)}
-
-    def start(self, theta: Tensor, own: Tensor, plan: Plan) -> Tensor:
-        return start_of(theta, own, plan.ratio) if self.use_init else theta  # (18)
-
-
-@dataclass(frozen=True)
-class SelfFL(SelfFLClient[Server, Client, Down, Up]):
-    def init_server(self, task: Task, clients: Population) -> Server:
-        s = torch.full((clients.num_clients,), UNKNOWN, dtype=torch.float64)
-        s0 = 0.0
-        if self.known:
-            s, s0 = truth(task).known_variances(torch.arange(clients.num_clients)), truth(task).known_s0()
-        c = self.smoothing_weight(clients.participation)
-        return Server(task.init(clients.seed), scalar(c), scalar(s0), s, torch.zeros_like(s))
+            steps = torch.full_like(steps, self.l_init)
+        return steps
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         n, start = len(data), task.init(data.seed)
@@ -160,11 +124,6 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
             torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1),
         )
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
-        active = torch.zeros(len(server.s), dtype=torch.bool, device=server.s.device)
-        active[ids] = True
-        return replace(server, others=self.others(server.s, server.s0, active))
-
     def download(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
         s0, others = server.s0.to(torch.float32), server.others[ids].to(torch.float32)
@@ -172,62 +131,110 @@ class SelfFL(SelfFLClient[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         past = Running(client.rounds.cpu(), client.mean, client.m2.cpu())
-        plan = self.decide(task, past, down.s0, down.others, data)
-        start = self.start(down.theta, client.theta, plan)
-        theta = sgd(task, start, data.train.batches(self.local_work, plan.steps))
-        models = past.add(theta)
+        plan = self.decide(task, past, down, data)
+        start = down.theta
+        if self.use_init:
+            own = client.theta if client.optimum is None else client.optimum
+            start = start_of(down.theta, own, plan.ratio)  # (18), (24)
+        theta = sgd(task, start, data.train.batches(self.local_training, plan.steps))
+        optimum = self.find_optimum(task, theta, data)
+        models = past.add(theta if optimum is None else optimum)
         s = self.variance(task, models, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
         return (
-            Client(theta, models.mean, models.m2, models.n, plan.summary()),
-            Up(theta - down.theta, s, count),
+            Client(theta, models.mean, models.m2, models.n, plan.summary(), optimum),
+            Up(theta - down.theta, s, count, None if optimum is None else optimum - down.theta),
         )
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
+    def decide(self, task: Task, past: Running, down: Down, data: Cohort) -> LocalPlan:
+        """(18) and (19), in float64."""
+        training, count = self.local_training, data.train.count
+        plan = self.local_plan(
+            self.variance(task, past, data),
+            down.s0.cpu().to(torch.float64),
+            down.others.cpu().to(torch.float64),
+            self.step_size(training.rate(data.round), count.clamp_max(training.batch), count),
+            self.default_steps(count),
+        )
+        return plan._replace(ratio=plan.ratio * (past.n > 0))  # θ does not contain a client that has never trained
+
+    def variance(self, task: Task, models: Running, data: Cohort) -> Tensor:
+        """[n] float64 s_m: of the models so far (16), or the true one where it is to be used."""
+        return gaussian_task(task).known_variances(data.ids) if self.known_variances else self.own_variance(models)
+
+    def find_optimum(self, task: Task, theta: Tensor, data: Cohort) -> Tensor | None:
+        """[n, P]: the models that clients are judged by in place of θ_m [n, P]; None in Algorithm 1: by θ_m itself."""
+        return None
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+        return own_or_server(client.rounds > 0, client.theta, down.theta)
+
+    def server_models(self, server: Server) -> ServerModels:
+        return ServerModels(server.theta[None])
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        rho, raw, steps = client.last.unbind(1)
+        return {
+            "sigma_m_sq": self.own_variance(Running(client.rounds, client.mean, client.m2)),
+            "rounds_active": client.rounds,
+            "weight_of_others": rho,
+            "raw_steps": raw,
+            "steps": steps.to(torch.int64),
+        }
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        steps: Tensor | None = self.default_steps(count)
+        if self.use_steps and self.fixed_epochs is None:
+            steps = None if self.l_max is None else self.default_steps(count).clamp_min(self.l_max)
+        return gradient_steps(steps, uncovered={} if self.use_agg else {EXAMPLE_COUNT: "use_agg = true"})
+
+
+@dataclass(frozen=True)
+class SelfFL(SelfFLClients):
+    @property
+    def averages(self) -> tuple[str, ...] | str:
+        if not (self.use_init or self.use_steps or self.use_agg):
+            return ("delta",)  # the control: σ₀² is estimated from the updates all the same, and nothing uses it
+        return "estimates the variance between clients from their updates and weighs clients by variances they report"
+
+    def init_server(self, task: Task, population: Population) -> Server:
+        s = torch.full((population.num_clients,), UNKNOWN, dtype=torch.float64)
+        s0 = 0.0
+        if self.known_variances:
+            truth = gaussian_task(task)
+            s, s0 = truth.known_variances(torch.arange(population.num_clients)), truth.known_s0()
+        return Server(task.init(population.seed), torch.tensor(s0, dtype=torch.float64), s, torch.zeros_like(s))
+
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        takes_part = torch.zeros(len(server.s), dtype=torch.bool, device=server.s.device)
+        takes_part[active] = True
+        return replace(server, others=self.sum_of_others(server.s, server.s0, takes_part)), active
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        models = up.delta if up.optimum is None else up.optimum  # relative to θ
         s = server.s.cpu().clone()
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
-        if not self.known:
-            s0 = self.between(up.delta, s0)  # (17)
-        weight = self.weights(s[ids], s0) if up.count is None else up.count
-        step = mean_of(up.delta, weight)  # (20), relative to θ
-        return Server(server.theta + float(server.c) * step, server.c, s0, s, server.others)
+        if not self.known_variances:
+            s0 = self.variance_between(models, s0)  # (17), (25)
+        weight = self.client_weights(s[ids], s0) if up.count is None else up.count
+        step = weighted_mean(models, weight)  # (20), (26)
+        c = self.smoothing_weight(round.population.participation)
+        return Server(server.theta + c * step, s0, s, server.others)
 
-    def averaged(self) -> str:
-        if not (self.use_init or self.use_steps or self.use_agg):
-            return "delta"  # the control: σ₀² is estimated from the updates all the same, and nothing uses it
+    def figures(self, server: Server) -> dict[str, Any]:
+        return variance_figures(server)
+
+
+def variance_figures(server: Server) -> dict[str, Any]:
+    return {"sigma0_sq": float(server.s0), "clients_with_variance": int((server.s >= 0).sum())}
+
+
+def gaussian_task(task: Task) -> GaussianTask:
+    """The task as the one that knows its variances."""
+    if not isinstance(task, GaussianTask):
         raise ConfigError(
-            "Self-FL estimates the variance between clients from their updates and weighs clients by variances they "
-            "report, so a robust average of the updates could not keep its promise; leave out robust or the method"
-        )
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return torch.where((client.rounds > 0)[:, None].to(down.theta.device), client.theta, down.theta)
-
-    def global_model(self, server: Server) -> Tensor:
-        return server.theta
-
-    def server_figures(self, server: Server) -> dict[str, Any]:
-        return {"sigma0_sq": float(server.s0), "clients_with_variance": int((server.s >= 0).sum())}
-
-    def client_figures(self, client: Client) -> dict[str, Tensor]:
-        variance = self.own_variance(Running(client.rounds, client.mean, client.m2))
-        return {"sigma_m_sq": variance, "rounds_active": client.rounds} | plan_figures(client.last)
-
-
-def plan_figures(last: Tensor) -> dict[str, Tensor]:
-    rho, raw, steps = last.unbind(1)
-    return {"weight_of_others": rho, "raw_steps": raw, "steps": steps.to(torch.int64)}
-
-
-def truth(task: Task) -> KnowsVariances:
-    if not isinstance(task, KnowsVariances):
-        raise ConfigError(
-            "known=true needs a task that knows its variances, such as the two-level Gaussian one; "
-            f"{type(task).__name__} does not: set known=false to estimate them"
+            "known_variances=true needs a task that knows its variances, such as the two-level Gaussian one; "
+            f"{type(task).__name__} does not: set known_variances=false to estimate them"
         )
     return task
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)

@@ -2,8 +2,8 @@
 
 Chen et al., "Self-Aware Personalized Federated Learning", https://arxiv.org/abs/2204.08069. Equation numbers are
 those of that version. Every function takes tensors of any leading shape with clients on one axis, so the three
-variants of the method (`kinfed.algorithms.selffl.selffl*`, one row per client) and the study on synthetic data
-(`kinfed.reproduce.studies.synthetic_study`, repeats by clients) run the same lines.
+variants of the method (`kinfed.algorithms.selffl`, one row per client) and the study on synthetic data
+(`kinfed.reproduce.studies.synthetic`, repeats by clients) run the same lines.
 
     s_m   intra-client uncertainty σ_m²: how much client m's models vary from one of its rounds to the next
     s_0   inter-client uncertainty σ_0²: how much clients' models differ
@@ -15,12 +15,13 @@ A variance that is not known yet is written −1 (messages may hold only finite 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kinfed.core.kernels import IN_CACHE, spread, squared_norm
+from kinfed.core.options import Range, check_options, option
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import log_shrink, others_sum, precision_of_others, shrink
 
@@ -54,7 +55,7 @@ class Running(NamedTuple):
         return Running(n, mean, self.m2 + (1 - share) * torch.cat(squares).to(self.m2.device))
 
 
-class Plan(NamedTuple):
+class LocalPlan(NamedTuple):
     """What a client does in a round. Where it is not `ready` it does as in FedAvg."""
 
     ready: Tensor  # bool: all uncertainties are known
@@ -72,58 +73,56 @@ class Plan(NamedTuple):
 class Rules:
     """The options of Self-FL and the formulas that depend on them."""
 
-    use_init: bool = True
-    """Start local training at the mean of the others (18); otherwise at the received model."""
-    use_steps: bool = True
-    """Number of local steps by (19); otherwise the common one."""
-    use_agg: bool = True
-    """Average with weights w_m (20); otherwise by numbers of examples."""
-    l_max: int | None = 40
-    """Largest number of steps; the paper's 40 for images. None leaves it to (19)."""
-    l_init: int | None = None
-    """Steps while a client's variance is unknown; the common number where none is given."""
-    fixed_epochs: int | None = None
-    """Train so many epochs always and skip (19); the paper's 2 for Sent140."""
-    smoothing: float | str = "participation"
-    """c in θ ← (1 − c) θ + c θ̂: a number in (0, 1], 1 being none, or "participation" for the participation rate."""
-    var_m: str = "mean"
-    """s_m is the "mean" over rounds of ‖x − x̄‖² (Eq. 21) or the "sum" (Sec. 3.2)."""
-    var0: str = "sum"
-    """s_0 is the "sum" over clients of ‖x − x̄‖² (Sec. 3.2) or the "mean"."""
-    domain: str = "active"
-    """S sums over the "active" clients of the round or over "all" with a known variance."""
-    r_max: float = 1.0
-    """Cap on w_m/S in (18); inf for none. Without it two active clients can drive each other to infinity."""
-    contraction: str = "paper"
-    """How a step shrinks the distance to the optimum in (19): by 1 − a with a = η/(B s) ("paper"), η/s ("gd": full
-    gradients of a loss with curvature 1/s), η B/(N s) ("sum" of the batch) or η/(N s) ("mean" of the batch)."""
-    posterior: str = "paper"
-    """ρ with the precision S for the others ("paper", (3)) or 1/(s_0 + 1/S), which the model implies ("exact")."""
-    l_rule: str = "log"
-    """l = ln ρ / ln(1 − a) ("log", (19)) or −ln ρ / a ("first_order", defined for every a)."""
-    known: bool = False
-    """Take s_m and s_0 from the task, where it knows them, instead of estimating them."""
+    use_init: bool = option(
+        True, "start local training at the mean of the others (18); otherwise at the received model"
+    )
+    use_steps: bool = option(True, "number of local steps by (19); otherwise the common one")
+    use_agg: bool = option(True, "average with weights w_m (20); otherwise by numbers of examples")
+    l_max: int | None = option(
+        40,
+        "largest number of steps; the paper's 40 for images; none leaves it to (19)",
+        ge=1,
+        tune=Range(10, 100, whole=True),
+    )
+    l_init: int | None = option(
+        None, "steps while a client's variance is unknown; the common number where none is given", ge=1
+    )
+    fixed_epochs: int | None = option(
+        None, "train so many epochs always and skip (19); the paper's 2 for Sent140", ge=1
+    )
+    smoothing: float | Literal["participation"] = option(
+        "participation", "c in θ ← (1 − c) θ + c θ̂: a number, 1 being none, or the participation rate", gt=0, le=1
+    )
+    var_m: Literal["mean", "sum"] = option(
+        "mean", "s_m is the mean over rounds of ‖x − x̄‖² (Eq. 21) or the sum (Sec. 3.2)"
+    )
+    var0: Literal["mean", "sum"] = option("sum", "s_0 is the sum over clients of ‖x − x̄‖² (Sec. 3.2) or the mean")
+    domain: Literal["active", "all"] = option(
+        "active", "S sums over the active clients of the round or over all with a known variance"
+    )
+    r_max: float = option(
+        1.0,
+        "cap on w_m/S in (18), inf for none; without it two active clients can drive each other to infinity",
+        gt=0,
+        infinite=True,
+    )
+    contraction: Literal["paper", "gd", "sum", "mean"] = option(
+        "paper",
+        "how a step shrinks the distance to the optimum in (19): by 1 − a with a = η/(B s) (paper), η/s (gd: full "
+        "gradients of a loss with curvature 1/s), η B/(N s) (sum of the batch) or η/(N s) (mean of the batch)",
+    )
+    posterior: Literal["paper", "exact"] = option(
+        "paper", "ρ with the precision S for the others (paper, (3)) or 1/(s_0 + 1/S), which the model implies (exact)"
+    )
+    l_rule: Literal["log", "first_order"] = option(
+        "log", "l = ln ρ / ln(1 − a) (log, (19)) or −ln ρ / a (first_order, defined for every a)"
+    )
+    known_variances: bool = option(
+        False, "take s_m and s_0 from the task, where it knows them, instead of estimating them"
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("var_m", ("mean", "sum")),
-            ("var0", ("mean", "sum")),
-            ("domain", ("active", "all")),
-            ("contraction", ("paper", "gd", "sum", "mean")),
-            ("posterior", ("paper", "exact")),
-            ("l_rule", ("log", "first_order")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name in ("l_max", "l_init", "fixed_epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, or left out; got {value}")
-        c = self.smoothing
-        if c != "participation" and (isinstance(c, str) or not 0 < c <= 1):
-            raise ConfigError(f'smoothing is a number in (0, 1] or "participation"; got {c!r}')
-        if not self.r_max > 0:
-            raise ConfigError(f"r_max must be positive (inf for no cap); got {self.r_max}")
+        check_options(self)
         if self.fixed_epochs is not None and not self.use_steps:
             raise ConfigError("fixed_epochs replaces the steps of (19); leave it out with use_steps=false")
 
@@ -138,7 +137,7 @@ class Rules:
         s = models.m2 / n.clamp_min(1) if self.var_m == "mean" else models.m2
         return torch.where(models.n >= MIN_ROUNDS, s, UNKNOWN)
 
-    def between(self, x: Tensor, previous: Tensor, among: Tensor | None = None) -> Tensor:
+    def variance_between(self, x: Tensor, previous: Tensor, among: Tensor | None = None) -> Tensor:
         """[...] s_0 from the models x [n, P] of this round (17); the previous one where there are fewer than two.
 
         With `among` [..., n], which says what rows count, x is [..., n, P]. Models may be given relative to a common
@@ -158,44 +157,46 @@ class Rules:
 
     def precision(self, s: Tensor, s0: Tensor) -> Tensor:
         """w = 1/(s_0 + s), 0 where s is unknown."""
-        return torch.where(s >= 0, 1 / (s0 + positive(s, s0)), 0)
+        return torch.where(s >= 0, 1 / (s0 + positive_variance(s, s0)), 0)
 
-    def others(self, s: Tensor, s0: Tensor, active: Tensor) -> Tensor:
+    def sum_of_others(self, s: Tensor, s0: Tensor, active: Tensor) -> Tensor:
         """[..., K] S_{-m} over the domain, for every client whether in it or not."""
         w = self.precision(s, s0[..., None])
         return others_sum(w if self.domain == "all" else torch.where(active, w, 0), -1)
 
-    def weights(self, s: Tensor, s0: Tensor, among: Tensor | None = None) -> Tensor:
+    def client_weights(self, s: Tensor, s0: Tensor, among: Tensor | None = None) -> Tensor:
         """[..., n] w_m of (20), up to a factor; clients of unknown variance count like the mean of the others."""
-        known = s >= 0 if among is None else (s >= 0) & among
-        w = torch.where(known, self.precision(s, s0[..., None]), 0)
-        usual = w.sum(-1, keepdim=True) / known.sum(-1, keepdim=True).clamp_min(1)
-        usual = torch.where(usual > 0, usual, 1)
-        filled = torch.where(known, w, usual)
-        return filled if among is None else torch.where(among, filled, 0)
+        estimated = s >= 0 if among is None else (s >= 0) & among
+        w = torch.where(estimated, self.precision(s, s0[..., None]), 0)
+        mean = w.sum(-1, keepdim=True) / estimated.sum(-1, keepdim=True).clamp_min(1)
+        mean = torch.where(mean > 0, mean, 1)
+        weight = torch.where(estimated, w, mean)
+        return weight if among is None else torch.where(among, weight, 0)
 
-    def plan(self, s: Tensor, s0: Tensor, S: Tensor, step_size: Tensor | float, usual: Tensor) -> Plan:
-        """Elementwise over clients. `step_size` is a·s, the numerator of the contraction rate; `usual` the steps of
-        clients that are not ready."""
+    def local_plan(
+        self, s: Tensor, s0: Tensor, S: Tensor, step_size: Tensor | float, default_steps: Tensor
+    ) -> LocalPlan:
+        """Elementwise over clients. `step_size` is a·s, the numerator of the contraction rate; `default_steps` are
+        those of clients that are not ready."""
         ready = (s >= 0) & (S > 0)
-        if not self.known:
+        if not self.known_variances:
             ready = ready & (s0 > 0)
         # Harmless numbers where not ready, so that the formulas below are defined everywhere.
         s0, S = torch.where(ready, s0, 1.0), torch.where(ready, S, 1.0)
-        s = torch.where(ready, positive(s, s0), 1.0)
+        s = torch.where(ready, positive_variance(s, s0), 1.0)
         ratio = (1 / ((s0 + s) * S)).clamp_max(self.r_max)
-        Q = precision_of_others(S, s0, "exact" if self.posterior == "exact" else "paper")
+        Q = precision_of_others(S, s0, self.posterior)
         a = step_size / s
         if self.l_rule == "first_order":
             raw = -log_shrink(s, Q) / a
         else:
             # As a → 1 the number of steps falls to 0; beyond, a single step leaps past the optimum.
             raw = torch.where(a < 1, log_shrink(s, Q) / torch.log1p(-a.clamp_max(1.0)), 0.0)
-        steps = usual
+        steps = default_steps
         if self.use_steps and self.fixed_epochs is None:
             cap = MANY_STEPS if self.l_max is None else self.l_max
-            steps = torch.where(ready, raw.round().clamp(1, cap).to(torch.int64), usual)
-        return Plan(
+            steps = torch.where(ready, raw.round().clamp(1, cap).to(torch.int64), default_steps)
+        return LocalPlan(
             ready,
             torch.where(ready, ratio, 0.0),
             torch.where(ready, shrink(s, Q), UNKNOWN),
@@ -215,7 +216,7 @@ class Rules:
         return torch.full_like(count, lr)
 
 
-def positive(s: Tensor, s0: Tensor) -> Tensor:
+def positive_variance(s: Tensor, s0: Tensor) -> Tensor:
     """s kept away from 0, where 1/s does not exist: a client whose models never move."""
     return torch.maximum(s, 1e-12 * s0.clamp_min(1.0))
 

@@ -60,14 +60,16 @@ class Classes(CountPartition):
         check_classes(self.classes, source)
         low, high = self._bounds
         slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
-        drawn = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
+        raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
-            counts = dealing.table(slots, dealing.evenly(drawn, self.classes), source.num_classes).minimum(available)
+            counts = dealing.table(slots, dealing.evenly(raw_sizes, self.classes), source.num_classes).minimum(
+                available
+            )
             return counts, [f"clients share examples; sizes {size_range(counts)}"]
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
-            sizes = (drawn.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
+            sizes = (raw_sizes.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
             return dealing.table(slots, dealing.evenly(sizes, self.classes), source.num_classes)
 
         dealing.require(

@@ -16,9 +16,8 @@ from kinfed.report.comparison import Method
 from kinfed.report.formats import plural
 from kinfed.report.marks import bars, line
 from kinfed.report.palette import INK, faded
-from kinfed.report.panels.base import Panel, series
+from kinfed.report.panels.base import Panel, ranked_bars, series
 
-MAX_BARS = 200
 BINS = 20
 
 
@@ -53,10 +52,9 @@ def in_words(decision: Decision) -> str:
     share = decision.weight
     degrees = ((0.9, "almost entirely from all"), (0.5, "mostly from all"), (0.1, "mostly alone"))
     manner = next((words for least, words in degrees if share >= least), "almost entirely alone")
-    asked = f"the rule asks for {decision.raw:.1f}"
     return (
         f"{who} learns {manner}: its models vary by {decision.variance:.3g} from round to round, so the others are "
-        f"given a weight of {100 * share:.0f} % and it trains {steps} ({asked})."
+        f"given a weight of {100 * share:.0f} % and it trains {steps} (the rule asks for {decision.raw:.1f})."
     )
 
 
@@ -173,17 +171,11 @@ def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
 
 
 def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
-    step = math.ceil(len(ordered) / MAX_BARS)
-    shown = list(ordered[::-1][::step])
-    finite = [d.gain for d in shown if math.isfinite(d.gain)]
-    ceiling = max(finite, default=1.0)
-    each = bars(
-        range(1, len(shown) + 1), [min(d.gain, ceiling) for d in shown], method.style.color,
-        "gain %{y:.3g}<br>%{text}", name=method.label, text=[escape(in_words(d)) for d in shown],
-    )  # fmt: skip
+    ceiling = max((d.gain for d in ordered if math.isfinite(d.gain)), default=1.0)
+    entries = [(min(d.gain, ceiling), escape(in_words(d))) for d in reversed(ordered)]
+    each, of = ranked_bars(method, entries, "gain %{y:.3g}<br>%{text}")
     wide = ceiling > 30
     y = axis(nticks=5) | ({"type": "log"} if wide else {"rangemode": "tozero"})
-    of = "" if step == 1 else f", every {step}th"
     return Figure(
         description=f"The gain over learning alone that {method.label} believes each client to have, sorted.",
         data=[each],

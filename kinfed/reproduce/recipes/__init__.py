@@ -6,27 +6,38 @@ A recipe says what is run at each scale, which numbers the paper has, and which 
     small   under 15 minutes on two cores, on the real data
     paper   the published settings
 
-See kinfed.reproduce for what a recipe is made of; a new file with a RECIPE in it is all that a new one needs."""
+See kinfed.reproduce for what a recipe is made of. A new one is a file with a RECIPE in it and its name in RECIPES; what
+several recipes of a paper share is in common_*.py."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from kinfed.errors import unknown_name
 from kinfed.reproduce.recipe import Recipe
 
-_PAPERS = ("selffl", "fedfomo", "cgpfl")
-
-
-def _rank(name: str) -> tuple[int, str]:
-    return next((i for i, paper in enumerate(_PAPERS) if name.startswith(paper)), len(_PAPERS)), name
-
-
-RECIPES: tuple[str, ...] = tuple(
-    sorted(
-        (module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.name != "cli"), key=_rank
-    )
+RECIPES: tuple[str, ...] = (
+    "selffl-ablation",
+    "selffl-algorithms",
+    "selffl-cifar10",
+    "selffl-femnist",
+    "selffl-mnist",
+    "selffl-sent140",
+    "selffl-steps",
+    "selffl-synthetic",
+    "selffl-users",
+    "selffl-wakeword",
+    "fedfomo-exploration",
+    "fedfomo-foreign",
+    "fedfomo-latent",
+    "fedfomo-pathological",
+    "fedfomo-privacy",
+    "fedfomo-validation",
+    "fedfomo-weights",
+    "cgpfl-cifar10",
+    "cgpfl-contexts",
+    "cgpfl-heur",
+    "cgpfl-table1",
 )
 
 
@@ -39,5 +50,5 @@ def load_recipe(name: str) -> Recipe:
 
 def summaries() -> dict[str, str]:
     """Every recipe in one line."""
-    found = map(load_recipe, RECIPES)
-    return {recipe.name: f"{recipe.title} ({recipe.paper.name}: {recipe.shows})" for recipe in found}
+    recipes = map(load_recipe, RECIPES)
+    return {recipe.name: f"{recipe.title} ({recipe.paper.name}: {recipe.reproduces})" for recipe in recipes}

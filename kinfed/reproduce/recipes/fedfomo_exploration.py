@@ -8,17 +8,26 @@ from typing import Any
 
 from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable
-from kinfed.reproduce.recipe import FEDFOMO, BySeed, Drawn, Scale
-from kinfed.reproduce.recipe_figures import against
-from kinfed.reproduce.recipes.fedfomo_latent import FEW_STEPS, setting
-from kinfed.reproduce.studies.kinship import kinship, minus
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Untestable,
+    difference,
+)
+from kinfed.reproduce.recipe import ACCURACY, FEDFOMO, BySeed, RecipeFigure, Scale
+from kinfed.reproduce.recipe_figures import line_chart
+from kinfed.reproduce.recipes.common_fedfomo import EMBEDDINGS, FEW_STEPS, NETWORK, SMOKE_STAND_IN, latent_settings
+from kinfed.reproduce.studies.kinship import kinship
 
 MODELS = (2, 5, 10)  # the client's own among them
 EVERYBODY = 15  # with everyone's model there is nothing to explore
 EPSILONS = (0.0, 0.3, 0.6, 0.9)
 PART = "cifar10"
-ACCURACY = "personal.accuracy"
 
 
 def label(models: int, epsilon: float) -> str:
@@ -29,30 +38,30 @@ PAIRS = (*((m, e) for m in MODELS for e in EPSILONS), (EVERYBODY, 0.0))
 GRID = {label(m, e): f"M = {m}, ε = {e:g}" for m, e in PAIRS}
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     grid: dict[str, dict[str, Any]] = {"local": {"method": "local"}} | {
         label(m, e): {"method": "fedfomo", "models": m, "epsilon": e} for m, e in PAIRS
     }
-    return [Part(PART, setting(scale, steps=FEW_STEPS) | {"algorithms": grid}, kinship)]
+    return [RunPart(PART, latent_settings(scale, steps=FEW_STEPS) | {"algorithms": grid}, kinship)]
 
 
-def accuracy(found: Found, models: int, epsilon: float) -> BySeed:
-    return found.of(PART, label(models, epsilon), ACCURACY)
+def accuracy(results: Results, models: int, epsilon: float) -> BySeed:
+    return results.get(PART, label(models, epsilon), ACCURACY)
 
 
-def _more_models(found: Found) -> Mapping[str, BySeed]:
+def _more_models(results: Results) -> Mapping[str, BySeed]:
     return {
-        f"M = {few}, ε = {epsilon:g}": minus(accuracy(found, many, epsilon), accuracy(found, few, epsilon))
+        f"M = {few}, ε = {epsilon:g}": difference(accuracy(results, many, epsilon), accuracy(results, few, epsilon))
         for epsilon in EPSILONS
         for few, many in pairwise(MODELS)
     }
 
 
-def _indifferent_to_epsilon(found: Found) -> Mapping[str, BySeed]:
+def _indifferent_to_epsilon(results: Results) -> Mapping[str, BySeed]:
     """Two points, less the distance between the best and the worst ε of a seed."""
     margins: dict[str, BySeed] = {}
     for models in MODELS:
-        columns = [accuracy(found, models, epsilon) for epsilon in EPSILONS]
+        columns = [accuracy(results, models, epsilon) for epsilon in EPSILONS]
         seeds = sorted(set.intersection(*(set(column) for column in columns)))
         margins[f"M = {models}"] = {
             seed: 0.02 - (max(c[seed] for c in columns) - min(c[seed] for c in columns)) for seed in seeds
@@ -60,19 +69,25 @@ def _indifferent_to_epsilon(found: Found) -> Mapping[str, BySeed]:
     return margins
 
 
-def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
-    alone = found.of(PART, "local", ACCURACY)
+def _without_exploration(results: Results) -> Mapping[str, BySeed]:
+    """One point, plus what is gained (or lost) with ε = 0 against 0.3."""
+    gains = {m: difference(accuracy(results, m, 0.0), accuracy(results, m, 0.3)) for m in MODELS}
+    return {f"M = {m}": {seed: gain + 0.01 for seed, gain in by_seed.items()} for m, by_seed in gains.items()}
+
+
+def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
+    alone = results.get(PART, "local", ACCURACY)
     levels = {"local training": sum(alone.values()) / len(alone)} if alone else {}
-    by_models = {f"M = {m}": [(e, accuracy(found, m, e)) for e in EPSILONS] for m in MODELS}
-    by_epsilon = {f"ε = {e:g}": [(float(m), accuracy(found, m, e)) for m in (*MODELS, EVERYBODY)] for e in EPSILONS}
+    by_models = {f"M = {m}": [(e, accuracy(results, m, e)) for e in EPSILONS] for m in MODELS}
+    by_epsilon = {f"ε = {e:g}": [(float(m), accuracy(results, m, e)) for m in (*MODELS, EVERYBODY)] for e in EPSILONS}
     return [
-        Drawn(
+        RecipeFigure(
             "Accuracy over exploration",
-            against(axis("ε at the start"), by_models, "Test accuracy", "Accuracy over ε, per M.", levels=levels),
+            line_chart(axis("ε at the start"), by_models, "Test accuracy", "Accuracy over ε, per M.", levels=levels),
         ),
-        Drawn(
+        RecipeFigure(
             "Accuracy over the number of models",
-            against(axis("M"), by_epsilon, "Test accuracy", "Accuracy over M, per ε.", levels=levels),
+            line_chart(axis("M"), by_epsilon, "Test accuracy", "Accuracy over M, per ε.", levels=levels),
         ),
     ]
 
@@ -80,31 +95,42 @@ def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
 RECIPE = Recipe(
     name="fedfomo-exploration",
     paper=FEDFOMO,
-    shows="Figure 3",
+    reproduces="Figure 3",
     title="FedFomo’s exploration and number of models",
     about="15 clients in 5 latent distributions of CIFAR-10, all active, 20 rounds; M candidates per round, the "
     "client’s own among them, and the chance ε of a random one, which falls by 0.05 per round.",
     parts=parts,
     tables=[
-        Table("Accuracy and finding one’s own (%)", {"local": "Local training", **GRID}, [
-            Column("Accuracy", PART), Column("Client mean", PART, "personal.accuracy_mean"),
-            Column("Worst tenth", PART, "personal.worst10"), Column("Top places to one’s own", PART, "kin.top"),
-            Column("MB per round", PART, "bytes", 1e-6, lower_is_better=True),
-        ]),
+        ResultTable(
+            "Accuracy and finding one’s own (%)",
+            {"local": "Local training", **GRID},
+            [
+                ResultColumn("Accuracy", PART),
+                ResultColumn("Client mean", PART, "personal.accuracy_mean"),
+                ResultColumn("Worst tenth", PART, "personal.worst10"),
+                ResultColumn("Top places to one’s own", PART, "kin.top"),
+                ResultColumn("MB per round", PART, "bytes", 1e-6, lower_is_better=True),
+            ],
+        ),
     ],
     claims=[
         Claim("With ε fixed, more models are better (M = 5 against 2, and 10 against 5)", _more_models),
         Claim("No consistent effect of ε (for every M, all ε within 2 points of each other)", _indifferent_to_epsilon),
-        Claim("More models find one’s own distribution earlier: more top places with M = 10 than with M = 2",
-              lambda found: {f"ε = {e:g}": minus(found.of(PART, label(10, e), "kin.top"),
-                                                 found.of(PART, label(2, e), "kin.top")) for e in EPSILONS}),
-        Claim("Without exploration (ε = 0) as good as with it (0.3): at most 1 point below",
-              lambda found: {f"M = {m}": {seed: gap + 0.01 for seed, gap in
-                                          minus(accuracy(found, m, 0.0), accuracy(found, m, 0.3)).items()}
-                             for m in MODELS}, asked_by="kinfed"),
-        Claim("Every M and ε above Local",
-              lambda found: {name: minus(found.of(PART, row, ACCURACY), found.of(PART, "local", ACCURACY))
-                             for row, name in GRID.items()}, asked_by="kinfed"),
+        Claim(
+            "More models find one’s own distribution earlier: more top places with M = 10 than with M = 2",
+            lambda results: {
+                f"ε = {e:g}": difference(*(results.get(PART, label(m, e), "kin.top") for m in (10, 2)))
+                for e in EPSILONS
+            },
+        ),
+        Question("Without exploration (ε = 0) as good as with it (0.3): at most 1 point below", _without_exploration),
+        Question(
+            "Every M and ε above Local",
+            lambda results: {
+                name: difference(results.get(PART, row, ACCURACY), results.get(PART, "local", ACCURACY))
+                for row, name in GRID.items()
+            },
+        ),
         Untestable("The curves of Figure 3", "the paper prints neither numbers nor the values of ε and M"),
     ],
     notes=[
@@ -113,10 +139,10 @@ RECIPE = Recipe(
         "With M = 15 everyone is sent everybody’s model, and ε has nothing to decide: it is run once.",
     ],
     stand_ins={
-        "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
-        "small": "6,000 of CIFAR-10’s images, embeddings of a small network trained on them, conv 6/16 instead of "
-        "32/64/64, 10 steps of 20 examples instead of 5 epochs, no augmentation. Compare orders, not levels.",
+        "smoke": SMOKE_STAND_IN,
+        "small": f"6,000 of CIFAR-10’s images, {EMBEDDINGS}, {NETWORK}, "
+        "10 steps of 20 examples instead of 5 epochs, no augmentation. Compare orders, not levels.",
     },
-    inside=[(PART, label(5, 0.3))],
+    method_figures=[(PART, label(5, 0.3))],
     figures=figures,
-)  # fmt: skip
+)

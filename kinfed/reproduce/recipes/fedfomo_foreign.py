@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable, published
-from kinfed.reproduce.recipe import FEDFOMO, Scale
-from kinfed.reproduce.recipes.fedfomo_latent import (
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Untestable,
+    difference,
+    parse_published,
+)
+from kinfed.reproduce.recipe import FEDFOMO, BySeed, Margins, Scale
+from kinfed.reproduce.recipes.common_fedfomo import (
+    EMBEDDINGS,
     FEW_STEPS,
     METHODS,
+    NETWORK,
     OURS,
     RIVALS,
     SCORED,
+    SMOKE_STAND_IN,
+    above_chance,
+    latent_metrics,
+    latent_settings,
     lead,
-    measured,
-    methods,
-    setting,
+    method_options,
 )
-from kinfed.reproduce.studies.kinship import minus
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 BLIND = tuple(label for label in RIVALS if label != "fedavg_data")  # neither target data nor others' examples
 
 
-def parts(scale: Scale) -> list[Part]:
-    made = []
+def parts(scale: Scale) -> list[RunPart]:
+    plan = []
     for data in DATA if scale != "smoke" else ("cifar10",):
-        run = setting(scale, 5, data, steps=FEW_STEPS) | {
-            "foreign_targets": True,
-            "algorithms": methods(METHODS, scale),
-        }
+        settings = latent_settings(scale, 5, data, steps=FEW_STEPS)
+        settings |= {"foreign_targets": True, "algorithms": method_options(METHODS, scale)}
         if scale == "paper":
-            run["seeds"] = [0, 1, 2, 3, 4]  # each seed shuffles anew: five shuffles
-        made.append(Part(data, run, measured))
-    return made
+            settings["seeds"] = [0, 1, 2, 3, 4]  # each seed shuffles anew: five shuffles
+        plan.append(RunPart(data, settings, latent_metrics))
+    return plan
 
 
-TABLE_3 = published("""
+def _kin_above_chance(data: str) -> Margins:
+    return lambda results: {METHODS[row]: above_chance(results, data, row) for row in OURS}
+
+
+def _mixture_above_training(results: Results) -> dict[str, BySeed]:
+    return {
+        METHODS[row]: difference(*(results.get("cifar10", row, metric) for metric in (SCORED, "post_train.accuracy")))
+        for row in OURS
+    }
+
+
+TABLE_3 = parse_published("""
     method      | CIFAR-10     | CIFAR-100
     local       | 20.39 ± 3.36 | 7.40 ± 1.31
     fedavg      | 23.11 ± 2.51 | 13.06 ± 1.48
@@ -52,46 +75,76 @@ TABLE_3 = published("""
 RECIPE = Recipe(
     name="fedfomo-foreign",
     paper=FEDFOMO,
-    shows="Table 3 and Figure 4",
+    reproduces="Table 3 and Figure 4",
     title="FedFomo for targets outside a client’s own data",
     about="15 clients in 5 latent distributions, all active, 20 rounds. The pairs of validation and test set are "
     "shuffled among the clients: each trains on its own data and is judged on what another client has. Only FedFomo "
     "looks at the validation examples.",
     parts=parts,
     tables=[
-        Table("Accuracy on the target’s test set (%) (Table 3)", METHODS,
-              [Column(name, data, SCORED, digits=2) for data, name in DATA.items()], TABLE_3),
-        Table("The same runs seen otherwise", METHODS, [
-            *(Column(f"{name}, after the last own training", data) for data, name in DATA.items()),
-            *(Column(f"{name}, FedFomo before mixing", data, "post_train.accuracy") for data, name in DATA.items()),
-            *(Column(f"{name}, worst tenth of clients", data, "personal.worst10") for data, name in DATA.items()),
-        ]),
-        Table("Does FedFomo find the clients that train on its target? (%)", METHODS, [
-            *(Column(f"{name}, top places", data, "kin.top") for data, name in DATA.items()),
-            *(Column(f"{name}, of what is mixed from others", data, "kin.mixed") for data, name in DATA.items()),
-            Column("by chance", "cifar10", "kin.chance"),
-        ], caption="The paper shows this for three clients (Figure 4) and for all as curves (Figure 6)."),
+        ResultTable(
+            "Accuracy on the target’s test set (%) (Table 3)",
+            METHODS,
+            ResultColumn.by_part(DATA, SCORED, digits=2),
+            TABLE_3,
+        ),
+        ResultTable(
+            "The same runs seen otherwise",
+            METHODS,
+            [
+                ResultColumn(f"{name}, {text}", data, metric)
+                for text, metric in (
+                    ("after the last own training", "personal.accuracy"),
+                    ("FedFomo before mixing", "post_train.accuracy"),
+                    ("worst tenth of clients", "personal.worst10"),
+                )
+                for data, name in DATA.items()
+            ],
+        ),
+        ResultTable(
+            "Does FedFomo find the clients that train on its target? (%)",
+            METHODS,
+            [
+                *(ResultColumn(f"{name}, top places", data, "kin.top") for data, name in DATA.items()),
+                *(
+                    ResultColumn(f"{name}, of what is mixed from others", data, "kin.mixed")
+                    for data, name in DATA.items()
+                ),
+                ResultColumn("by chance", "cifar10", "kin.chance"),
+            ],
+            caption="The paper shows this for three clients (Figure 4) and for all as curves (Figure 6).",
+        ),
     ],
     claims=[
-        *(Claim.above(f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED)
-          for data, name in DATA.items() for row in OURS),
-        *(Claim.above(f"Sharing data stands out among the others, {name}", data, "fedavg_data", BLIND, SCORED)
-          for data, name in DATA.items()),
-        *(Claim(f"FedFomo gives top places to clients that train on the target, {name}",
-                lambda found, data=data: {  # type: ignore[misc]
-                    METHODS[m]: minus(found.of(data, m, "kin.top"), found.of(data, m, "kin.chance")) for m in OURS
-                })
-          for data, name in DATA.items()),
-        Claim.above("Ten models better than five, CIFAR-100 (Table 3: 40.94 and 34.43)", "cifar100", "fedfomo-10",
-                    ["fedfomo-5"], SCORED),
-        Claim("FedFomo’s mixture above its model after training, CIFAR-10",
-              lambda found: {METHODS[m]: minus(found.of("cifar10", m, SCORED),
-                                               found.of("cifar10", m, "post_train.accuracy")) for m in OURS},
-              asked_by="kinfed"),
-        Claim("FedFomo above the best single model: FedAvg’s, CIFAR-10",
-              lambda found: {METHODS[m]: lead(found, "cifar10", m, "fedavg") for m in OURS}, asked_by="kinfed"),
-        Untestable("With two distributions the others do better, because targets coincide more often",
-                   "the paper gives no numbers for two distributions here"),
+        *(
+            Claim.above(f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED)
+            for data, name in DATA.items()
+            for row in OURS
+        ),
+        *(
+            Claim.above(f"Sharing data stands out among the others, {name}", data, "fedavg_data", BLIND, SCORED)
+            for data, name in DATA.items()
+        ),
+        *(
+            Claim(f"FedFomo gives top places to clients that train on the target, {name}", _kin_above_chance(data))
+            for data, name in DATA.items()
+        ),
+        Claim.above(
+            "Ten models better than five, CIFAR-100 (Table 3: 40.94 and 34.43)",
+            "cifar100",
+            "fedfomo-10",
+            ["fedfomo-5"],
+            SCORED,
+        ),
+        Question("FedFomo’s mixture above its model after training, CIFAR-10", _mixture_above_training),
+        Question(
+            "FedFomo above the best single model: FedAvg’s, CIFAR-10",
+            lambda results: {METHODS[row]: lead(results, "cifar10", row, "fedavg") for row in OURS},
+        ),
+        Untestable(
+            "With two distributions the others do better, because targets coincide more often",
+            "the paper gives no numbers for two distributions here",
+        ),
         Untestable("The curves of Figure 4", "the paper prints no numbers for them"),
     ],
     notes=[
@@ -107,10 +160,10 @@ RECIPE = Recipe(
         "FedAvg, FedAvg + data and FedProx count by the shared model. Rates and thresholds as in fedfomo-latent.",
     ],
     stand_ins={
-        "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds.",
-        "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), embeddings of a small "
-        "network trained on them, conv 6/16 instead of 32/64/64, 10 steps of 20 examples instead of "
+        "smoke": SMOKE_STAND_IN,
+        "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), "
+        f"{EMBEDDINGS}, {NETWORK}, 10 steps of 20 examples instead of "
         "5 epochs, no augmentation. Compare orders, not levels.",
     },
-    inside=[("cifar10", "fedfomo-5")],
-)  # fmt: skip
+    method_figures=[("cifar10", "fedfomo-5")],
+)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable, published
-from kinfed.reproduce.recipe import FEDFOMO, Scale
-from kinfed.reproduce.recipes.fedfomo_latent import (
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    ResultTable,
+    RunPart,
+    Untestable,
+    difference,
+    parse_published,
+)
+from kinfed.reproduce.recipe import FEDFOMO, Margins, Scale
+from kinfed.reproduce.recipes.common_fedfomo import (
     COLOUR,
     LAST_TRAINED,
+    LOCAL_TRAINING,
     METHODS,
     ONE_MODEL,
     OURS,
     PAPER_BATCHES,
     RIVALS,
     SCORED,
-    WORK,
     lead,
-    methods,
-    scored,
+    method_options,
+    scored_accuracy,
 )
-from kinfed.reproduce.studies.kinship import minus
 
 HEADINGS = {
     "mnist-15": "MNIST, 15 clients",
@@ -31,25 +40,30 @@ HEADINGS = {
 FEW_CLIENTS, MANY_CLIENTS = ("mnist-15", "cifar10-15"), ("mnist-100", "cifar10-100")
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     names = {"smoke": ("mnist-15",), "small": ("mnist-15", "mnist-100", "cifar10-15"), "paper": tuple(HEADINGS)}
-    return [Part(name, _settings(name, scale), scored) for name in names[scale]]
+    return [RunPart(name, _settings(name, scale), scored_accuracy) for name in names[scale]]
 
 
 def _settings(name: str, scale: Scale) -> dict[str, Any]:
     data, _, clients = name.partition("-")
     gray = data == "mnist"
     common = {
-        **WORK, "partition": "pathological", "clients": int(clients), "validation": 0.2, "seeds": [0, 1, 2],
-        "participation": 1.0 if clients == "15" else 0.1, "rounds": 20 if clients == "15" else 100,
-    }  # fmt: skip
+        **LOCAL_TRAINING,
+        "partition": "pathological",
+        "clients": int(clients),
+        "validation": 0.2,
+        "seeds": [0, 1, 2],
+        "participation": 1.0 if clients == "15" else 0.1,
+        "rounds": 20 if clients == "15" else 100,
+    }
     if scale == "paper":
         lr = 0.01 if gray else 0.1
         images: dict[str, Any] = {"name": data} if gray else {"name": data, **COLOUR}
         common |= PAPER_BATCHES | {"lr": lr, "dataset": images, "model": "cnn_fomo"}
-        common |= {"algorithms": methods(METHODS, scale, lr)} | ({} if gray else {"augment": "crop_flip"})
+        common |= {"algorithms": method_options(METHODS, scale, lr)} | ({} if gray else {"augment": "crop_flip"})
         return common
-    common |= {"algorithms": methods(METHODS, scale), "batch": 20, "steps": 20 if clients == "15" else 10}
+    common |= {"algorithms": method_options(METHODS, scale), "batch": 20, "steps": 20 if clients == "15" else 10}
     if scale == "smoke":
         return common | {"dataset": "digits", "model": "mlp", "steps": 5, "rounds": 6, "seeds": [0, 1]}
     if gray:
@@ -57,7 +71,18 @@ def _settings(name: str, scale: Scale) -> dict[str, Any]:
     return common | {"dataset": {"name": "cifar10", "examples": 6000, **COLOUR}, "model": "cnn_tutorial", "steps": 15}
 
 
-TABLE_1 = published("""
+def _growing_lead(data: str, rival: str) -> Margins:
+    """By how much FedFomo's lead over a rival is larger with 100 clients than with 15."""
+    return lambda results: {
+        "": difference(*(lead(results, f"{data}-{clients}", "fedfomo-5", rival) for clients in (100, 15)))
+    }
+
+
+def _above_local(part: str) -> Margins:
+    return lambda results: {METHODS[row]: lead(results, part, row, "local") for row in OURS}
+
+
+TABLE_1 = parse_published("""
     method      | MNIST, 15 clients | MNIST, 100 clients | CIFAR-10, 15 clients | CIFAR-10, 100 clients
     local       | 99.62 ± 0.21      | 94.25 ± 4.28       | 92.73 ± 0.87         | 85.42 ± 4.06
     fedavg      | 91.97 ± 2.17      | 78.83 ± 9.68       | 57.12 ± 1.14         | 53.08 ± 7.40
@@ -75,39 +100,69 @@ TABLE_1 = published("""
 RECIPE = Recipe(
     name="fedfomo-pathological",
     paper=FEDFOMO,
-    shows="Table 1",
+    reproduces="Table 1",
     title="FedFomo with two classes per client",
     about="Every client gets two shards of one class each. 15 clients that all take part in 20 rounds, or 100 of which "
     "a tenth does in 100. FedAvg, FedAvg + data and FedProx count by the model all clients share, as in the paper.",
     parts=parts,
     tables=[
-        Table("Test accuracy (%) (Table 1)", METHODS,
-              [Column(heading, part, SCORED, digits=2) for part, heading in HEADINGS.items()], TABLE_1),
-        Table("After the last own training, and the worst tenth of clients (%)", METHODS, [
-            *(Column(heading, part, LAST_TRAINED) for part, heading in HEADINGS.items()),
-            *(Column(f"{heading}, worst tenth", part, "personal.worst10") for part, heading in HEADINGS.items()),
-        ]),
+        ResultTable("Test accuracy (%) (Table 1)", METHODS, ResultColumn.by_part(HEADINGS, SCORED, digits=2), TABLE_1),
+        ResultTable(
+            "After the last own training, and the worst tenth of clients (%)",
+            METHODS,
+            [
+                *ResultColumn.by_part(HEADINGS, LAST_TRAINED),
+                *(
+                    ResultColumn(f"{heading}, worst tenth", part, "personal.worst10")
+                    for part, heading in HEADINGS.items()
+                ),
+            ],
+        ),
     ],
     claims=[
-        *(Claim.above(f"FedFomo above every other method, {HEADINGS[part]}", part, "fedfomo-10", RIVALS, SCORED)
-          for part in MANY_CLIENTS),
-        *(Claim.above(f"FedFomo competitive (at most 2 points below any other), {HEADINGS[part]}", part, "fedfomo-10",
-                      RIVALS, SCORED, by=-0.02)
-          for part in FEW_CLIENTS),
-        *(Claim.above(f"Training alone above methods with a single model, {heading}", part, "local", ONE_MODEL, SCORED)
-          for part, heading in HEADINGS.items()),
-        *(Claim(f"The lead over {METHODS[rival]} is larger with 100 clients than with 15, {name}",
-                lambda found, data=data, rival=rival: {  # type: ignore[misc]
-                    "": minus(lead(found, f"{data}-100", "fedfomo-5", rival),
-                              lead(found, f"{data}-15", "fedfomo-5", rival))})
-          for data, name in (("mnist", "MNIST"), ("cifar10", "CIFAR-10")) for rival in ("local", "fedavg")),
-        *(Claim(f"FedFomo above every client alone, {heading}",
-                lambda found, part=part: {METHODS[m]: lead(found, part, m, "local") for m in OURS},  # type: ignore[misc]
-                asked_by="kinfed")
-          for part, heading in HEADINGS.items()),
-        *(Claim.above(f"FedFomo above FedAvg whose clients keep their last trained model, {heading}", part, "fedfomo-5",
-                      ["fedavg"], LAST_TRAINED, asked_by="kinfed")
-          for part, heading in HEADINGS.items()),
+        *(
+            Claim.above(f"FedFomo above every other method, {HEADINGS[part]}", part, "fedfomo-10", RIVALS, SCORED)
+            for part in MANY_CLIENTS
+        ),
+        *(
+            Claim.above(
+                f"FedFomo competitive (at most 2 points below any other), {HEADINGS[part]}",
+                part,
+                "fedfomo-10",
+                RIVALS,
+                SCORED,
+                by=-0.02,
+            )
+            for part in FEW_CLIENTS
+        ),
+        *(
+            Claim.above(
+                f"Training alone above methods with a single model, {heading}", part, "local", ONE_MODEL, SCORED
+            )
+            for part, heading in HEADINGS.items()
+        ),
+        *(
+            Claim(
+                f"The lead over {METHODS[rival]} is larger with 100 clients than with 15, {name}",
+                _growing_lead(data, rival),
+            )
+            for data, name in (("mnist", "MNIST"), ("cifar10", "CIFAR-10"))
+            for rival in ("local", "fedavg")
+        ),
+        *(
+            Question(f"FedFomo above every client alone, {heading}", _above_local(part))
+            for part, heading in HEADINGS.items()
+        ),
+        *(
+            Question.above(
+                f"FedFomo above FedAvg whose clients keep their last trained model, {heading}",
+                part,
+                "fedfomo-5",
+                ["fedavg"],
+                LAST_TRAINED,
+            )
+            for part, heading in HEADINGS.items()
+        ),
         Untestable("Methods with a single robust model have mixed success over FedAvg", "mixed success is no order"),
     ],
     notes=[
@@ -130,5 +185,5 @@ RECIPE = Recipe(
         "steps of 20 examples instead of 5 epochs, no augmentation; CIFAR-10 with 15 clients only. Compare orders, not "
         "levels.",
     },
-    inside=[("mnist-15", "fedfomo-5")],
-)  # fmt: skip
+    method_figures=[("mnist-15", "fedfomo-5")],
+)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinfed.report.chart import axis
 from kinfed.report.comparison import Comparison
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Study, Table, Untestable, published
-from kinfed.reproduce.recipe import FEDFOMO, BySeed, Drawn, Measured, Scale
-from kinfed.reproduce.recipe_figures import against
-from kinfed.reproduce.recipes.fedfomo_latent import SCORED, measured, setting
-from kinfed.reproduce.studies.kinship import minus
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Study,
+    Untestable,
+    difference,
+    parse_published,
+)
+from kinfed.reproduce.recipe import FEDFOMO, BySeed, Margins, Measurements, RecipeFigure, Scale
+from kinfed.reproduce.recipe_figures import line_chart
+from kinfed.reproduce.recipes.common_fedfomo import EMBEDDINGS, SCORED, above_chance, latent_metrics, latent_settings
 
 METHODS = {
     "local": "Local training (ours)",
@@ -29,56 +40,54 @@ TRAINED, BATCH = 2667, 50
 EPOCHS = (20, 50, 100)
 
 
-def parts(scale: Scale) -> list[Part | Study]:
-    made: list[Part | Study] = [
+def parts(scale: Scale) -> list[RunPart | Study]:
+    plan: list[RunPart | Study] = [
         Study("accountant", accountant, {"examples": TRAINED, "batch": BATCH, "epochs": EPOCHS, "delta": DELTA})
     ]
     for data in DATA if scale == "paper" else ("cifar10",):
         for noise in NOISES:
-            made.append(Part(f"{data}-{noise}", _private(scale, data) | {"dp_noise": float(noise)}, measured))
-    return made
+            settings = private_settings(scale, data) | {"dp_noise": float(noise)}
+            plan.append(RunPart(f"{data}-{noise}", settings, latent_metrics))
+    return plan
 
 
-def _private(scale: Scale, data: str) -> dict[str, Any]:
-    run = {key: value for key, value in setting(scale, 5, data).items() if key != "epochs"}
-    run |= {"algorithms": {label: {} for label in METHODS}, "dp_clip": 1.0, "dp_delta": DELTA}
+def private_settings(scale: Scale, data: str) -> dict[str, Any]:
+    settings = {key: value for key, value in latent_settings(scale, 5, data).items() if key != "epochs"}
+    settings |= {"algorithms": {label: {} for label in METHODS}, "dp_clip": 1.0, "dp_delta": DELTA}
     if scale == "paper":
-        return run | {"steps": 5 * (TRAINED // BATCH)}  # five epochs, as numbers of random samples
+        return settings | {"steps": 5 * (TRAINED // BATCH)}  # five epochs, as numbers of random samples
     if scale == "smoke":
-        return run | {"model": "mlr", "rounds": 3, "seeds": [0, 1]}
+        return settings | {"model": "mlr", "rounds": 3, "seeds": [0, 1]}
     # Noise asks for many examples and few parameters: logistic regression, which is quick, on half of the images.
-    run["dataset"] |= {"examples": 30000}
-    run["partition"] |= {"epochs": 3}
-    return run | {"model": "mlr", "batch": BATCH, "steps": 40}
+    settings["dataset"] |= {"examples": 30000}
+    settings["partition"] |= {"epochs": 3}
+    return settings | {"model": "mlr", "batch": BATCH, "steps": 40}
 
 
-def accountant(seeds: Sequence[int] | None) -> Measured:
+def accountant(seeds: Sequence[int] | None) -> Measurements:
     """Epsilon of the paper's local training. No chance is in it, so that seeds do not matter."""
     from kinfed.privacy.epsilon import epsilon, renyi_epsilon  # needs the extra dp
     from kinfed.privacy.ledger import Event
 
-    found: Measured = {}
+    measured: Measurements = {}
     for epochs in EPOCHS:
         events = (Event(BATCH / TRAINED, 1, epochs * (TRAINED // BATCH)),)
+        row = measured.setdefault(f"epochs-{epochs}", {})
         for noise in (1, 2):
-            found.setdefault(f"epochs-{epochs}", {}).update(
-                {
-                    f"pld-{noise}": {0: epsilon(events, float(noise), DELTA)},
-                    f"rdp-{noise}": {0: renyi_epsilon(events, float(noise), DELTA)},
-                    f"rdp-2017-{noise}": {0: renyi_epsilon(events, float(noise), DELTA, "2017")},
-                }
-            )
-    return found
+            row[f"pld-{noise}"] = {0: epsilon(events, float(noise), DELTA)}
+            row[f"rdp-{noise}"] = {0: renyi_epsilon(events, float(noise), DELTA)}
+            row[f"rdp-2017-{noise}"] = {0: renyi_epsilon(events, float(noise), DELTA, "2017")}
+    return measured
 
 
 TABLE_6 = {
-    "cifar10": published("""
+    "cifar10": parse_published("""
         method     | σ = 0        | σ = 1        | ε, σ = 1     | σ = 2        | ε, σ = 2
         fedavg     | 19.37 ± 1.42 | 17.60 ± 1.64 | 10.26 ± 0.21 | 16.19 ± 1.62 | 3.57 ± 0.08
         fedfomo    | 71.56 ± 1.20 | 71.28 ± 1.06 | 6.89 ± 0.13  | 65.97 ± 0.95 | 1.70 ± 0.04
         fedfomo_ma | 47.90 ± 2.79 | 46.33 ± 4.04 | 9.26 ± 0.19  | 43.76 ± 3.08 | 3.20 ± 0.07
     """),
-    "cifar100": published("""
+    "cifar100": parse_published("""
         method     | σ = 0        | σ = 1        | ε, σ = 1     | σ = 2        | ε, σ = 2
         fedavg     | 5.09 ± 0.38  | 5.05 ± 0.31  | 8.20 ± 0.69  | 4.33 ± 0.27  | 2.33 ± 0.21
         fedfomo    | 26.76 ± 1.20 | 26.14 ± 1.05 | 8.20 ± 0.69  | 15.95 ± 0.94 | 1.71 ± 0.15
@@ -87,100 +96,134 @@ TABLE_6 = {
 }
 
 
-def _columns(data: str) -> list[Column]:
-    found = [Column("σ = 0", f"{data}-0", SCORED, digits=2)]
+def _columns(data: str) -> list[ResultColumn]:
+    columns = [ResultColumn("σ = 0", f"{data}-0", SCORED, digits=2)]
     for noise in (1, 2):
-        found.append(Column(f"σ = {noise}", f"{data}-{noise}", SCORED, digits=2))
-        found.append(Column(f"ε, σ = {noise}", f"{data}-{noise}", "epsilon", 1, 2, lower_is_better=True))
-    return found
+        columns.append(ResultColumn(f"σ = {noise}", f"{data}-{noise}", SCORED, digits=2))
+        columns.append(ResultColumn(f"ε, σ = {noise}", f"{data}-{noise}", "epsilon", 1, 2, lower_is_better=True))
+    return columns
 
 
-def accuracy(found: Found, method: str, noise: int, data: str = "cifar10") -> BySeed:
-    return found.of(f"{data}-{noise}", method, SCORED)
+def accuracy(results: Results, method: str, noise: int, data: str = "cifar10") -> BySeed:
+    return results.get(f"{data}-{noise}", method, SCORED)
 
 
-def _over(better: str, noises: Sequence[int], rival: str, rival_noise: int | None = None) -> Any:
+def spent(results: Results, method: str, noise: int, data: str) -> BySeed:
+    return results.get(f"{data}-{noise}", method, "epsilon")
+
+
+def _over(better: str, noises: Sequence[int], rival: str, rival_noise: int | None = None) -> Margins:
     """Margins of a method at some noises over a rival at the same noise, or at one of its own; both data sets."""
-    return lambda found: {
-        f"{METHODS[rival]} with σ = {noise if rival_noise is None else rival_noise}, by σ = {noise}, {name}": minus(
-            accuracy(found, better, noise, data),
-            accuracy(found, rival, noise if rival_noise is None else rival_noise, data),
+
+    def margins(results: Results) -> Mapping[str, BySeed]:
+        by_rival = {}
+        for data, name in DATA.items():
+            for noise in noises:
+                other = noise if rival_noise is None else rival_noise
+                by_rival[f"{METHODS[rival]} with σ = {other}, by σ = {noise}, {name}"] = difference(
+                    accuracy(results, better, noise, data), accuracy(results, rival, other, data)
+                )
+        return by_rival
+
+    return margins
+
+
+def _little_lost(results: Results) -> Mapping[str, BySeed]:
+    """FedFomo with σ = 1 against σ = 0, plus two points."""
+    margins = _over("fedfomo", (1,), "fedfomo", 0)(results)
+    return {rival: {seed: gap + 0.02 for seed, gap in by_seed.items()} for rival, by_seed in margins.items()}
+
+
+def _less_with_noise(results: Results) -> Mapping[str, BySeed]:
+    return {
+        f"{METHODS[method]}, {name}": difference(spent(results, method, 1, data), spent(results, method, 2, data))
+        for data, name in DATA.items()
+        for method in PRIVATE
+    }
+
+
+def _less_than_fedavg(results: Results) -> Mapping[str, BySeed]:
+    return {
+        f"σ = {noise}, {name}": difference(
+            spent(results, "fedavg", noise, data), spent(results, "fedfomo", noise, data)
         )
         for data, name in DATA.items()
-        for noise in noises
+        for noise in (1, 2)
     }
 
 
-def _epsilons(difference: Callable[[Found, str], Mapping[str, BySeed]]) -> Any:
-    return lambda found: {
-        f"{key}, {name}": value for data, name in DATA.items() for key, value in difference(found, data).items()
-    }
-
-
-def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
+def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
     return [
-        Drawn(
+        RecipeFigure(
             f"Accuracy over noise, {name}",
-            against(
+            line_chart(
                 axis("σ", tickvals=list(NOISES)),
-                {METHODS[m]: [(float(n), accuracy(found, m, n, data)) for n in NOISES] for m in METHODS},
+                {METHODS[m]: [(float(n), accuracy(results, m, n, data)) for n in NOISES] for m in METHODS},
                 "Test accuracy",
                 f"Accuracy of private methods over the noise, {name}.",
             ),
         )
         for data, name in DATA.items()
-        if f"{data}-0" in found
+        if f"{data}-0" in results
     ]
 
 
 RECIPE = Recipe(
     name="fedfomo-privacy",
     paper=FEDFOMO,
-    shows="Tables 4 and 6, Figure 5",
+    reproduces="Tables 4 and 6, Figure 5",
     title="FedFomo under differential privacy",
     about="15 clients in 5 latent distributions, all active, 20 rounds. Local training by DP-SGD: gradients clipped to "
     "norm 1, noise σ, δ = 1e-5. ε is that of the client that spends most, counted over all steps of all rounds; with "
     "σ = 0 gradients are clipped and nothing is promised.",
     parts=parts,
     tables=[
-        *(Table(f"{name}: test accuracy (%) and ε (Table 6)", METHODS, _columns(data), TABLE_6[data])
-          for data, name in DATA.items()),
-        Table("ε of the paper’s local training: 2,667 examples, batches of 50, δ = 1e-5",
-              {f"epochs-{epochs}": f"{epochs} epochs" for epochs in EPOCHS},
-              [Column(f"σ = {noise}, {text}", "accountant", f"{kind}-{noise}", 1, 2)
-               for noise in (1, 2)
-               for kind, text in (("pld", "tight"), ("rdp", "RDP"), ("rdp-2017", "RDP, conversion of 2017"))],
-              caption="20 rounds of 5 epochs are 100. FedAvg’s published 10.26 and 3.57 agree with that and the "
-              "conversion then usual. FedFomo’s 6.89 and 1.70 are what about 44 and 20 epochs would cost."),
-        Table("Are latent distributions still found? Top places held by clients of one’s own (%) (Figure 5)",
-              {label: METHODS[label] for label in ("fedfomo", "fedfomo_ma")},
-              [*(Column(f"σ = {noise}", f"cifar10-{noise}", "kin.top") for noise in NOISES),
-               Column("by chance", "cifar10-0", "kin.chance")]),
+        *(
+            ResultTable(f"{name}: test accuracy (%) and ε (Table 6)", METHODS, _columns(data), TABLE_6[data])
+            for data, name in DATA.items()
+        ),
+        ResultTable(
+            "ε of the paper’s local training: 2,667 examples, batches of 50, δ = 1e-5",
+            {f"epochs-{epochs}": f"{epochs} epochs" for epochs in EPOCHS},
+            [
+                ResultColumn(f"σ = {noise}, {text}", "accountant", f"{kind}-{noise}", 1, 2)
+                for noise in (1, 2)
+                for kind, text in (("pld", "tight"), ("rdp", "RDP"), ("rdp-2017", "RDP, conversion of 2017"))
+            ],
+            caption="20 rounds of 5 epochs are 100. FedAvg’s published 10.26 and 3.57 agree with that and the "
+            "conversion then usual. FedFomo’s 6.89 and 1.70 are what about 44 and 20 epochs would cost.",
+        ),
+        ResultTable(
+            "Are latent distributions still found? Top places held by clients of one’s own (%) (Figure 5)",
+            {label: METHODS[label] for label in ("fedfomo", "fedfomo_ma")},
+            [
+                *(ResultColumn(f"σ = {noise}", f"cifar10-{noise}", "kin.top") for noise in NOISES),
+                ResultColumn("by chance", "cifar10-0", "kin.chance"),
+            ],
+        ),
     ],
     claims=[
         Claim("Private FedFomo above FedAvg, even without noise there", _over("fedfomo", (1, 2), "fedavg", 0)),
         Claim("More noise costs accuracy: FedFomo with σ = 0 above σ = 2", _over("fedfomo", (0,), "fedfomo", 2)),
-        Claim("Little is lost: FedFomo with σ = 1 at most 2 points below σ = 0",
-              lambda found: {key: {seed: gap + 0.02 for seed, gap in margin.items()}
-                             for key, margin in _over("fedfomo", (1,), "fedfomo", 0)(found).items()}),
-        Claim("More noise gives more privacy: ε with σ = 2 below ε with σ = 1",
-              _epsilons(lambda found, data: {
-                  METHODS[m]: minus(found.of(f"{data}-1", m, "epsilon"), found.of(f"{data}-2", m, "epsilon"))
-                  for m in PRIVATE}), unit="of ε", factor=1),
-        Claim("FedFomo’s ε below FedAvg’s at equal noise (Table 4: 6.89 against 10.26, 1.70 against 3.57)",
-              _epsilons(lambda found, data: {
-                  f"σ = {noise}": minus(found.of(f"{data}-{noise}", "fedavg", "epsilon"),
-                                        found.of(f"{data}-{noise}", "fedfomo", "epsilon"))
-                  for noise in (1, 2)}), unit="of ε", factor=1),
+        Claim("Little is lost: FedFomo with σ = 1 at most 2 points below σ = 0", _little_lost),
+        Claim("More noise gives more privacy: ε with σ = 2 below ε with σ = 1", _less_with_noise, "of ε", 1),
+        Claim(
+            "FedFomo’s ε below FedAvg’s at equal noise (Table 4: 6.89 against 10.26, 1.70 against 3.57)",
+            _less_than_fedavg,
+            "of ε",
+            1,
+        ),
         Claim("FedFomo with averages above FedAvg without noise", _over("fedfomo_ma", NOISES, "fedavg", 0)),
         Claim("Averages cost accuracy: FedFomo above FedFomo with averages", _over("fedfomo", NOISES, "fedfomo_ma")),
-        Claim("Under noise FedFomo still finds the latent distributions: above chance (Fig. 5)",
-              lambda found: {f"σ = {noise}": minus(found.of(f"cifar10-{noise}", "fedfomo", "kin.top"),
-                                                   found.of(f"cifar10-{noise}", "fedfomo", "kin.chance"))
-                             for noise in (1, 2)}),
-        Claim("Private FedFomo above private training alone", _over("fedfomo", (1, 2), "local"), asked_by="kinfed"),
-        Untestable("Averages make it harder to tell who was a member",
-                   "not measured in the paper; a client can take the averages apart again, so they hide no model"),
+        Claim(
+            "Under noise FedFomo still finds the latent distributions: above chance (Fig. 5)",
+            lambda results: {f"σ = {n}": above_chance(results, f"cifar10-{n}", "fedfomo") for n in (1, 2)},
+        ),
+        Question("Private FedFomo above private training alone", _over("fedfomo", (1, 2), "local")),
+        Untestable(
+            "Averages make it harder to tell who was a member",
+            "not measured in the paper; a client can take the averages apart again, so they hide no model",
+        ),
         Untestable("The curves of Figure 5", "the paper prints no numbers for them"),
     ],
     notes=[
@@ -195,10 +238,10 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "digits in place of CIFAR-10 and CIFAR-100, logistic regression, 3 rounds.",
-        "small": "30,000 of CIFAR-10’s images, embeddings of a small network trained on them, logistic regression "
+        "small": f"30,000 of CIFAR-10’s images, {EMBEDDINGS}, logistic regression "
         "instead of a convolutional network, 40 steps of 50 examples instead of 265; CIFAR-10 only. ε is theirs. "
         "Compare orders, not levels.",
     },
-    inside=[(f"cifar10-{noise}", "fedfomo") for noise in NOISES],
+    method_figures=[(f"cifar10-{noise}", "fedfomo") for noise in NOISES],
     figures=figures,
-)  # fmt: skip
+)

@@ -6,33 +6,48 @@ from collections.abc import Mapping
 
 from kinfed.report.chart import log_axis
 from kinfed.report.comparison import Comparison
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable
-from kinfed.reproduce.recipe import FEDFOMO, BySeed, Drawn, Scale
-from kinfed.reproduce.recipe_figures import against
-from kinfed.reproduce.recipes.fedfomo_latent import setting
-from kinfed.reproduce.studies.kinship import kinship, minus
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Untestable,
+    difference,
+)
+from kinfed.reproduce.recipe import ACCURACY, FEDFOMO, BySeed, RecipeFigure, Scale
+from kinfed.reproduce.recipe_figures import line_chart
+from kinfed.reproduce.recipes.common_fedfomo import EMBEDDINGS, NETWORK, latent_settings
+from kinfed.reproduce.studies.kinship import kinship
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9)
 METHODS = {"local": "Local training", "fedfomo": "FedFomo, n = 5"}
-ACCURACY = "personal.accuracy"
+PARTS = {f"validation-{round(100 * fraction):02d}": f"{fraction:g}" for fraction in FRACTIONS}
 
 
-def name(fraction: float) -> str:
-    return f"validation-{round(100 * fraction):02d}"
-
-
-def parts(scale: Scale) -> list[Part]:
-    run = setting(scale) | {"algorithms": {"local": {}, "fedfomo": {"models": 5}}}
-    if scale != "paper":
-        # Epochs as in the paper: who keeps more for validation also trains less.
-        run = {key: value for key, value in run.items() if key != "steps"} | {"epochs": 1}
+def parts(scale: Scale) -> list[RunPart]:
+    settings = latent_settings(scale) | {"algorithms": {"local": {}, "fedfomo": {"models": 5}}}
+    if scale == "paper":
+        settings["seeds"] = [0, 1, 2, 3, 4]
     else:
-        run["seeds"] = [0, 1, 2, 3, 4]
-    return [Part(name(fraction), run | {"validation": fraction}, kinship) for fraction in FRACTIONS]
+        # Epochs as in the paper: who keeps more for validation also trains less.
+        del settings["steps"]
+        settings["epochs"] = 1
+    return [
+        RunPart(name, {**settings, "validation": fraction}, kinship)
+        for name, fraction in zip(PARTS, FRACTIONS, strict=True)
+    ]
 
 
-def accuracy(found: Found, fraction: float, method: str = "fedfomo") -> BySeed:
-    return found.of(name(fraction), method, ACCURACY)
+def accuracy(results: Results, fraction: float, method: str = "fedfomo") -> BySeed:
+    return results.get(dict(zip(FRACTIONS, PARTS, strict=True))[fraction], method, ACCURACY)
+
+
+def gain(results: Results, fraction: float, other: float) -> dict[str, BySeed]:
+    """FedFomo's accuracy with one share of validation data above that with another."""
+    return {"": difference(accuracy(results, fraction), accuracy(results, other))}
 
 
 def _mean(columns: list[BySeed]) -> BySeed:
@@ -40,50 +55,58 @@ def _mean(columns: list[BySeed]) -> BySeed:
     return {seed: sum(column[seed] for column in columns) / len(columns) for seed in seeds}
 
 
-def _below_half(found: Found) -> Mapping[str, BySeed]:
-    under = _mean([accuracy(found, fraction) for fraction in FRACTIONS if fraction < 0.5])
-    over = _mean([accuracy(found, fraction) for fraction in FRACTIONS if fraction > 0.5])
-    return {"": minus(under, over)}
+def _below_half(results: Results) -> Mapping[str, BySeed]:
+    below = _mean([accuracy(results, fraction) for fraction in FRACTIONS if fraction < 0.5])
+    above = _mean([accuracy(results, fraction) for fraction in FRACTIONS if fraction > 0.5])
+    return {"": difference(below, above)}
 
 
-def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
-    series = {label: [(f, accuracy(found, f, row)) for f in FRACTIONS] for row, label in METHODS.items()}
-    drawn = against(
+def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
+    series = {label: [(f, accuracy(results, f, row)) for f in FRACTIONS] for row, label in METHODS.items()}
+    chart = line_chart(
         log_axis("Share of a client’s data for validation", FRACTIONS[0], FRACTIONS[-1]),
         series,
         "Test accuracy",
         "Accuracy of FedFomo and of training alone over the share of examples kept for validation.",
     )
-    return [Drawn("Accuracy over the share of validation data", drawn)]
+    return [RecipeFigure("Accuracy over the share of validation data", chart)]
 
 
 RECIPE = Recipe(
     name="fedfomo-validation",
     paper=FEDFOMO,
-    shows="Figure 9",
+    reproduces="Figure 9",
     title="FedFomo’s share of validation data",
     about="15 clients in 5 latent distributions of CIFAR-10, all active, 20 rounds. What a client keeps for judging "
     "models it cannot train on. Local training on the same rest stands beside it: the difference is what FedFomo "
     "makes of the validation examples.",
     parts=parts,
     tables=[
-        Table("Test accuracy (%) by share of validation data", METHODS,
-              [Column(f"{fraction:g}", name(fraction), ACCURACY) for fraction in FRACTIONS]),
-        Table("Top places held by clients of one’s own distribution (%)", {"fedfomo": METHODS["fedfomo"]},
-              [Column(f"{fraction:g}", name(fraction), "kin.top") for fraction in FRACTIONS]),
+        ResultTable("Test accuracy (%) by share of validation data", METHODS, ResultColumn.by_part(PARTS)),
+        ResultTable(
+            "Top places held by clients of one’s own distribution (%)",
+            {"fedfomo": METHODS["fedfomo"]},
+            ResultColumn.by_part(PARTS, "kin.top"),
+        ),
     ],
     claims=[
-        Claim("Higher accuracy with less than half of the data for validation (mean over shares below and above)",
-              _below_half),
-        Claim("A notable drop above one half: 0.9 below 0.4",
-              lambda found: {"": minus(accuracy(found, 0.4), accuracy(found, 0.9))}),
-        Claim("A slight decrease between 0.05 and 0.1",
-              lambda found: {"": minus(accuracy(found, 0.05), accuracy(found, 0.1))}),
-        Claim("FedFomo above Local at every share, on the same rest",
-              lambda found: {f"{f:g}": minus(accuracy(found, f), accuracy(found, f, "local")) for f in FRACTIONS},
-              asked_by="kinfed"),
-        Claim("FedFomo above Local that trains on nearly everything (0.01 for validation), at the usual 0.2",
-              lambda found: {"": minus(accuracy(found, 0.2), accuracy(found, 0.01, "local"))}, asked_by="kinfed"),
+        Claim(
+            "Higher accuracy with less than half of the data for validation (mean over shares below and above)",
+            _below_half,
+        ),
+        Claim("A notable drop above one half: 0.9 below 0.4", lambda results: gain(results, 0.4, 0.9)),
+        Claim("A slight decrease between 0.05 and 0.1", lambda results: gain(results, 0.05, 0.1)),
+        Question(
+            "FedFomo above Local at every share, on the same rest",
+            lambda results: {
+                f"{fraction:g}": difference(accuracy(results, fraction), accuracy(results, fraction, "local"))
+                for fraction in FRACTIONS
+            },
+        ),
+        Question(
+            "FedFomo above Local that trains on nearly everything (0.01 for validation), at the usual 0.2",
+            lambda results: {"": difference(accuracy(results, 0.2), accuracy(results, 0.01, "local"))},
+        ),
         Untestable("The figure’s curve over rounds", "the paper prints no numbers for it"),
     ],
     notes=[
@@ -94,9 +117,9 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds of one epoch.",
-        "small": "6,000 of CIFAR-10’s images, embeddings of a small network trained on them, conv 6/16 instead of "
-        "32/64/64, one epoch in batches of 20 instead of 5 in batches of 50, no augmentation, three seeds instead of "
+        "small": f"6,000 of CIFAR-10’s images, {EMBEDDINGS}, {NETWORK}, "
+        "one epoch in batches of 20 instead of 5 in batches of 50, no augmentation, three seeds instead of "
         "five. Compare orders, not levels.",
     },
     figures=figures,
-)  # fmt: skip
+)

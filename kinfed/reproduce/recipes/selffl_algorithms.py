@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable
-from kinfed.reproduce.recipe import SELF_FL, BySeed, Scale
-from kinfed.reproduce.recipes.selffl_femnist import letters
-from kinfed.reproduce.recipes.selffl_mnist import mnist, options
+from kinfed.reproduce import Claim, Recipe, ResultColumn, Results, ResultTable, RunPart, Untestable
+from kinfed.reproduce.recipe import ACCURACY, SELF_FL, BySeed, Scale
+from kinfed.reproduce.recipes.common_selffl import NAMES, letters_settings, method_options, mnist_settings
 
-METHODS = {"selffl": "Algorithm 1", "selffl_augmented": "Algorithm 2", "selffl_control": "Control: smoothing only"}
+METHODS = {"selffl": "Algorithm 1", "selffl_augmented": "Algorithm 2", "selffl_control": NAMES["selffl_control"]}
 HEADINGS = {"mnist": "MNIST", "letters": "Letters"}
 
 
-def parts(scale: Scale) -> list[Part]:
-    methods = options(METHODS)
-    found = [Part("letters", {**letters(scale), "algorithms": methods})]
-    if scale != "smoke":
-        size = mnist(1000, 200) if scale == "paper" else mnist(200, 100)
-        found.insert(0, Part("mnist", {**size, "algorithms": methods}))
-    return found
+def parts(scale: Scale) -> list[RunPart]:
+    methods = method_options(METHODS)
+    letters = RunPart("letters", {**letters_settings(scale), "algorithms": methods})
+    if scale == "smoke":
+        return [letters]
+    mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(200, 100)
+    return [RunPart("mnist", {**mnist, "algorithms": methods}), letters]
 
 
 def within(part: str, points: float) -> Claim:
-    def margins(found: Found) -> dict[str, BySeed]:
-        one, two = (found.of(part, row, "personal.accuracy") for row in ("selffl", "selffl_augmented"))
+    def margins(results: Results) -> dict[str, BySeed]:
+        one, two = (results.get(part, row, ACCURACY) for row in ("selffl", "selffl_augmented"))
         return {"": {seed: points / 100 - abs(one[seed] - two[seed]) for seed in one.keys() & two.keys()}}
 
     return Claim(f"The two differ by less than {points:g} point, {HEADINGS[part]} (margin to that)", margins)
@@ -31,14 +30,18 @@ def within(part: str, points: float) -> Claim:
 RECIPE = Recipe(
     name="selffl-algorithms",
     paper=SELF_FL,
-    shows="Figure 6 and Table 6",
+    reproduces="Figure 6 and Table 6",
     title="Self-FL's Algorithm 1 and Algorithm 2",
     about="Algorithm 2 trains a second model to convergence at every client and sends both: cleaner uncertainties for "
     "twice the upload and many more steps. The paper finds hardly a difference.",
     parts=parts,
     tables=[
-        Table("Personal test accuracy (%)", METHODS, [Column(h, part) for part, h in HEADINGS.items()]),
-        Table("Megabytes a round", METHODS, [Column(h, part, "bytes", 1e-6, 2, True) for part, h in HEADINGS.items()]),
+        ResultTable("Personal test accuracy (%)", METHODS, ResultColumn.by_part(HEADINGS)),
+        ResultTable(
+            "Megabytes a round",
+            METHODS,
+            ResultColumn.by_part(HEADINGS, "bytes", factor=1e-6, digits=2, lower_is_better=True),
+        ),
     ],
     claims=[
         within("letters", 1.0),
@@ -52,4 +55,4 @@ RECIPE = Recipe(
         "small": "16x8 letters in place of FEMNIST; MNIST with 200 clients and 100 rounds instead of 1,000 and 200.",
         "paper": "16x8 letters in place of FEMNIST.",
     },
-)  # fmt: skip
+)

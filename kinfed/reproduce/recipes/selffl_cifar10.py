@@ -4,48 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Scale
-from kinfed.reproduce.recipes.selffl_mnist import FIGURES, RIVALS, options
+from kinfed.reproduce.recipes.common_selffl import ACCURACIES, COMPARED, RIVALS, method_options, named
 
-METHODS = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "selffl_control": "Control: smoothing only",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "perfedavg": "Per-FedAvg",
-    "selffl": "Self-FL",
-}
+METHODS = named("local", *COMPARED)
 
 
-def parts(scale: Scale) -> list[Part]:
-    common: dict[str, Any] = {
-        "partition": "pfedme_split", "clients": 20, "participation": 0.25, "lr": 0.01, "batch": 20, "steps": 40,
-        "algorithms": options(METHODS),
-    }  # fmt: skip
+def parts(scale: Scale) -> list[RunPart]:
+    settings: dict[str, Any] = {"clients": 20, "participation": 0.25, "lr": 0.01, "batch": 20}
     if scale == "smoke":
-        few = {"dataset": "digits", "partition": {"name": "classes", "classes": 3}, "model": "cnn_small", "steps": 5}
-        return [Part("cifar10", {**common, **few, "rounds": 5, "seeds": [0, 1]})]
-    data = {"dataset": {"name": "cifar10", "standardize": "centred"}, "model": "cnn_tutorial"}
-    if scale == "small":
-        return [Part("cifar10", {**common, **data, "rounds": 40, "seeds": [0, 1, 2]})]
-    return [Part("cifar10", {**common, **data, "rounds": 400, "seeds": [0, 1, 2]})]
+        settings |= {"dataset": "digits", "partition": {"name": "classes", "classes": 3}, "model": "cnn_small"}
+        settings |= {"steps": 5, "rounds": 5, "seeds": [0, 1]}
+    else:
+        settings |= {"dataset": {"name": "cifar10", "standardize": "centred"}, "partition": "pfedme_split"}
+        settings |= {
+            "model": "cnn_tutorial",
+            "steps": 40,
+            "rounds": 40 if scale == "small" else 400,
+            "seeds": [0, 1, 2],
+        }
+    return [RunPart("cifar10", {**settings, "algorithms": method_options(METHODS)})]
 
 
 RECIPE = Recipe(
     name="selffl-cifar10",
     paper=SELF_FL,
-    shows="Figure 2a",
+    reproduces="Figure 2a",
     title="Self-FL on CIFAR-10",
     about="20 users of 3 classes each (the pFedMe generator), 5 active, learning rate 0.01, 40 local steps for the "
     "baselines, a network of two convolutions and three dense layers with 62,006 parameters.",
     parts=parts,
-    tables=[Table("Accuracy (%)", METHODS, [Column(h, "cifar10", m) for h, m in FIGURES])],
+    tables=[ResultTable("Accuracy (%)", METHODS, ResultColumn.by_metric("cifar10", ACCURACIES))],
     claims=[
         Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS),
-        Claim.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"], asked_by="kinfed"),
-        Claim.above("Self-FL above every client alone", "cifar10", "selffl", ["local"], asked_by="kinfed"),
+        Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
+        Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
         Untestable("The curves of Figure 2a", "the paper prints no numbers for them"),
     ],
     notes=[
@@ -56,5 +50,5 @@ RECIPE = Recipe(
         "smoke": "digits and a smaller network in place of CIFAR-10.",
         "small": "40 rounds instead of 400: far from converged.",
     },
-    inside=[("cifar10", "selffl")],
-)  # fmt: skip
+    method_figures=[("cifar10", "selffl")],
+)

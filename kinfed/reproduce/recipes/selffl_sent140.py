@@ -2,76 +2,79 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from kinfed.engine.mixture import task_for
-from kinfed.reproduce import Claim, Column, Part, Recipe, Table, Untestable
-from kinfed.reproduce.recipe import SELF_FL, Measured, Scale
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
+from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
+from kinfed.reproduce.recipes.common_selffl import COMPARED, named
+from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import NullObserver
+from kinfed.runs.reader import Run
 
-METHODS = {
-    "fedavg": "FedAvg",
-    "selffl_control": "Control: smoothing only",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "perfedavg": "Per-FedAvg",
-    "selffl": "Self-FL",
-}
+METHODS = named(*COMPARED)
 RIVALS = ("ditto", "pfedme", "perfedavg")
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     """A tenth of the users active, two local epochs; a fifth of every user's tweets is for testing.
 
     Parts on the biased subset have names of their own: no claim is judged by them."""
-    common: dict[str, Any] = {"partition": {"name": "column", "test_fraction": 0.2}, "participation": 0.1, "lr": 0.3,
-                              "batch": 10, "epochs": 2, "save_models": True}  # fmt: skip
+    common: dict[str, Any] = {"partition": {"name": "column", "test_fraction": 0.2}, "participation": 0.1}
+    common |= {"lr": 0.3, "batch": 10, "epochs": 2, "save_models": True}
     if scale == "paper":
         common |= {"dataset": "sentiment140", "clients": 772, "model": "lstm", "seeds": [0, 1, 2], "eval_every": 20}
-        trial, warm, rounds = "", 200, 400
+        prefix, warm, rounds = "", 200, 400
     else:
         small = scale == "small"
         common |= {"dataset": "sentiment140_subset", "model": {"name": "lstm", "hidden": 64 if small else 16}}
         common |= {"seeds": [0, 1, 2] if small else [0, 1]}
-        trial, warm, rounds = "trial-", *((40, 40) if small else (4, 4))
-    every: dict[str, dict[str, Any]] = {label: {"method": label} for label in METHODS}
-    every["selffl"]["fixed_epochs"] = 2  # the control takes the run's two epochs like everyone else
-    every["pfedme"]["lam"] = 2.0  # its usual 15 overshoots: the step towards a personal model is lr * lam
+        prefix, warm, rounds = "trial-", *((40, 40) if small else (4, 4))
+    methods: dict[str, dict[str, Any]] = {label: {"method": label} for label in METHODS}
+    methods["selffl"]["fixed_epochs"] = 2  # the control takes the run's two epochs like everyone else
+    methods["pfedme"]["lam"] = 2.0  # its usual 15 overshoots: the step towards a personal model is lr * lam
+    scratch = {**common, "rounds": warm, "algorithms": "fedavg"}
+    continued = {**common, "warm_start": warm, "rounds": rounds, "algorithms": methods}
     return [
-        Part(f"{trial}scratch", {**common, "rounds": warm, "algorithms": "fedavg"}, training_accuracy),
-        Part(f"{trial}warm", {**common, "warm_start": warm, "rounds": rounds, "algorithms": every}, training_accuracy),
+        RunPart(f"{prefix}scratch", scratch, training_accuracy),
+        RunPart(f"{prefix}warm", continued, training_accuracy),
     ]
 
 
-def training_accuracy(folder: Path) -> Measured:
+def training_accuracy(run: Run) -> Measurements:
     """Accuracy of the personal models on their clients' training tweets, weighted by these."""
-    config = read_config(folder)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
-    out: Measured = {}
+    config = read_config(run.path)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
+    measured: Measurements = {}
     for label in config.algorithms:
         for seed in config.seeds:
-            models = RunFolder(folder).read_models(label, seed).personal
+            models = RunFolder(run.path).read_models(label, seed).personal
             data, task = experiment.federation(seed), experiment.task()
             score = task_for(task, models).score(models, data.cohort(torch.arange(len(data)), seed, 0).train)
             accuracy = float(score.correct.sum() / score.count.sum())
-            out.setdefault(label, {}).setdefault("train.accuracy", {})[seed] = accuracy
-    return out
+            measured.setdefault(label, {}).setdefault("train.accuracy", {})[seed] = accuracy
+    return measured
 
 
-FIGURES = (("Training", "train.accuracy"), ("Test", "personal.accuracy"),
-           ("Test, client mean", "personal.accuracy_mean"), ("Test, global model", "server.accuracy"))  # fmt: skip
-TRIALS = (("", ""), ("trial-", ", trial of the code on biased data"))
-BIASED = ("a small and biased part of Sentiment140 (94 users with at least 5 tweets; the label follows the date), 50-d "
-          "vectors and a smaller LSTM: a trial of the code. No figure here says anything about Sent140.")  # fmt: skip
+FIGURES = {
+    "Training": "train.accuracy",
+    "Test": "personal.accuracy",
+    "Test, client mean": "personal.accuracy_mean",
+    "Test, global model": "server.accuracy",
+}
+TRIALS = {"": "", "trial-": ", trial of the code on biased data"}  # prefix of a part -> ending of its title
+BIASED = (
+    "a small and biased part of Sentiment140 (94 users with at least 5 tweets; the label follows the date), 50-d "
+    "vectors and a smaller LSTM: a trial of the code. No figure here says anything about Sent140."
+)
 
 RECIPE = Recipe(
     name="selffl-sent140",
     paper=SELF_FL,
-    shows="Figures 7 and 8",
+    reproduces="Figures 7 and 8",
     title="Self-FL on tweets with 772 users",
     about="Sentiment140 by user (those with at least 30 tweets, FedProx), two LSTM layers of 256 on 300-d GloVe "
     "vectors of 25 words, learning rate 0.3, 77 of 772 users active, two local epochs. FedAvg for 200 rounds "
@@ -79,18 +82,37 @@ RECIPE = Recipe(
     "has curves only.",
     parts=parts,
     tables=[
-        *(Table(f"FedAvg from scratch (Figure 7){told}", {"fedavg": "FedAvg"},
-                [Column(h, f"{trial}scratch", m) for h, m in FIGURES]) for trial, told in TRIALS),
-        *(Table(f"After the warm start (Figure 8){told}", METHODS,
-                [Column(h, f"{trial}warm", m) for h, m in FIGURES]) for trial, told in TRIALS),
+        *(
+            ResultTable(
+                f"FedAvg from scratch (Figure 7){ending}",
+                {"fedavg": METHODS["fedavg"]},
+                ResultColumn.by_metric(f"{prefix}scratch", FIGURES),
+            )
+            for prefix, ending in TRIALS.items()
+        ),
+        *(
+            ResultTable(
+                f"After the warm start (Figure 8){ending}", METHODS, ResultColumn.by_metric(f"{prefix}warm", FIGURES)
+            )
+            for prefix, ending in TRIALS.items()
+        ),
     ],
     claims=[
-        Claim.above("Self-FL trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)", "warm", "selffl", RIVALS,
-                    "train.accuracy"),
-        Claim.above("FedAvg trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)", "warm", "fedavg", RIVALS,
-                    "train.accuracy"),
-        Claim.above("Self-FL above smoothing alone, test accuracy", "warm", "selffl", ["selffl_control"],
-                    asked_by="kinfed"),
+        Claim.above(
+            "Self-FL trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)",
+            "warm",
+            "selffl",
+            RIVALS,
+            "train.accuracy",
+        ),
+        Claim.above(
+            "FedAvg trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)",
+            "warm",
+            "fedavg",
+            RIVALS,
+            "train.accuracy",
+        ),
+        Question.above("Self-FL above smoothing alone, test accuracy", "warm", "selffl", ["selffl_control"]),
         Untestable("The curves of Figures 7 and 8", "the paper prints no numbers for them"),
     ],
     notes=[
@@ -100,5 +122,5 @@ RECIPE = Recipe(
         "λ = 2 for pFedMe: with the usual 15 its steps overshoot at this learning rate.",
     ],
     stand_ins={"smoke": BIASED, "small": BIASED},
-    inside=[("warm", "selffl"), ("trial-warm", "selffl")],
-)  # fmt: skip
+    method_figures=[("warm", "selffl"), ("trial-warm", "selffl")],
+)

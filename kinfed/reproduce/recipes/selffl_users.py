@@ -6,67 +6,86 @@ from collections.abc import Mapping
 
 from kinfed.report import figures as report_figures
 from kinfed.report.comparison import Comparison
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table
-from kinfed.reproduce.recipe import SELF_FL, Drawn, Scale
-from kinfed.reproduce.recipes.selffl_femnist import letters
-from kinfed.reproduce.recipes.selffl_mnist import mnist, options
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
+from kinfed.reproduce.recipe import SELF_FL, RecipeFigure, Scale
+from kinfed.reproduce.recipes.common_selffl import (
+    COMPARED,
+    RIVALS,
+    letters_settings,
+    method_options,
+    mnist_settings,
+    named,
+)
 
-METHODS = {
-    "fedavg": "FedAvg",
-    "selffl_control": "Control: smoothing only",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "perfedavg": "Per-FedAvg",
-    "selffl": "Self-FL",
-}
+METHODS = named(*COMPARED)
 HEADINGS = {"letters": "Letters", "mnist": "MNIST"}
 
 
-def parts(scale: Scale) -> list[Part]:
-    methods = options(METHODS)
-    found = [Part("letters", {**letters(scale), "algorithms": methods})]
-    if scale != "smoke":
-        size = mnist(1000, 200) if scale == "paper" else mnist(300, 150)
-        found.append(Part("mnist", {**size, "algorithms": methods}))
-    return found
+def parts(scale: Scale) -> list[RunPart]:
+    methods = method_options(METHODS)
+    letters = RunPart("letters", {**letters_settings(scale), "algorithms": methods})
+    if scale == "smoke":
+        return [letters]
+    mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(300, 150)
+    return [letters, RunPart("mnist", {**mnist, "algorithms": methods})]
 
 
-def figures(found: Found, runs: Mapping[str, Comparison]) -> list[Drawn]:
-    drawn = []
-    for part, comparison in runs.items():
-        for make in (report_figures.distribution, report_figures.cumulative_shares):
-            if (figure := make(comparison)) is not None:
-                drawn.append(Drawn(f"Users of {HEADINGS[part]}", figure, "One entry per user and seed."))
-    return drawn
+def figures(results: Results, runs: Mapping[str, Comparison]) -> list[RecipeFigure]:
+    return [
+        RecipeFigure(f"Users of {HEADINGS[part]}", figure, "One entry per user and seed.")
+        for part, comparison in runs.items()
+        for figure in (report_figures.distribution(comparison), report_figures.cumulative_shares(comparison))
+        if figure is not None
+    ]
+
+
+def _claims(part: str, heading: str) -> list[Claim]:
+    return [
+        Claim.above(
+            f"Fewer badly served users: Self-FL's worst 10 % above all, {heading}",
+            part,
+            "selffl",
+            RIVALS,
+            "personal.worst10",
+        ),
+        Claim.above(
+            f"Self-FL serves users more equally than FedAvg and Ditto, {heading}",
+            part,
+            "selffl",
+            ("fedavg", "ditto"),
+            "personal.accuracy_std",
+            lower_is_better=True,
+        ),
+        Question.above(
+            f"Self-FL's worst 10 % above smoothing alone, {heading}",
+            part,
+            "selffl",
+            ["selffl_control"],
+            "personal.worst10",
+        ),
+    ]
 
 
 RECIPE = Recipe(
     name="selffl-users",
     paper=SELF_FL,
-    shows="Figure 3 of the NeurIPS version",
+    reproduces="Figure 3 of the NeurIPS version",
     title="How well single users are served",
     about="The distribution of test accuracy over users; in the paper, Self-FL moves users away from the low end.",
     parts=parts,
     tables=[
-        Table(f"Users of {heading}", METHODS, [
-            Column("Mean over users", part, "personal.accuracy_mean"),
-            Column("Spread over users", part, "personal.accuracy_std", lower_is_better=True),
-            Column("Worst 10 %", part, "personal.worst10"),
-        ])
-        for part, heading in HEADINGS.items()
-    ],
-    claims=[
-        claim
-        for part, heading in HEADINGS.items()
-        for claim in (
-            Claim.above(f"Fewer badly served users: Self-FL's worst 10 % above all, {heading}", part, "selffl",
-                        ("fedavg", "ditto", "pfedme", "perfedavg"), "personal.worst10"),
-            Claim.above(f"Self-FL serves users more equally than FedAvg and Ditto, {heading}", part, "selffl",
-                        ("fedavg", "ditto"), "personal.accuracy_std", lower_is_better=True),
-            Claim.above(f"Self-FL's worst 10 % above smoothing alone, {heading}", part, "selffl", ["selffl_control"],
-                        "personal.worst10", asked_by="kinfed"),
+        ResultTable(
+            f"Users of {heading}",
+            METHODS,
+            [
+                ResultColumn("Mean over users", part, "personal.accuracy_mean"),
+                ResultColumn("Spread over users", part, "personal.accuracy_std", lower_is_better=True),
+                ResultColumn("Worst 10 %", part, "personal.worst10"),
+            ],
         )
+        for part, heading in HEADINGS.items()
     ],
+    claims=[claim for part, heading in HEADINGS.items() for claim in _claims(part, heading)],
     notes=["The third histogram, CIFAR-10, has 20 users: see selffl-cifar10."],
     stand_ins={
         "smoke": "digits with 40 clients in place of letters; no MNIST.",
@@ -74,4 +93,4 @@ RECIPE = Recipe(
         "paper": "16x8 letters in place of FEMNIST.",
     },
     figures=figures,
-)  # fmt: skip
+)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from kinfed.data.sources.wakeword import PAPER_EXAMPLES, SIZES, STATES, TYPES
-from kinfed.reproduce import Claim, Column, Found, Part, Recipe, Table, Untestable, published
-from kinfed.reproduce.recipe import SELF_FL, BySeed, Measured, Published, Scale
+from kinfed.reproduce import (
+    Claim,
+    Question,
+    Recipe,
+    ResultColumn,
+    Results,
+    ResultTable,
+    RunPart,
+    Untestable,
+    difference,
+    parse_published,
+)
+from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, PublishedNumber, Scale
+from kinfed.reproduce.recipes.common_selffl import NAMES
 from kinfed.reproduce.studies.detection import ByCell, detections
-from kinfed.runs.experiment import Experiment, Silent, read_config
+from kinfed.runs.experiment import Experiment, read_config
+from kinfed.runs.observer import NullObserver
+from kinfed.runs.reader import Run
 
 METHODS = {
     "selffl": "Self-FL",
@@ -20,9 +33,9 @@ METHODS = {
     "ditto-w": "Ditto-w",
     "ditto-e": "Ditto-e",
     "perfedavg": "Per-FedAvg",
-    "selffl_control": "Control: smoothing only",
+    "selffl_control": NAMES["selffl_control"],
 }
-SELECTED = {"selffl": "Client-level", "selffl_cluster": "Cluster-level", "selffl_control": "Control: smoothing only"}
+SELECTED = {"selffl": "Client-level", "selffl_cluster": "Cluster-level", "selffl_control": NAMES["selffl_control"]}
 
 TABLE_3 = """
     method    | A    | B    | C     | D    | E
@@ -64,13 +77,12 @@ TABLE_8 = {
 }
 
 
-def parts(scale: Scale) -> list[Part]:
+def parts(scale: Scale) -> list[RunPart]:
     """One client per type, then four per type of whom a quarter or a tenth are active. All begin at one model that was
     pre-trained on the data of all types."""
     data: dict[str, Any] = {"name": "wakeword", "examples": 6000}
-    common: dict[str, Any] = {"model": {"name": "wakeword_cnn", "width": 8}, "lr": 0.05, "batch": 50, "steps": 10,
-                              "pretrain": 60, "rounds": 15, "seeds": [0, 1, 2], "eval_every": 0,
-                              "save_models": True}  # fmt: skip
+    common: dict[str, Any] = {"model": {"name": "wakeword_cnn", "width": 8}, "lr": 0.05, "batch": 50, "steps": 10}
+    common |= {"pretrain": 60, "rounds": 15, "seeds": [0, 1, 2], "eval_every": 0, "save_models": True}
     if scale == "smoke":
         data |= {"examples": 400, "least_test": 80}
         common |= {"model": {"name": "wakeword_cnn", "width": 4}, "batch": 20, "steps": 5}
@@ -81,34 +93,34 @@ def parts(scale: Scale) -> list[Part]:
     four = {**common, "dataset": {**data, "clients_per_type": 4}}
     every, some, one = (_options(labels, common["steps"]) for labels in (METHODS, SELECTED, ["selffl"]))
     return [
-        Part("types", {**common, "dataset": data, "participation": 1.0, "algorithms": every}, measured),
-        Part("select-25", {**four, "participation": 0.25, "algorithms": some}, measured),
-        Part("select-10", {**four, "participation": 0.1, "algorithms": one}, measured),
+        RunPart("types", {**common, "dataset": data, "participation": 1.0, "algorithms": every}, false_accepts),
+        RunPart("select-25", {**four, "participation": 0.25, "algorithms": some}, false_accepts),
+        RunPart("select-10", {**four, "participation": 0.1, "algorithms": one}, false_accepts),
     ]
 
 
 def _options(labels: Iterable[str], steps: int) -> dict[str, dict[str, object]]:
     """-w averages by examples, -e equally; Self-FL takes at most twice the steps of the others, as on MNIST."""
-    found: dict[str, dict[str, object]] = {}
+    options: dict[str, dict[str, object]] = {}
     for label in labels:
         name, _, weights = label.partition("-")
-        found[label] = {"method": name}
+        options[label] = {"method": name}
         if weights:
-            found[label]["weights"] = "examples" if weights == "w" else "equal"
+            options[label]["weights"] = "examples" if weights == "w" else "equal"
         if name in ("selffl", "selffl_cluster"):
-            found[label]["l_max"] = 2 * steps
-    return found
+            options[label]["l_max"] = 2 * steps
+    return options
 
 
-def measured(folder: Path) -> Measured:
+def false_accepts(run: Run) -> Measurements:
     """Relative false accepts by type and state, of all types together, and their spread; sizes of training data."""
-    out: Measured = {}
-    for (label, seed), found in detections(folder).items():
-        for kind, cells in (("personal", found.personal), ("server", found.server_model)):
+    measured: Measurements = {}
+    for (label, seed), detection in detections(run.path).items():
+        for kind, cells in (("personal", detection.personal), ("server", detection.server_model)):
             for name, value in _figures(cells or {}).items():
-                out.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
-    config = read_config(folder)
-    experiment = Experiment(config, None, None, Silent(), lambda: False)
+                measured.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
+    config = read_config(run.path)
+    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
     for seed in config.seeds:
         data = experiment.federation(seed)
         assert data.tags is not None
@@ -117,52 +129,58 @@ def measured(folder: Path) -> Measured:
             for t, kind in enumerate(TYPES):
                 here = (data.tags[data.train.rows] == s) & (data.groups[data.train.owner] == t)
                 if bool(here.any()):
-                    out.setdefault(state, {}).setdefault(f"train.{kind}", {})[seed] = float(here.sum())
-    return out
+                    measured.setdefault(state, {}).setdefault(f"train.{kind}", {})[seed] = float(here.sum())
+    return measured
 
 
 def _figures(cells: ByCell) -> dict[str, float]:
     """Ratios by type and state; over all types of a state the ratio of sums, as single baselines may be near zero."""
-    ratios = {cell: found.ratio for cell, found in cells.items() if found.ratio is not None}
-    named = {f"{kind}.{state}": ratio for (kind, state), ratio in ratios.items()}
+    ratios = {cell: rates.ratio for cell, rates in cells.items() if rates.ratio is not None}
+    figures = {f"{kind}.{state}": ratio for (kind, state), ratio in ratios.items()}
     for state in STATES:
-        here = [found for (_, other), found in cells.items() if other == state]
-        before = sum(found.baseline_false_accept for found in here)
-        if before:
-            named[f"all.{state}"] = sum(found.false_accept for found in here) / before
+        here = [rates for (_, other), rates in cells.items() if other == state]
+        baseline = sum(rates.baseline_false_accept for rates in here)
+        if baseline:
+            figures[f"all.{state}"] = sum(rates.false_accept for rates in here) / baseline
     if len(ratios) > 1:
-        named["spread"] = statistics.pstdev(ratios.values())
-    return named
+        figures["spread"] = statistics.pstdev(ratios.values())
+    return figures
 
 
-def _columns(part: str, kind: str, state: str) -> list[Column]:
-    found = [
-        Column(t, part, f"{kind}.fa.{t}.{state}", 1.0, 2, lower_is_better=True) for t in TYPES if _exists(t, state)
-    ]
-    return [*found, Column("All", part, f"{kind}.fa.all.{state}", 1.0, 2, lower_is_better=True)]
+def _columns(part: str, kind: str, state: str) -> list[ResultColumn]:
+    types = [type_ for type_ in TYPES if _exists(type_, state)]
+    metrics = {type_: f"{kind}.fa.{type_}.{state}" for type_ in types} | {"All": f"{kind}.fa.all.{state}"}
+    return ResultColumn.by_metric(part, metrics, factor=1.0, digits=2, lower_is_better=True)
 
 
-def _exists(kind: str, state: str) -> bool:
-    return SIZES[state][TYPES.index(kind)] > 0
+def _exists(type_: str, state: str) -> bool:
+    return SIZES[state][TYPES.index(type_)] > 0
 
 
-def _more_active_is_better(found: Found) -> Mapping[str, BySeed]:
-    more, fewer = (found.of(part, "selffl", "server.fa.all.normal") for part in ("select-25", "select-10"))
-    return {"C = 0.1": {seed: fewer[seed] - more[seed] for seed in more.keys() & fewer.keys()}}
+def _selected(title: str, rows: Mapping[str, str], part: str, state: str, text: str) -> ResultTable:
+    """Global models of 20 clients of whom some are active, in one state."""
+    numbers = {key: number for key, number in parse_published(text).items() if _exists(key[1], state)}
+    return ResultTable(title, rows, _columns(part, "server", state), numbers)
 
 
-def _below_start(found: Found) -> Mapping[str, BySeed]:
-    return {"start": {seed: 1.0 - value for seed, value in found.of("types", "selffl", "server.fa.all.normal").items()}}
+def _more_active_is_better(results: Results) -> Mapping[str, BySeed]:
+    more, fewer = (results.get(part, "selffl", "server.fa.all.normal") for part in ("select-25", "select-10"))
+    return {"C = 0.1": difference(fewer, more)}
 
 
-def _fewer(text: str, part: str, row: str, rivals: list[str], metric: str, **more: Any) -> Claim:
-    return Claim.above(text, part, row, rivals, metric, lower_is_better=True, unit="", factor=1.0, **more)
+def _below_start(results: Results) -> Mapping[str, BySeed]:
+    ratios = results.get("types", "selffl", "server.fa.all.normal")
+    return {"start": {seed: 1.0 - ratio for seed, ratio in ratios.items()}}
+
+
+# Claims of fewer false accepts, and questions: ratios to those of the start, shown as they are.
+FEWER: dict[str, Any] = {"lower_is_better": True, "unit": "", "factor": 1.0}
 
 
 RECIPE = Recipe(
     name="selffl-wakeword",
     paper=SELF_FL,
-    shows="Tables 2, 3, 4, 7 and 8",
+    reproduces="Tables 2, 3, 4, 7 and 8",
     title="Self-FL on wake words, five types of devices (substitute data)",
     about="The paper's recordings are private. In their place: Speech Commands (or synthetic speech, see the run's "
     "notes), one word against all others, heard by five simulated types of devices in three states, in the "
@@ -170,40 +188,96 @@ RECIPE = Recipe(
     "where both reject equally many; below 1 is better than the start.",
     parts=parts,
     tables=[
-        Table("Training examples (Table 2)", {state: state for state in STATES},
-              [Column(t, "types", f"train.{t}", 1.0, 0) for t in TYPES],
-              {(s, t): Published(SIZES[s][i]) for s in STATES for i, t in enumerate(TYPES) if _exists(t, s)}),
-        Table("Global models, normal state (Table 3)", METHODS, _columns("types", "server", "normal"),
-              published(TABLE_3)),
-        Table("Personal models, normal state (Table 4)", METHODS, _columns("types", "personal", "normal"),
-              published(TABLE_4)),
-        *(Table(f"20 clients, C = 0.25, global models, {state} (Tables 7 and 8)", SELECTED,
-                _columns("select-25", "server", state),
-                {key: value for key, value in published(text).items() if _exists(key[1], state)})
-          for state, text in TABLE_7.items()),
-        *(Table(f"20 clients, C = 0.1, global models, {state} (Table 8)", {"selffl": "Client-level"},
-                _columns("select-10", "server", state),
-                {key: value for key, value in published(text).items() if _exists(key[1], state)})
-          for state, text in TABLE_8.items()),
+        ResultTable(
+            "Training examples (Table 2)",
+            {state: state for state in STATES},
+            [ResultColumn(type_, "types", f"train.{type_}", 1.0, 0) for type_ in TYPES],
+            {
+                (state, type_): PublishedNumber(size)
+                for state in STATES
+                for type_, size in zip(TYPES, SIZES[state], strict=True)
+                if _exists(type_, state)
+            },
+        ),
+        ResultTable(
+            "Global models, normal state (Table 3)",
+            METHODS,
+            _columns("types", "server", "normal"),
+            parse_published(TABLE_3),
+        ),
+        ResultTable(
+            "Personal models, normal state (Table 4)",
+            METHODS,
+            _columns("types", "personal", "normal"),
+            parse_published(TABLE_4),
+        ),
+        *(
+            _selected(
+                f"20 clients, C = 0.25, global models, {state} (Tables 7 and 8)", SELECTED, "select-25", state, text
+            )
+            for state, text in TABLE_7.items()
+        ),
+        *(
+            _selected(
+                f"20 clients, C = 0.1, global models, {state} (Table 8)",
+                {"selffl": SELECTED["selffl"]},
+                "select-10",
+                state,
+                text,
+            )
+            for state, text in TABLE_8.items()
+        ),
     ],
     claims=[
-        _fewer("Self-FL's global model has fewest false accepts (Table 3, all types together)", "types", "selffl",
-               ["fedavg-w", "fedavg-e", "ditto-w", "ditto-e", "perfedavg"], "server.fa.all.normal"),
-        _fewer("Weights by examples ruin FedAvg's global model: at least 3 times the false accepts more", "types",
-               "fedavg-e", ["fedavg-w"], "server.fa.all.normal", by=3.0),
-        _fewer("Weights by examples ruin Ditto's global model: at least 3 times the false accepts more", "types",
-               "ditto-e", ["ditto-w"], "server.fa.all.normal", by=3.0),
-        _fewer("Self-FL's personal models have fewest false accepts (Table 4, all types together)", "types", "selffl",
-               ["fedavg-e", "ditto-e", "perfedavg"], "personal.fa.all.normal"),
-        _fewer("Cluster-level Self-FL is more even over types and states (Table 7)", "select-25", "selffl_cluster",
-               ["selffl"], "server.fa.spread"),
+        Claim.above(
+            "Self-FL's global model has fewest false accepts (Table 3, all types together)",
+            "types",
+            "selffl",
+            ["fedavg-w", "fedavg-e", "ditto-w", "ditto-e", "perfedavg"],
+            "server.fa.all.normal",
+            **FEWER,
+        ),
+        *(
+            Claim.above(
+                f"Weights by examples ruin {name}'s global model: at least 3 times the false accepts more",
+                "types",
+                f"{method}-e",
+                [f"{method}-w"],
+                "server.fa.all.normal",
+                by=3.0,
+                **FEWER,
+            )
+            for method, name in (("fedavg", "FedAvg"), ("ditto", "Ditto"))
+        ),
+        Claim.above(
+            "Self-FL's personal models have fewest false accepts (Table 4, all types together)",
+            "types",
+            "selffl",
+            ["fedavg-e", "ditto-e", "perfedavg"],
+            "personal.fa.all.normal",
+            **FEWER,
+        ),
+        Claim.above(
+            "Cluster-level Self-FL is more even over types and states (Table 7)",
+            "select-25",
+            "selffl_cluster",
+            ["selffl"],
+            "server.fa.spread",
+            **FEWER,
+        ),
         Claim("More active clients are better (Table 8, normal state)", _more_active_is_better, "", 1.0),
-        Claim("Self-FL's global model has fewer false accepts than the start", _below_start, "", 1.0,
-              asked_by="kinfed"),
-        _fewer("Self-FL below smoothing alone, global model", "types", "selffl", ["selffl_control"],
-               "server.fa.all.normal", asked_by="kinfed"),
-        _fewer("Self-FL below smoothing alone, personal models", "types", "selffl", ["selffl_control"],
-               "personal.fa.all.normal", asked_by="kinfed"),
+        Question("Self-FL's global model has fewer false accepts than the start", _below_start, "", 1.0),
+        *(
+            Question.above(
+                f"Self-FL below smoothing alone, {models}",
+                "types",
+                "selffl",
+                ["selffl_control"],
+                f"{kind}.fa.all.normal",
+                **FEWER,
+            )
+            for models, kind in (("global model", "server"), ("personal models", "personal"))
+        ),
         Untestable("The figures themselves", "39,000 hours of private recordings stand behind them"),
     ],
     notes=[
@@ -222,5 +296,5 @@ RECIPE = Recipe(
         "108,000 parameters in place of 3 million.",
         "paper": "substitute data: public clips through simulated devices in place of private recordings.",
     },
-    inside=[("types", "selffl")],
-)  # fmt: skip
+    method_figures=[("types", "selffl")],
+)

@@ -6,7 +6,7 @@
 For runs whose data have two classes (the second is to be detected) and tags (the state a device is in), with a common
 start: `pretrain` or `warm_start`. The start is the baseline. It works at the threshold at which it rejects a given
 share of all positive test examples, whatever their type and state; every type and state is then compared by itself, at
-the false rejects that the baseline has there (runs.metrics.relative_false_accepts). Examples of several clients of a
+the false rejects that the baseline has there (`relative_false_accepts`). Examples of several clients of a
 type are put together, each scored by its own client's model.
 """
 
@@ -25,14 +25,27 @@ from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.adopt import FinishedRun
-from kinfed.runs.experiment import Experiment, Silent
+from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.metrics import RelativeFalseAccepts, relative_false_accepts
+from kinfed.runs.observer import NullObserver
 
 FALSE_REJECT = 0.05
-_AT_ONCE = 500
+MIN_FALSE_REJECTS = 20  # fewer than this make a rate at which nothing can be compared
+_EXAMPLES_AT_ONCE = 500
 
-ByCell = Mapping[tuple[str, str], RelativeFalseAccepts]  # (type, state) -> what was found
+
+@dataclass(frozen=True)
+class RelativeFalseAccepts:
+    """Two detectors compared where they miss equally often; all rates in [0, 1]."""
+
+    ratio: float | None  # false accepts of the model per false accept of the baseline; None if the baseline has none
+    false_reject: float  # of both
+    false_accept: float  # of the model
+    baseline_false_accept: float
+    baseline_threshold: float  # the one given, or the one it had to be moved to
+
+
+ByCell = Mapping[tuple[str, str], RelativeFalseAccepts]  # (type, state)
 
 
 @dataclass(frozen=True)
@@ -46,11 +59,11 @@ class Detections:
 def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[tuple[str, int], Detections]:
     """Every method and seed of a finished run that kept its models, against the run's common start."""
     folder = Path(folder)
-    found: dict[tuple[str, int], Detections] = {}
+    by_method: dict[tuple[str, int], Detections] = {}
     experiment: Experiment | None = None
     for seed in FinishedRun.open(folder).config.seeds:
         run = FinishedRun.open(folder, seed)
-        experiment = experiment or Experiment(run.config, None, None, Silent(), lambda: False)
+        experiment = experiment or Experiment(run.config, None, None, NullObserver(), lambda: False)
         task, data, start = experiment.task(), experiment.federation(seed), run.start()
         if start is None:
             raise ConfigError(
@@ -66,8 +79,8 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
                     scores(task, models.server_model.expand(len(data), -1), data), baseline, data, threshold
                 )
             personal = by_cell(scores(task, models.personal, data), baseline, data, threshold)
-            found[label, seed] = Detections(personal, server_model)
-    return found
+            by_method[label, seed] = Detections(personal, server_model)
+    return by_method
 
 
 @torch.no_grad()
@@ -78,7 +91,7 @@ def scores(task: Task, theta: Tensor, data: Federation) -> Tensor:
     model = task_for(task, theta)
     out = []
     for client, rows in enumerate(data.test.lists()):
-        for part in torch.split(rows, _AT_ONCE):
+        for part in torch.split(rows, _EXAMPLES_AT_ONCE):
             z = model.logits(theta[client : client + 1], data.features.gather(part)[None])[0]
             out.append((z[:, 1] - z[:, 0]).to("cpu", torch.float64))
     return torch.cat(out)
@@ -94,7 +107,7 @@ def operating_threshold(baseline: Tensor, data: Federation, false_reject: float 
     return float(positive[min(math.ceil(false_reject * len(positive)), len(positive) - 1)])
 
 
-def by_cell(found: Tensor, baseline: Tensor, data: Federation, threshold: float) -> ByCell:
+def by_cell(scores: Tensor, baseline: Tensor, data: Federation, threshold: float) -> ByCell:
     """Relative false accepts for every type of client and state of example."""
     if data.tags is None or data.tag_names is None or data.groups is None or data.group_names is None:
         raise DataError("detection is told by group of clients and tag of examples; these data have not both")
@@ -107,7 +120,77 @@ def by_cell(found: Tensor, baseline: Tensor, data: Federation, threshold: float)
             if not bool(positive[here].any()) or bool(positive[here].all()):
                 continue
             try:
-                cells[group, tag] = relative_false_accepts(found[here], baseline[here], positive[here], threshold)
+                cells[group, tag] = relative_false_accepts(scores[here], baseline[here], positive[here], threshold)
             except DataError:  # too few positive examples for an operating point, or a diverged model's scores
                 continue
     return cells
+
+
+def relative_false_accepts(
+    scores: Tensor, baseline_scores: Tensor, positive: Tensor, baseline_threshold: float
+) -> RelativeFalseAccepts:
+    """FA(model) / FA(baseline) with the model's threshold set so that FR(model) / FR(baseline) = 1; lower is better.
+
+    `positive` [N] bool marks the examples that should be accepted; an example is accepted if score >= threshold.
+    The baseline works at its given threshold. Where it rejects no positive there, the ratio of false rejects does
+    not exist, and it is moved to the lowest threshold with at least 20 false rejects.
+    Operating points are joined by straight lines, so that examples with equal scores, which no threshold can
+    separate, give the rate expected if they were split at random. Among thresholds with the same false rejects the
+    one with fewest false accepts counts, for the baseline as for the model: a model against itself gives exactly 1.
+    """
+    if positive.dtype != torch.bool:
+        raise ValueError(f"positive must be bool, one entry per example; got {positive.dtype}")
+    for name, values in (("scores", scores), ("baseline_scores", baseline_scores)):
+        if values.shape != positive.shape or values.dim() != 1:
+            raise ValueError(f"{name} must be [N] like positive {list(positive.shape)}; got {list(values.shape)}")
+        if not torch.isfinite(values).all():
+            raise DataError(f"{name} holds values that are not finite; a ROC needs one finite score per example")
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if positives == 0 or negatives == 0:
+        raise DataError(
+            f"false rejects and false accepts need positive and negative examples; got {positives} and {negatives}"
+        )
+
+    rejected = int((positive & (baseline_scores < baseline_threshold)).sum())
+    if rejected == 0:
+        if positives < MIN_FALSE_REJECTS:
+            raise DataError(
+                f"the baseline rejects none of {positives} positive examples at threshold {baseline_threshold:g}, and "
+                f"another operating point needs at least {MIN_FALSE_REJECTS}; add positive test examples or "
+                "raise the threshold"
+            )
+        thresholds, rejects, _ = _operating_points(baseline_scores, positive)
+        first = int((rejects >= MIN_FALSE_REJECTS).nonzero()[0])
+        baseline_threshold, rejected = thresholds[first].item(), int(rejects[first])
+    accepted = _false_accepts_at(rejected, scores, positive)
+    baseline_accepted = _false_accepts_at(rejected, baseline_scores, positive)
+    return RelativeFalseAccepts(
+        ratio=accepted / baseline_accepted if baseline_accepted else None,
+        false_reject=rejected / positives,
+        false_accept=accepted / negatives,
+        baseline_false_accept=baseline_accepted / negatives,
+        baseline_threshold=baseline_threshold,
+    )
+
+
+def _false_accepts_at(rejected: int, scores: Tensor, positive: Tensor) -> float:
+    """The false accepts that come with a number of false rejects, on the straight lines between thresholds."""
+    _, rejects, accepts = _operating_points(scores, positive)
+    # The last point that rejects no more: of several with equal rejects, the one with fewest accepts.
+    below = int(torch.searchsorted(rejects, float(rejected), right=True)) - 1
+    if rejects[below] == rejected:
+        return accepts[below].item()
+    step = (rejected - rejects[below]) / (rejects[below + 1] - rejects[below])
+    return (accepts[below] + step * (accepts[below + 1] - accepts[below])).item()
+
+
+def _operating_points(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every distinct score as a threshold, ascending, then infinity: (threshold, false rejects, false accepts)."""
+    ordered, order = scores.to(torch.float64).sort()
+    distinct, sizes = torch.unique_consecutive(ordered, return_counts=True)
+    first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0).cpu()])  # examples below each threshold
+    positives_below = torch.cat([torch.zeros(1), positive[order].cpu().cumsum(0)]).to(torch.float64)[first]
+    negatives_below = first - positives_below
+    thresholds = torch.cat([distinct.cpu(), torch.tensor([torch.inf], dtype=torch.float64)])
+    return thresholds, positives_below, negatives_below[-1] - negatives_below

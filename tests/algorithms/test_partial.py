@@ -30,6 +30,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedrep import FedRep
 from kinfed.algorithms.lgfedavg import LGFedAvg
+from kinfed.algorithms.partial import PartlyShared
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, ModelError
 from kinfed.testing.workbench import SEED
@@ -55,17 +56,17 @@ def own(*parts: slice) -> Tensor:
         (FedPer(ALL, head=" 1 , 5"), own(LOW, TOP)),
         (FedRep(ALL), own(TOP)),
         (LGFedAvg(ALL), own(LOW)),
-        (LGFedAvg(ALL, head_layers=1), own(LOW, MIDDLE)),
-        (LGFedAvg(ALL, head_layers=9), own(LOW)),
-        (LGFedAvg(ALL, head="1"), own(MIDDLE, TOP)),
-        (LGFedAvg(ALL, head="1,3,5"), own()),
+        (LGFedAvg(ALL, shared_layers=1), own(LOW, MIDDLE)),
+        (LGFedAvg(ALL, shared_layers=9), own(LOW)),
+        (LGFedAvg(ALL, shared="1"), own(MIDDLE, TOP)),
+        (LGFedAvg(ALL, shared="1,3,5"), own()),
     ],
-    ids=lambda value: "" if isinstance(value, Tensor) else f"{type(value).__name__}-{value.head_layers}{value.head}",
+    ids=lambda value: "" if isinstance(value, Tensor) else str(value),
 )
-def test_who_keeps_what(method: FedPer, kept: Tensor) -> None:
+def test_who_keeps_what(method: PartlyShared, kept: Tensor) -> None:
     """Own layers stay in the client's state, the others are all that travels: |g| down and |g| + 1 up."""
     with by_hand(method, model=deep) as loop:
-        assert torch.equal(method.own_mask(loop.task), kept)
+        assert torch.equal(method.split(loop.task).own_mask, kept)
         shared = int((~kept).sum())
         assert server(loop, "shared").shape == (shared,)
         report = loop.round()
@@ -82,7 +83,7 @@ def test_who_keeps_what(method: FedPer, kept: Tensor) -> None:
 def test_rounds_by_hand(method: FedPer) -> None:
     """Everybody trains all layers from (own, shared); the server averages the shared ones of those who replied."""
     with by_hand(method, model=deep, participation=0.67) as loop:
-        kept = method.own_mask(loop.task)
+        kept = method.split(loop.task).own_mask
         start = loop.task.init(SEED)
         theta = {m: start.clone() for m in range(3)}
         shared = start[~kept]
@@ -104,7 +105,7 @@ def test_fedrep_fits_the_head_first_and_then_the_representation() -> None:
     """head_steps on the head with the base fixed, then the work's steps on the base with the new head fixed."""
     method = FedRep(ALL.with_steps(2), head_steps=3)
     with by_hand(method, model=deep) as loop:
-        kept = method.own_mask(loop.task)
+        kept = method.split(loop.task).own_mask
         for _ in range(2):
             sent = []
             heads = []
@@ -134,7 +135,7 @@ def test_fedreps_head_takes_as_many_steps_as_the_work_where_none_are_given() -> 
 LIMITS = {
     "fedper": (lambda training: FedPer(training, head_layers=0), "examples"),
     "fedrep": (lambda training: FedRep(training, head_layers=0), "equal"),
-    "lgfedavg": (lambda training: LGFedAvg(training, head="1,3,5"), "equal"),
+    "lgfedavg": (lambda training: LGFedAvg(training, shared="1,3,5"), "equal"),
 }
 
 
@@ -155,7 +156,7 @@ def test_own_layers_never_leave() -> None:
         (active,) = loop.schedule.active(SEED, 1, 3).tolist()
         for m in range(3):
             assert torch.equal(models(loop)[m][TOP], start) is (m != active)
-        assert loop.algorithm.global_model(loop.server) is None
+        assert loop.algorithm.server_models(loop.server) is None
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lgfedavg"])
@@ -166,7 +167,7 @@ def test_a_model_of_one_layer_has_nothing_to_split(name: str) -> None:
 
 
 def test_a_one_layer_model_may_be_shared_on_purpose() -> None:
-    for method in (FedPer(ALL, head_layers=0), LGFedAvg(ALL, head="1")):
+    for method in (FedPer(ALL, head_layers=0), LGFedAvg(ALL, shared="1")):
         with by_hand(method, model=linear) as loop:
             loop.round()
             assert server(loop, "shared").shape == (15,)
@@ -183,10 +184,10 @@ def test_a_layer_that_does_not_exist_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedper", {"head_layers": -1}, "head_layers must not be negative"),
-        ("fedper", {"weights": "none"}, "weights is examples or equal"),
+        ("fedper", {"head_layers": -1}, "head_layers must be at least 0"),
+        ("fedper", {"weights": "none"}, r"weights must be examples \| equal"),
         ("fedrep", {"head_steps": 0}, "head_steps must be at least 1"),
-        ("lgfedavg", {"head_layers": 0}, "shares at least one layer"),
+        ("lgfedavg", {"shared_layers": 0}, "shared_layers must be at least 1"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,53 @@
+"""What algorithms that average one model have in common: the model down, the change and a weight up, their mean.
+
+    w ← w + Σ_m p_m (u_m − w),      p_m ∝ N_m ("examples") or 1 ("equal")
+
+Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as that of the models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.core.kernels import weighted_mean
+from kinfed.core.tree import Tree
+from kinfed.data.federation import Cohort
+
+Weights = Literal["examples", "equal"]
+
+
+@dataclass
+class ModelState(Tree):
+    """A server that keeps one model."""
+
+    w: Tensor  # [P]
+
+
+@dataclass
+class ModelDown(Tree):
+    w: Tensor  # [n, P]
+
+
+@dataclass
+class DeltaUp(Tree):
+    delta: Tensor  # [n, P] u_m − w
+    count: Tensor | None  # [n] examples; absent with equal weights
+
+
+def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
+    """[n] float32: what clients send for the average to weigh them by; None where all weigh the same."""
+    return data.train.count.to(torch.float32) if weights == "examples" else None
+
+
+def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
+    """Σ_m p_m delta_m [P] of rows [n, P]; all weigh the same where `count` is None."""
+    return weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
+
+
+def own_or_server(seen: Tensor, own: Tensor, server: Tensor) -> Tensor:
+    """[n, P]: a client's own model if it has trained (`seen` [n]), otherwise the server's."""
+    return torch.where(seen[:, None].to(server.device), own, server)

@@ -1,0 +1,28 @@
+"""Candidate models, compared by their mean loss on a client's own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kinfed.data.batches import Split
+from kinfed.engine.task import Task
+
+
+def mean_losses(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:
+    """[n, len(models)] float64: mean loss of each model [n, P] on each client's examples, which are fetched once."""
+    total = torch.zeros(len(split.count), len(models), dtype=torch.float64)
+    for rows, batch in split.in_order():
+        real = batch.weight > 0
+        for number, theta in enumerate(models):
+            losses = torch.where(real, task.losses(theta[rows], batch), 0.0)
+            total[rows, number] += losses.sum(1).to("cpu", torch.float64)
+    return total / split.count[:, None]
+
+
+def best_fit(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:
+    """[n] int64: which of the models [n, P] has the least loss on each client's examples; of equals the first, and a
+    loss that is not finite loses."""
+    return torch.argmin(mean_losses(task, models, split).nan_to_num(nan=torch.inf), 1)

@@ -1,0 +1,79 @@
+"""Everything that the file of an algorithm needs, in one import.
+
+from kinfed.algorithms.facade import Algorithm, Cohort, Population, RoundInfo, Task, Tree, option, sgd
+"""
+
+from __future__ import annotations
+
+from kinfed.algorithms.averaging import (
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Weights,
+    example_counts,
+    mean_update,
+    own_or_server,
+)
+from kinfed.algorithms.base import (
+    EXAMPLE_COUNT,
+    Algorithm,
+    PrivacyProfile,
+    RoundInfo,
+    ServerModels,
+    gradient_steps,
+    option_values,
+)
+from kinfed.algorithms.candidates import best_fit, mean_losses
+from kinfed.core import rng
+from kinfed.core.kernels import weighted_mean, weighted_sum
+from kinfed.core.options import Range, option
+from kinfed.core.tree import Nothing, Tree, take_rows
+from kinfed.data.batches import Batch, Batches, LocalTraining, Split
+from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
+from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
+from kinfed.engine.task import Task
+from kinfed.errors import ConfigError
+
+__all__ = [
+    "EXAMPLE_COUNT",
+    "Algorithm",
+    "Batch",
+    "Batches",
+    "Cohort",
+    "ColumnSplit",
+    "ConfigError",
+    "DeltaUp",
+    "Federation",
+    "LocalTraining",
+    "ModelDown",
+    "ModelState",
+    "Nothing",
+    "Population",
+    "PrivacyProfile",
+    "Range",
+    "RoundInfo",
+    "ServerModels",
+    "Split",
+    "Task",
+    "Tree",
+    "Weights",
+    "best_fit",
+    "each_step",
+    "example_counts",
+    "gradient",
+    "gradient_steps",
+    "last_layers",
+    "mean_losses",
+    "mean_update",
+    "option",
+    "option_values",
+    "own_or_server",
+    "parse_patterns",
+    "rng",
+    "sgd",
+    "take_rows",
+    "toward_zero",
+    "weighted_mean",
+    "weighted_sum",
+]

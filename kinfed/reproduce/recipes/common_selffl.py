@@ -1,0 +1,78 @@
+"""What recipes of Self-FL share: methods and their options, columns of tables, two federations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kinfed.reproduce.recipe import Scale
+
+NAMES = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedavg-40": "FedAvg, 40 steps",
+    "selffl_control": "Control: smoothing only",
+    "control-40": "Control: smoothing only, 40 steps",
+    "ditto": "Ditto",
+    "pfedme": "pFedMe",
+    "perfedavg": "Per-FedAvg",
+    "selffl": "Self-FL",
+    "selffl_init": "Self-FL, start (18) only",
+    "selffl_steps": "Self-FL, steps (19) only",
+    "selffl_agg": "Self-FL, weights (20) only",
+    "selffl_exact": "Self-FL, exact posterior (ours)",
+}
+COMPARED = ("fedavg", "selffl_control", "ditto", "pfedme", "perfedavg", "selffl")
+VARIANTS = ("selffl_init", "selffl_steps", "selffl_agg", "selffl_exact")
+RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
+
+ACCURACIES: Mapping[str, str] = {
+    "Accuracy": "personal.accuracy",
+    "Client mean": "personal.accuracy_mean",
+    "Worst 10 %": "personal.worst10",
+    "Largest 10 %": "personal.top10",
+    "Global model": "server.accuracy",
+}
+
+_LETTERS = "16x8 lower-case letters (Taskar, Kassel) in place of FEMNIST."
+LETTERS_STAND_INS: Mapping[Scale, str] = {
+    "smoke": "digits with 40 clients in place of letters.",
+    "small": _LETTERS,
+    "paper": _LETTERS,
+}
+
+
+def named(*labels: str) -> dict[str, str]:
+    """Rows of a table: these methods and their names."""
+    return {label: NAMES[label] for label in labels}
+
+
+def method_options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Self-FL takes at most 40 steps."""
+    return {label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {})} for label in labels}
+
+
+def mnist_settings(clients: int, rounds: int, participation: float = 0.1) -> dict[str, Any]:
+    """FedProx's split of MNIST, logistic regression, 20 local steps."""
+    return {
+        "dataset": {"name": "mnist", "standardize": "pixel"},
+        "partition": "powerlaw",
+        "model": "mlr",
+        "lr": 0.03,
+        "batch": 10,
+        "steps": 20,
+        "clients": clients,
+        "rounds": rounds,
+        "participation": participation,
+        "seeds": [0, 1, 2],
+    }
+
+
+def letters_settings(scale: Scale) -> dict[str, Any]:
+    """200 users, five of ten letters each, lognormal sizes, a tenth of the users active."""
+    common: dict[str, Any] = {"model": "mlr", "lr": 0.01, "batch": 10, "steps": 20, "participation": 0.1}
+    if scale == "smoke":
+        split = {"name": "lognormal", "mean": 3.0}
+        return {**common, "dataset": "digits", "partition": split, "clients": 40, "rounds": 20, "seeds": [0, 1]}
+    seeds = [0, 1, 2, 3, 4]
+    return {**common, "dataset": "letters", "partition": "lognormal", "clients": 200, "rounds": 200, "seeds": seeds}

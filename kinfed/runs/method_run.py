@@ -1,0 +1,214 @@
+"""One algorithm under one seed: its rounds, evaluations, journal, checkpoints and result. Simulations, tuning and
+deployments all run this way.
+
+    run = MethodRun("ditto", loop, ClientTable.from_federation(data), num_rounds=30, folder=folder)
+    result = run.execute()
+
+or, where something is to be decided between rounds:
+
+    for report in run.rounds():          # each is evaluated where due, journaled and saved before it is handed out
+        ...
+    result = run.finish()
+
+Resuming is not a case of its own: `rounds` begins after the newest checkpoint of the folder, if there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kinfed.engine.task import Score
+from kinfed.errors import KinfedError
+from kinfed.pools.base import Evaluation
+from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import NullObserver, Observer
+from kinfed.runs.results import ClientTable, MethodResult, Metrics, metrics_of
+from kinfed.server.loop import Loop, RoundReport
+
+CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
+_NAMED_CLIENTS = 5  # in a note about rejected updates
+
+
+class Interrupted(KinfedError):
+    """A run was asked to stop; its last finished round is on disk."""
+
+
+@dataclass
+class Totals:
+    """Over all rounds so far."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+
+    def add(self, report: RoundReport) -> None:
+        self.bytes_down += report.bytes_down
+        self.bytes_up += report.bytes_up
+        self.seconds += report.seconds
+
+
+@dataclass
+class MethodRun:
+    """The loop is the caller's to close."""
+
+    label: str
+    loop: Loop
+    clients: ClientTable
+    num_rounds: int  # in all, from the loop's first round on
+    eval_every: int = 0  # rounds between evaluations; the last round is always evaluated
+    checkpoint_every: int | None = None  # rounds between checkpoints; None: CHECKPOINT_SECONDS between them
+    split: str = "test"  # that models are evaluated on
+    keep_models: bool = False  # personal models of the last round, in the result and in the folder
+    folder: RunFolder | None = None  # None: nothing is written
+    observer: Observer = field(default_factory=NullObserver)
+    should_stop: Callable[[], bool] = lambda: False
+    totals: Totals = field(default_factory=Totals, init=False)
+    _last_evaluation: Evaluation | None = field(default=None, init=False)
+
+    @property
+    def seed(self) -> int:
+        return self.loop.population.seed
+
+    @property
+    def last_round(self) -> int:
+        return self.loop.first_round + self.num_rounds - 1
+
+    def execute(self) -> MethodResult:
+        for _ in self.rounds():
+            pass
+        return self.finish()
+
+    def rounds(self) -> Iterator[RoundReport]:
+        """The rounds that remain. Interrupted where the run is asked to stop; the round it was in is saved."""
+        self._resume()
+        done = self.loop.completed - self.loop.first_round + 1
+        self.observer.started(self.label, self.seed, done, self.num_rounds)
+        saved = time.monotonic()
+        while self.loop.completed < self.last_round:
+            report = self.loop.round()
+            self.totals.add(report)
+            personal = self._journal(report)
+            self._note_rejections(report)
+            self.observer.round(self.label, self.seed, report, personal)
+            stop = self.should_stop()
+            if stop or self._checkpoint_due(report.round, time.monotonic() - saved):
+                self._save()
+                saved = time.monotonic()
+            if stop:
+                raise Interrupted("stopped as asked; the last finished round is saved")
+            yield report
+
+    def finish(self) -> MethodResult:
+        """The result after the last round; models and the clients' lines are in the folder then."""
+        evaluation = self._last_evaluation or self._evaluate(last=True)
+        algorithm, privacy = self.loop.algorithm, self.loop.privacy
+        result = MethodResult(
+            label=self.label,
+            seed=self.seed,
+            rounds=self.num_rounds,
+            personal=self._metrics(evaluation.personal, evaluation.ids) or {},
+            server=self._metrics(evaluation.server_model, evaluation.ids),
+            **asdict(self.totals),
+            evaluation=evaluation,
+            server_models=algorithm.server_models(self.loop.server),
+            alternatives=self._alternatives(evaluation),
+            privacy=None if privacy is None else privacy.summary(self.clients.names),
+        )
+        if self.folder is not None:
+            if evaluation.models is not None:
+                self.folder.write_models(self.label, self.seed, evaluation.models, result.server_models)
+            self.folder.append_clients(result.client_columns(self.clients))
+        return result
+
+    # ---- checkpoints ----
+
+    @property
+    def _checkpoint(self) -> str:
+        return f"{self.label}-{self.seed}"
+
+    def _resume(self) -> None:
+        if self.folder is None:
+            return
+        snapshot = self.folder.checkpoints.latest(self._checkpoint)
+        if snapshot is not None:
+            self.loop.load(snapshot.round, snapshot.tensors)
+            self.totals = Totals(**snapshot.extra["totals"])
+        self.folder.rewind(self.label, self.seed, self.loop.completed)
+
+    def _checkpoint_due(self, round: int, seconds: float) -> bool:
+        if round == self.last_round:
+            return True
+        every = self.checkpoint_every
+        return seconds >= CHECKPOINT_SECONDS if every is None else round % every == 0
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            self.folder.sync()
+            extra = {"totals": asdict(self.totals)}
+            self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
+
+    # ---- evaluation and journal ----
+
+    def _journal(self, report: RoundReport) -> Metrics | None:
+        """Evaluate where due and write the round's line; the metrics of the personal models."""
+        last = report.round == self.last_round
+        evaluation = None
+        if last or (self.eval_every > 0 and report.round % self.eval_every == 0):
+            evaluation = self._evaluate(last)
+        personal = None if evaluation is None else self._metrics(evaluation.personal, evaluation.ids)
+        if self.folder is not None:
+            self.folder.append_round({
+                "algorithm": self.label, "seed": self.seed, "round": report.round, "seconds": report.seconds,
+                "active": report.active, "dropped": report.dropped,
+                "bytes_down": report.bytes_down, "bytes_up": report.bytes_up, "personal": personal,
+                "server": None if evaluation is None else self._metrics(evaluation.server_model, evaluation.ids),
+                "method": self._figures(evaluation),
+            })  # fmt: skip
+        return personal
+
+    def _evaluate(self, last: bool) -> Evaluation:
+        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)
+        if last:
+            self._last_evaluation = evaluation
+        return evaluation
+
+    def _figures(self, evaluation: Evaluation | None) -> dict[str, Any]:
+        """The algorithm's own numbers; those by client, and what belongs to an evaluation, only where there is one."""
+        algorithm, server = self.loop.algorithm, self.loop.server
+        figures: dict[str, Any] = algorithm.figures(server)
+        if evaluation is None:
+            return {name: value for name, value in figures.items() if not isinstance(value, Tensor) or not value.dim()}
+        models = algorithm.server_models(server)
+        if models is not None and models.assignment is not None:
+            figures = figures | {"assignment": models.assignment}
+        if evaluation.figures and len(evaluation.ids) == len(self.clients.names):
+            figures = figures | {"clients": evaluation.figures}
+        headline = "accuracy" if self.loop.task.classifies else "loss"
+        for name, metrics in self._alternatives(evaluation).items():
+            figures = figures | ({f"{name}_{headline}": metrics[headline]} if headline in metrics else {})
+        if self.loop.privacy is not None:
+            figures = figures | {"privacy": self.loop.privacy.figures()}
+        return figures
+
+    def _metrics(self, score: Score | None, ids: Tensor) -> Metrics | None:
+        return None if score is None else metrics_of(score, ids, self.clients, self.loop.task.classifies)
+
+    def _alternatives(self, evaluation: Evaluation) -> dict[str, Metrics]:
+        ids, classifies = evaluation.ids, self.loop.task.classifies
+        return {name: metrics_of(s, ids, self.clients, classifies) for name, s in evaluation.alternatives.items()}
+
+    def _note_rejections(self, report: RoundReport) -> None:
+        names, start = self.clients.names, f"{self.label}, round {report.round}: "
+        explained = [k for k in report.rejected if k in report.reasons]
+        for k in explained[:_NAMED_CLIENTS]:
+            self.observer.note(f"{start}dropped {names[k]}: {report.reasons[k]}")
+        if others := [k for k in report.rejected if k not in report.reasons]:
+            who = ", ".join(names[k] for k in others[:_NAMED_CLIENTS])
+            self.observer.note(f"{start}dropped {len(others)} update(s) with NaN or infinity, of {who}")
+        if report.note:
+            self.observer.note(start + report.note)

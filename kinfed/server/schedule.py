@@ -1,0 +1,47 @@
+"""Who takes part in a round, who drops out of it and who is slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who takes part, and what goes wrong: pure functions of the seed and the round, equal for all methods."""
+
+    participation: float = 1.0
+    dropout: float = 0.0  # chance that an active client never replies
+    stragglers: float = 0.0  # chance that an active client finishes only part of its work
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
+
+    def size(self, num_clients: int) -> int:
+        """How many clients are called in a round."""
+        return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
+
+    def active(self, seed: int, round: int, num_clients: int) -> Tensor:
+        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
+        size = self.size(num_clients)
+        if size == num_clients:
+            return torch.arange(num_clients)
+        return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
+
+    def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """bool [n]: who never replies in this round."""
+        return rng.uniform(rng.fold(rng.root(seed, "dropout"), round, ids), 1).squeeze(1) < self.dropout
+
+    def completed_share(self, seed: int, round: int, ids: Tensor) -> Tensor:
+        """[n] share of the local work done: 1, or uniform on (0, 1) for stragglers."""
+        u = rng.uniform(rng.fold(rng.root(seed, "stragglers"), round, ids), 2)
+        return torch.where(u[:, 0] < self.stragglers, u[:, 1], 1.0)

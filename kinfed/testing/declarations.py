@@ -1,0 +1,145 @@
+"""Checks of what an algorithm declares about itself: types of messages, averages, privacy. Who declares less than is
+done fails here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.base import EXAMPLE_COUNT, RoundInfo, privacy_profile
+from kinfed.core import rng
+from kinfed.core.tree import Tree
+from kinfed.data.batches import Batch
+from kinfed.data.federation import Federation
+from kinfed.deploy.wire import message_types
+from kinfed.engine.task import make_task
+from kinfed.errors import ConfigError
+from kinfed.privacy.budget import open_accounts
+from kinfed.privacy.dpsgd import PrivateTask
+from kinfed.privacy.noise import simulated
+from kinfed.privacy.policy import Privacy
+from kinfed.server.schedule import Schedule
+from kinfed.testing.workbench import SEED, Bench, ContractError, Method, State, check, expect, expect_equal, hooked
+
+
+@check
+def message_types_are_declared(bench: Bench) -> None:
+    """`client_update` says of which classes its messages are, so that a deployment can check what arrives."""
+    try:
+        down_type, up_type = message_types(bench.algorithm)
+    except (KeyError, IndexError, NameError, TypeError) as error:
+        raise ContractError(f"client_update must declare the classes of its messages; {error}") from None
+
+    def client_update(inner: Any, task: Any, client: Tree, down: Tree, data: Any) -> tuple[Tree, Tree]:
+        new, up = inner(task, client, down, data)
+        for what, message, declared in (("Down", down, down_type), ("Up", up, up_type)):
+            expect(
+                type(message) is declared,
+                f"client_update declares that {what} is a {declared.__name__}; it is a {type(message).__name__}",
+            )
+        return new, up
+
+    bench.run(rounds=1, algorithm=hooked(bench.algorithm, client_update=client_update))
+
+
+@check
+def averages_are_only_averaged(bench: Bench) -> None:
+    """Fields in `averages` reach the server through their weighted mean: the server is the same where every client
+    sends that mean."""
+    averages = bench.algorithm.averages
+    if isinstance(averages, str) or not averages:
+        return
+
+    def aggregate(inner: Any, server: Tree, ids: Tensor, up: Tree, round: RoundInfo) -> Tree:
+        count = getattr(up, "count", None)
+        weight = torch.ones(len(ids)) if count is None else count
+        p = (weight / weight.sum()).to(torch.float64)
+        means = {}
+        for name in averages:
+            rows: Tensor = getattr(up, name)
+            mean = torch.tensordot(p, rows.to(torch.float64), 1).to(rows.dtype)
+            means[name] = mean.expand(rows.shape)
+        new: Tree = inner(server, ids, up, round)
+        same: Tree = inner(server, ids, replace(up, **means), round)
+        expect_equal(same.named(), new.named(), "what `averages` names reaches the server through its mean only", 1e-4)
+        return new
+
+    bench.run(Schedule(), rounds=2, algorithm=hooked(bench.algorithm, aggregate=aggregate))
+
+
+def _private(algorithm: Method) -> Method:
+    training = algorithm.training
+    steps = 3 if training.steps is None else training.steps
+    return replace(algorithm, training=replace(training, poisson=True, steps=steps, epochs=None, augment=None))
+
+
+@check
+def gradients_are_declared(bench: Bench) -> None:
+    """No round and no personalization computes more gradients, or judges more models, than the privacy profile says."""
+    count = bench.federation.train.count
+    profile = privacy_profile(bench.algorithm, count)
+    if profile is None or profile.impossible:
+        return
+    algorithm, rounds = _private(bench.algorithm), 3
+    budget = open_accounts(
+        Privacy(noise=1.0), algorithm, make_task(bench.model), simulated(SEED), count, torch.full_like(count, rounds)
+    )
+    try:
+        with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, privacy=budget) as loop:
+            for _ in range(rounds):
+                loop.round()
+            loop.evaluate()
+    except ConfigError as error:
+        raise ContractError(str(error)) from None
+
+
+class _BlindTask(PrivateTask):
+    """A private task whose gradients know nothing of the examples: what still depends on them left by another way."""
+
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        assert batch.sample is not None  # of a private run
+        self._enter(batch.ids, batch.sample)
+        return torch.full_like(theta, 0.01)
+
+
+@check
+def nothing_else_leaves(bench: Bench) -> None:
+    """What a client sends depends on its examples through gradients alone, or the privacy profile says what else does.
+
+    Two federations of equal sizes with other examples, gradients that see neither: messages must be equal."""
+    profile = privacy_profile(bench.algorithm, bench.federation.train.count)
+    if profile is None or profile.impossible or set(profile.uncovered) - {EXAMPLE_COUNT}:
+        return
+    ours, theirs = (_messages(bench, data) for data in (bench.federation, _other_examples(bench.federation)))
+    expect_equal(
+        theirs, ours, "without gradients, updates do not depend on examples (or the privacy profile names what does)"
+    )
+
+
+def _other_examples(federation: Federation) -> Federation:
+    order = rng.permutation(rng.root(SEED, "examples"), len(federation.labels))
+    features = replace(federation.features, raw=-federation.features.raw[order])
+    return replace(federation, features=features, labels=federation.labels[order])
+
+
+def _messages(bench: Bench, federation: Federation) -> State:
+    """Every update of two rounds, by name."""
+    sent: State = {}
+    algorithm = _private(bench.algorithm)
+
+    def client_update(inner: Any, *args: Any) -> tuple[Tree, Tree]:
+        client, up = inner(*args)
+        start = len(sent)
+        for number, (name, tensor) in enumerate(up.named().items()):
+            sent[f"update {start + number}, {name}"] = tensor.clone()
+        return client, up
+
+    task = _BlindTask(make_task(bench.model), 1.0, 0.0, simulated(SEED))
+    watched = hooked(algorithm, client_update=client_update)
+    with task.recording(), bench.loop(Schedule(), algorithm=watched, federation=federation, task=task) as loop:
+        for _ in range(2):
+            loop.round()
+    return sent
