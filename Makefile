@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint reference clean
 
 demo: $(READY)
 	$(BIN)/kinfed run
@@ -21,6 +21,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,dp,tune,ray,flower,audio]"
 	touch $@
+
+reference: $(READY)
+	$(BIN)/python -m kinfed.cli.reference > docs/reference.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
