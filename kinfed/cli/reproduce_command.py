@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kinfed.cli.arguments import integers
+from kinfed.cli.parameters import integers
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -34,7 +34,7 @@ def reproduce(
     from kinfed.reproduce.judge import verdicts
     from kinfed.reproduce.recipe import SCALES, RunPart
     from kinfed.reproduce.recipes import RECIPES, load_recipe
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
 
     console = Console()
     if scale not in SCALES:

@@ -42,12 +42,12 @@ class Figure:
     layout: Layout
     height: int = 380
     views: tuple[View, ...] = ()
-    chosen: str | None = None  # the view shown first, if not the first of them
-    methods: tuple[Method, ...] = field(default=())  # listed in a legend if given
+    initial: str | None = None  # key of the view to begin with; None: the first
+    methods: tuple[Method, ...] = ()  # entries of a legend above the figure
 
     @property
-    def first_view(self) -> str | None:
-        return self.chosen or (self.views[0].key if self.views else None)
+    def initial_view(self) -> str | None:
+        return self.initial or (self.views[0].key if self.views else None)
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Figure:
             "layout": self.layout,
             "height": self.height,
             "views": [{"key": view.key, "patch": view.patch} for view in self.views],
-            "chosen": self.first_view,
+            "view": self.initial_view,
         }
 
 
@@ -131,8 +131,9 @@ def round_axis(rounds: Iterable[float], title: str = "Round") -> Layout:
 
 def size_axis(sizes: Iterable[int]) -> Layout:
     """Of figures with clients by the number of their training examples; logarithmic where sizes differ much."""
-    title, known = "Training examples of the client", [size for size in sizes if size > 0]
-    return log_axis(title, min(known), max(known)) if known and max(known) > 8 * min(known) else axis(title)
+    title, positive = "Training examples of the client", [size for size in sizes if size > 0]
+    wide = bool(positive) and max(positive) > 8 * min(positive)
+    return log_axis(title, min(positive), max(positive)) if wide else axis(title)
 
 
 def group_ticks(groups: Sequence[int], names: Sequence[str] | None, places: Sequence[float]) -> Layout:

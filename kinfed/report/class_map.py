@@ -84,15 +84,15 @@ def class_map(federations: dict[int, Description]) -> Figure | None:
     classes, pooled = len(federation.class_labels), len(federation.names) > MAX_COLUMNS
     height = 230 + min(max(classes, 6) * 22, 480)
     upper = 100 / (height - 100)  # the share of the plot area above the map
-    labelled = range(0, classes, math.ceil(classes / 26))
+    ticks = range(0, classes, math.ceil(classes / 26))
     x = axis("Pools of clients" if pooled else "Clients", ticks="", showline=False, tickvals=[0], ticktext=[BLANK])
     x["title"]["standoff"] = 14
     y = axis(
         domain=[0, 1 - upper - 0.04],
         range=[classes - 0.5, -0.5],
         showgrid=False,
-        tickvals=list(labelled),
-        ticktext=[short(federation.class_labels[c]) for c in labelled],
+        tickvals=list(ticks),
+        ticktext=[short(federation.class_labels[c]) for c in ticks],
     )
     return Figure(
         description="How many training examples each client holds, and the share of each class among them.",

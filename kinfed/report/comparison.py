@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kinfed.algorithms import ALGORITHMS
 from kinfed.data.describe import Description
 from kinfed.report.palette import Style, styles
 from kinfed.runs.reader import KINDS, Kind, Run, Trial
@@ -25,47 +26,7 @@ _DESCRIBED = {"partition", "clients", "validation"}
 # Settings that may differ between runs of one comparison without need to say so.
 _INDIFFERENT = {
     *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
-    *("pool", "device", "path", "workers", "state", "data"),
-}
-
-DISPLAY_NAMES = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedavg_smooth": "FedAvg, smoothed",
-    "fedavg_data": "FedAvg + data",
-    "fedavgm": "FedAvgM",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "fedadagrad": "FedAdagrad",
-    "fedprox": "FedProx",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "perfedavg": "Per-FedAvg",
-    "perfedavg_hf": "Per-FedAvg HF",
-    "selffl": "Self-FL",
-    "selffl_init": "Self-FL, start only",
-    "selffl_steps": "Self-FL, steps only",
-    "selffl_agg": "Self-FL, weights only",
-    "selffl_control": "Self-FL's control",
-    "selffl_exact": "Self-FL, exact posterior",
-    "selffl_augmented": "Self-FL, augmented",
-    "selffl_cluster": "Self-FL, clusters",
-    "fedfomo": "FedFomo",
-    "fedfomo_ma": "FedFomo-MA",
-    "cgpfl": "CGPFL",
-    "cgpfl_heur": "CGPFL-Heur",
-    "ifca": "IFCA",
-    "cfl": "CFL",
-    "flhc": "FL+HC",
-    "apfl": "APFL",
-    "l2sgd": "L2SGD",
-    "lgfedavg": "LG-FedAvg",
-    "mocha": "MOCHA",
-    "mocha_deep": "MOCHA, deep variant",
-    "fedper": "FedPer",
-    "fedrep": "FedRep",
-    "fedem": "FedEM",
-    "pfedhn": "pFedHN",
+    *("pool", "device", "backend", "workers", "state", "data"),
 }
 
 
@@ -143,14 +104,9 @@ class Comparison:
 
     def local_trial(self, method: Method, seed: int) -> Trial | None:
         """Local training with the same seed, from the method's own run if it is there."""
-        trials = [
-            (candidate.run is not method.run, trial)
-            for candidate in self.methods
-            if candidate.family == "local"
-            for trial in candidate.trials
-            if trial.seed == seed
-        ]
-        return min(trials, key=lambda pair: pair[0])[1] if trials else None
+        local = [candidate for candidate in self.methods if candidate.family == "local"]
+        own = [candidate for candidate in local if candidate.run is method.run]
+        return next((trial for candidate in (*own, *local) for trial in candidate.trials if trial.seed == seed), None)
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
@@ -205,7 +161,7 @@ def family(run: Run, algorithm: str) -> str:
 
 def display_name(algorithm: str) -> str:
     """The name as papers write it, for methods known by one."""
-    return DISPLAY_NAMES.get(algorithm, algorithm)
+    return ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
 
 
 def same_data(one: Run, other: Run) -> bool:
@@ -220,9 +176,8 @@ def same_data(one: Run, other: Run) -> bool:
 def cautions(comparison: Comparison) -> list[str]:
     """What a reader must know before comparing the methods' figures."""
     notes = []
-    differing = _differing(comparison.runs)
-    if differing:
-        notes.append("The runs share their data but differ in " + "; ".join(differing) + ".")
+    if differences := _differences(comparison.runs):
+        notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:
         behind = [trial for trial in method.trials if trial not in method.complete_trials]
         if behind:
@@ -232,19 +187,15 @@ def cautions(comparison: Comparison) -> list[str]:
                 f"left out: seed {seeds}."
             )
     if not comparison.same_seeds:
-        resting = ", ".join(f"{method.label} {_numbers(method.seeds)}" for method in comparison.methods)
-        notes.append(f"The averages do not rest on the same seeds ({resting}); differences use shared seeds only.")
+        seeds = ", ".join(f"{method.label} {'+'.join(map(str, method.seeds))}" for method in comparison.methods)
+        notes.append(f"The averages do not rest on the same seeds ({seeds}); differences use shared seeds only.")
     if not comparison.same_final_round:
-        reached = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
-        notes.append(f"The methods stand at different rounds ({reached}), so no best is marked.")
+        rounds = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
+        notes.append(f"The methods stand at different rounds ({rounds}), so no best is marked.")
     return notes
 
 
-def _numbers(values: Sequence[int]) -> str:
-    return "+".join(map(str, values))
-
-
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _differences(runs: Sequence[Run]) -> list[str]:
     flat = [dict(_flatten(run.config)) for run in runs]
     keys = dict.fromkeys(key for entries in flat for key in entries)
     parts = []

@@ -43,18 +43,18 @@ def sorted_gains(by_method: Gains, first: Method) -> Figure:
 def gain_against_size(by_method: Gains, first: Method) -> Figure:
     """Dots are clients; the line joins medians of clients of similar size. The other methods' lines stay in gray."""
     data: list[Trace] = []
-    for chosen, values in by_method:
-        shown: list[Gain] = subsampled(values, 1500)
-        color = chosen.style.faded(0.5 if len(shown) <= 200 else 0.25)
+    for method, values in by_method:
+        sample: list[Gain] = subsampled(values, 1500)
+        color = method.style.faded(0.5 if len(sample) <= 200 else 0.25)
         marks = [
-            *(_medians(method, gains, faded(LOCAL, 0.45), 1.2) for method, gains in by_method if method is not chosen),
+            *(_medians(other, gains, faded(LOCAL, 0.45), 1.2) for other, gains in by_method if other is not method),
             dots(
-                [g.n_train for g in shown], [100 * g.gain for g in shown], color, "%{text}", name=chosen.label,
-                text=[_about(g) for g in shown],
+                [g.n_train for g in sample], [100 * g.gain for g in sample], color, "%{text}", name=method.label,
+                text=[_about(g) for g in sample],
             ),
-            _medians(chosen, values, chosen.style.color, 3),
+            _medians(method, values, method.style.color, 3),
         ]  # fmt: skip
-        data += in_view(str(chosen.index), marks)
+        data += in_view(str(method.index), marks)
     description = "Gain over training alone against the number of training examples of the client."
     x = size_axis(g.n_train for _, values in by_method for g in values)
     return _figure(description, data, x, by_method, first, 360)
@@ -67,7 +67,7 @@ def _figure(description: str, data: list[Trace], x: Layout, by_method: Gains, fi
         layout=layout(x, axis(zeroline=True, zerolinecolor=INK, zerolinewidth=1), "Gain over Local, percentage points"),
         height=height,
         views=tuple(View(str(method.index), method.label) for method, _ in by_method),
-        chosen=str(first.index),
+        initial=str(first.index),
     )
 
 

@@ -29,8 +29,8 @@ Coordinates = Iterable[float | None] | Sequence[str]
 
 
 def _trace(kind: str, hover: str, name: str, **more: Any) -> Trace:
-    said = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
-    return {"type": kind, **said, "name": escape(name)} | {key: v for key, v in more.items() if v is not None}
+    pointing = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    return {"type": kind, **pointing, "name": escape(name)} | {key: v for key, v in more.items() if v is not None}
 
 
 def _coordinates(values: Coordinates) -> list[Any]:
@@ -178,17 +178,17 @@ def of_method(method: Method, traces: Iterable[Trace]) -> list[Trace]:
 def curve(method: Method, points: Iterable[tuple[float, Average]], hover: str) -> list[Trace]:
     """A line in the method's look through means over seeds, (x, average) each, with a band of one standard deviation
     where there are several seeds. `%{customdata}` in `hover` stands for the deviation."""
-    shown: list[tuple[float, Average]] = subsampled(list(points))
+    sample: list[tuple[float, Average]] = subsampled(list(points))
     look = method.style
     traces: list[Trace] = []
-    wide = [(x, y.mean, y.sd) for x, y in shown if y.sd is not None and math.isfinite(y.mean)]
+    wide = [(x, y.mean, y.sd) for x, y in sample if y.sd is not None and math.isfinite(y.mean)]
     if any(sd for _, _, sd in wide):
         low, high = [mean - sd for _, mean, sd in wide], [mean + sd for _, mean, sd in wide]
         traces.append(band([x for x, _, _ in wide], low, high, look.faded(0.13), method.label))
     traces.append(
         line(
-            [x for x, _ in shown], [y.mean for _, y in shown], look.color, hover, name=method.label, dash=look.dash,
-            symbol=look.symbol, dots=True, details=[f" ± {y.sd:.2g}" if y.sd is not None else "" for _, y in shown],
+            [x for x, _ in sample], [y.mean for _, y in sample], look.color, hover, name=method.label, dash=look.dash,
+            symbol=look.symbol, dots=True, details=[f" ± {y.sd:.2g}" if y.sd is not None else "" for _, y in sample],
         )
     )  # fmt: skip
     return of_method(method, traces)

@@ -67,21 +67,21 @@ def faded(color: str, opacity: float) -> str:
 
 def styles(algorithms: Iterable[str]) -> list[Style]:
     """One style for each entry, in order; no two alike up to 28 methods. An algorithm may occur more than once."""
-    wanted = list(algorithms)
-    result: list[Style | None] = [None] * len(wanted)
-    taken: set[tuple[int, int]] = set()
+    names = list(algorithms)
+    result: list[Style | None] = [None] * len(names)
+    used: set[tuple[int, int]] = set()
     grays = 0
-    for i, name in enumerate(wanted):
+    for i, name in enumerate(names):
         if name == "local":
             result[i] = Style(LOCAL, DASHES[(2 + grays) % len(DASHES)], _SYMBOLS[grays % len(_SYMBOLS)])
             grays += 1
-        elif name in HABITUAL_HUES and (HABITUAL_HUES[name], 0) not in taken:
+        elif name in HABITUAL_HUES and (HABITUAL_HUES[name], 0) not in used:
             hue = HABITUAL_HUES[name]
-            taken.add((hue, 0))
+            used.add((hue, 0))
             result[i] = Style(HUES[hue], DASHES[0], _SYMBOLS[hue])
-    slots = ((hue, turn) for turn in range(len(wanted) + 1) for hue in range(len(HUES)))
+    slots = ((hue, turn) for turn in range(len(names) + 1) for hue in range(len(HUES)))
     for i, style in enumerate(result):
         if style is None:
-            hue, turn = next(slot for slot in slots if slot not in taken)
+            hue, turn = next(slot for slot in slots if slot not in used)
             result[i] = Style(HUES[hue], DASHES[turn % len(DASHES)], _SYMBOLS[(hue + turn) % len(_SYMBOLS)])
     return [style for style in result if style is not None]

@@ -77,7 +77,7 @@ def _results(comparison: Comparison) -> Values | None:
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
         if "server" in comparison.kinds
         else None,
-        "definitions": {column.heading: column.definition for column in method_tables.MAIN_COLUMNS},
+        "definitions": {one.column.heading: one.column.definition for one in method_tables.MAIN_COLUMNS},
     }
 
 
@@ -138,8 +138,8 @@ def _data(comparison: Comparison) -> Values | None:
 
 
 def _method_panels(comparison: Comparison) -> Values | None:
-    by_method = {method.label: found for method in comparison.methods if (found := panels(method))}
-    counts = {label: sum(len(panel.figures) for panel in found) for label, found in by_method.items()}
+    by_method = {method.label: entries for method in comparison.methods if (entries := panels(method))}
+    counts = {label: sum(len(panel.figures) for panel in entries) for label, entries in by_method.items()}
     folded = sum(counts.values()) > MAX_OPEN_PANEL_FIGURES
     return {"by_method": by_method, "counts": counts, "folded": folded} if by_method else None
 

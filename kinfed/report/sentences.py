@@ -30,7 +30,7 @@ def brief(value: Any) -> str:
 def facts(run: Run) -> dict[str, str]:
     """What was run, as a short list; whatever else the configuration holds is in the fold below it."""
     config = run.config
-    found = {
+    entries = {
         "Data": brief(config.get("dataset")),
         "Split among clients": brief(_partition(run)),
         "Clients": brief(_clients(run)),
@@ -42,12 +42,12 @@ def facts(run: Run) -> dict[str, str]:
     }
     algorithms = config.get("algorithms")
     if isinstance(algorithms, dict):
-        listed = [
+        methods = [
             display_name(name) + (f" ({text})" if (text := _options(name, options_of(run, name))) else "")
             for name in algorithms
         ]
-        found["Methods"] = ", ".join(listed)
-    return {label: text for label, text in found.items() if text and text != "None"}
+        entries["Methods"] = ", ".join(methods)
+    return {label: text for label, text in entries.items() if text and text != "None"}
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:
@@ -65,8 +65,8 @@ def _partition(run: Run) -> Any:
 def _clients(run: Run) -> int | None:
     """As configured, or as found where the data set brings its own clients."""
     configured = run.config.get("clients")
-    found = [len(federation.names) for federation in run.federations.values()]
-    return configured if isinstance(configured, int) else found[0] if found else None
+    counts = [len(federation.names) for federation in run.federations.values()]
+    return configured if isinstance(configured, int) else counts[0] if counts else None
 
 
 _WORK = ("lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay")
@@ -156,19 +156,19 @@ def _ranking(comparison: Comparison) -> str:
         for key, entry in values.items()
         if key != first and entry and not ((d := difference(values[first], entry, lower)) and d.clear)
     ]
-    return start + f", but its lead over {_listed(close)} is within the spread over the seeds: no clear best."
+    return start + f", but its lead over {_join_names(close)} is within the spread over the seeds: no clear best."
 
 
 def _level(values: Mapping[int, float], metric: str) -> str:
-    found = average(values)
-    if found is None:
+    level = average(values)
+    if level is None:
         return "–"
     scale, digits, unit = (100, 1, " %") if metric == "accuracy" else (1, 3, "")
-    spread = "" if found.sd is None else f" ± {scale * found.sd:.{digits}f}"
-    return format_number(scale * found.mean, digits) + spread + unit
+    spread = "" if level.sd is None else f" ± {scale * level.sd:.{digits}f}"
+    return format_number(scale * level.mean, digits) + spread + unit
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} others"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from kinfed.report.comparison import Comparison, Method
 from kinfed.runs.reader import finite
@@ -57,7 +57,7 @@ def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Inte
     paired = average(differences)
     if paired is None or paired.sd is None:
         return None
-    reach = float(stats.t.ppf(0.5 + confidence / 2, paired.n - 1)) * paired.sd / math.sqrt(paired.n)
+    reach = float(stdtrit(paired.n - 1, 0.5 + confidence / 2)) * paired.sd / math.sqrt(paired.n)
     return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
 
 
@@ -127,19 +127,16 @@ class Gain:
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
-    """Clients of the method's complete seeds that Local was evaluated on too, largest gain first."""
-    found = []
+    """Clients of the method's complete trials that Local was evaluated on too, largest gain first."""
+    entries = []
     for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
-        if local is None:
-            continue
-        alone = {c.client: c.values["personal_accuracy"] for c in local.clients if "personal_accuracy" in c.values}
+        baseline = {c.client: c.values.get("personal_accuracy") for c in local.clients} if local else {}
         for client in trial.clients:
-            own = client.values.get("personal_accuracy")
-            if own is not None and client.client in alone and finite(own) and finite(alone[client.client]):
-                gain = own - alone[client.client]
-                found.append(Gain(client.client, trial.seed, client.n_train, client.n_test, gain))
-    return sorted(found, key=lambda g: (-g.gain, g.seed, g.client))
+            own, alone = client.values.get("personal_accuracy"), baseline.get(client.client)
+            if own is not None and alone is not None and finite(own) and finite(alone):
+                entries.append(Gain(client.client, trial.seed, client.n_train, client.n_test, own - alone))
+    return sorted(entries, key=lambda g: (-g.gain, g.seed, g.client))
 
 
 @dataclass(frozen=True)

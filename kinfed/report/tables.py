@@ -112,7 +112,7 @@ class TextTable:
         return self.console()
 
     def console(self, box: Box | None = SIMPLE) -> rich.table.Table:
-        table = rich.table.Table(title=self.title, title_justify="left", title_style="dim", box=box)
+        table = rich.table.Table(title=Text(self.title), title_justify="left", title_style="dim", box=box)
         for column in self.columns:
             figure = column.kind == "figure"
             table.add_column(

@@ -39,20 +39,21 @@ def line_chart(
     data: list[Trace] = []
     for (name, points), (color, dash, symbol) in zip(series.items(), looks, strict=False):
         known = [(place, entry) for place, by_seed in points if (entry := average(by_seed)) is not None]
-        data.append(
-            line(
-                [place for place, _ in known],
-                [entry.mean * factor for _, entry in known],
-                color,
-                f"{escape(name)}, %{{x}}: %{{y:.4g}}{unit}",
-                name=name,
-                dash=dash,
-                dots=True,
-                symbol=symbol,
-                size=7,
-                error=[(entry.sd or 0.0) * factor for _, entry in known],
-            )
+        trace = line(
+            [place for place, _ in known],
+            [entry.mean * factor for _, entry in known],
+            color,
+            f"{escape(name)}, %{{x}}: %{{y:.4g}}{unit}",
+            name=name,
+            dash=dash,
+            dots=True,
+            symbol=symbol,
+            size=7,
+            error=[(entry.sd or 0.0) * factor for _, entry in known],
         )
+        if "error_y" in trace:
+            trace["error_y"]["color"] = color  # lines lie close together: whose spread is it?
+        data.append(trace)
     ends = [place for points in series.values() for place, _ in points]
     for name, value in (levels or {}).items():
         hover = f"{escape(name)}: %{{y:.4g}}{unit}"

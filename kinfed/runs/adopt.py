@@ -32,8 +32,8 @@ from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, hold_out
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Score, Task
@@ -169,7 +169,7 @@ def adopt(
         rounds = max(1, round(run.config.participation * run.config.rounds))
     elif rounds < 1:
         raise ConfigError(f"a newcomer trains for at least one round; got {rounds}")
-    task.start = run.start()
+    random_start, task = task, task.starting_at(run.start())
     server = with_newcomer(run, label, method, task, group)
     cohort = _cohort(run, newcomer, 1)
     if not _download(method, server, run).named():
@@ -178,8 +178,7 @@ def adopt(
     models = method.server_models(server)
     server_model = None if models is None else models.rows(cohort.ids)
     theta = _trained(method, task, server, run, newcomer, rounds)
-    task.start = None
-    alone = _trained(Local(method.training), task, Nothing(), run, whole, rounds)
+    alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
     return Adoption(
         algorithm=label,
         seed=run.seed,

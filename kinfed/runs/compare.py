@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import storage
-from kinfed.runs.config import INCIDENTAL
+from kinfed.runs.config import NON_RESULT_SETTINGS
 from kinfed.runs.run_files import RunFiles
 
 _ABSENT = object()
@@ -106,12 +106,12 @@ def _contents(folder: Path, name: str) -> Any:
     """A file as values to compare, without times and versions; lines under names that say what they are about."""
     path = folder / name
     if name == "config.json":
-        return {key: value for key, value in RunFiles(folder).settings.items() if key not in INCIDENTAL}
+        return {key: value for key, value in RunFiles(folder).settings.items() if key not in NON_RESULT_SETTINGS}
     if name == "rounds.jsonl":
         records = RunFiles(folder).records()
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
     if name == "clients.csv":
-        with storage.reporting("read", path), path.open(encoding="utf-8", newline="") as file:
+        with storage.storage_errors("read", path), path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
         return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)

@@ -66,7 +66,7 @@ class FinishedRun:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
         named, classes = self.config.model, self.description.num_classes
         build = model or (lambda: build_model(named.name, self.shape, classes, named.options))
-        task = make_task(build, path=self.config.path)
+        task = make_task(build, backend=self.config.backend)
         layout = self.files.layout()["layers"]
         if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
             what = "the model given" if model else f"model {named.name}, which the configuration names,"

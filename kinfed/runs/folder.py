@@ -122,7 +122,7 @@ class RunFolder:
     def _refuse_unrelated_files(self) -> None:
         if not self.path.exists() or self._config_path.exists():
             return
-        with storage.reporting("use", self.path):
+        with storage.storage_errors("use", self.path):
             names = sorted(path.name for path in self.path.iterdir())
         if other := [name for name in names if name not in (".lock", _HOLDER) and not name.startswith(".draft-")]:
             listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
@@ -151,7 +151,7 @@ class RunFolder:
     def _take_lock(self) -> FileLock:
         path = self.path / ".lock"
         lock = FileLock(path, blocking=False, thread_local=False)  # whichever thread closes the folder
-        with storage.reporting("lock", path):
+        with storage.storage_errors("lock", path):
             try:
                 lock.acquire()
             except Timeout:
@@ -188,7 +188,7 @@ class RunFolder:
                 raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
         line = (storage.to_json(record) + "\n").encode()
         path = self._rounds_path
-        with storage.reporting("append to", path):
+        with storage.storage_errors("append to", path):
             if self._rounds is None:
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -198,7 +198,7 @@ class RunFolder:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
         self._require_lock()
         if self._rounds is not None:
-            with storage.reporting("write", self._rounds_path):
+            with storage.storage_errors("write", self._rounds_path):
                 os.fsync(self._rounds)
                 storage.sync_folder(self.path)
 
@@ -262,7 +262,7 @@ class RunFolder:
         if self._client_columns is None:
             storage.write_atomically(path, text.getvalue().encode())
         else:
-            with storage.reporting("append to", path):
+            with storage.storage_errors("append to", path):
                 file = os.open(path, os.O_WRONLY | os.O_APPEND)
                 try:
                     _append(file, text.getvalue().encode(), durably=True)

@@ -139,7 +139,7 @@ def round_key(record: Mapping[str, Any]) -> tuple[str, int, int]:
 
 def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Lines of rounds.jsonl and what they say, without a last one that is cut; a damaged one before it is an error."""
-    with storage.reporting("read", path):
+    with storage.storage_errors("read", path):
         text = path.read_bytes() if path.exists() else b""
     lines = text.removesuffix(b"\n").split(b"\n") if text else []
     entries = []

@@ -32,7 +32,7 @@ from kinfed.privacy.ledger import Event, covers, together
 from kinfed.privacy.noise import simulated
 from kinfed.privacy.policy import Privacy
 from kinfed.runs.compare import same_results
-from kinfed.runs.experiment import Interrupted
+from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
@@ -74,7 +74,7 @@ def method(name: str, **options: Any) -> Method:
     return make_algorithm(name, WORK, options)
 
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.method.private]
+PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.target.private]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in PRIVATE),
     ("ditto", {"personal_steps": 6}),
@@ -235,7 +235,7 @@ def test_settings_that_promise_nothing_are_refused(settings: dict[str, float], s
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PRIVATE])
 def test_methods_that_gradients_alone_do_not_make_are_refused(name: str) -> None:
-    assert ALGORITHMS[name].method.leaks
+    assert ALGORITHMS[name].target.leaks
     with pytest.raises(ConfigError, match=f"{name} cannot be private: "):
         Privacy(noise=1.0).check(name, method(name), federation())
 

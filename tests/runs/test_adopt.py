@@ -457,7 +457,7 @@ def test_features_that_blow_up_training_are_named(from_table: Path) -> None:
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
 
     asked = iter([False, False, True])
     with pytest.raises(Interrupted):

@@ -21,7 +21,8 @@ import kinfed
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import same_results
-from kinfed.runs.experiment import Interrupted, read_config
+from kinfed.runs.experiment import read_config
+from kinfed.runs.method_run import Interrupted
 from kinfed.runs.run_files import RunFiles
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.report.chart import Figure
+from kinfed.report.chart import Figure, Trace
 from kinfed.report.comparison import Method
+from kinfed.report.marks import bars
+
+MAX_BARS = 200
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,16 @@ def series(method: Method, key: str) -> dict[int, dict[int, Any]]:
         for trial in method.complete_trials
     }
     return {seed: values for seed, values in by_seed.items() if values}
+
+
+def ranked_bars(method: Method, entries: Sequence[tuple[float, str]], hover: str) -> tuple[Trace, str]:
+    """One bar per client, (height, text) in this order, or for every k-th where they are many; and what the axis then
+    has to say."""
+    step = math.ceil(len(entries) / MAX_BARS)
+    subset = entries[::step]
+    heights, texts = [height for height, _ in subset], [text for _, text in subset]
+    trace = bars(range(1, len(subset) + 1), heights, method.style.color, hover, name=method.label, text=texts)
+    return trace, "" if step == 1 else f", every {step}th"
 
 
 def seed_note(method: Method, seed: int) -> str:

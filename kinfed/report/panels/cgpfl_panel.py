@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -185,12 +186,12 @@ class ContextChoice:
 
 def _context_choice(figures: dict[str, Any]) -> ContextChoice | None:
     first, cost = figures.get("complexity"), figures.get("cost")
-    mu, chosen = figures.get("mu"), figures.get("contexts")
+    mu, contexts = figures.get("mu"), figures.get("contexts")
     if not isinstance(first, list) or not isinstance(cost, list) or not first or len(first) != len(cost):
         return None
-    if not isinstance(mu, int | float) or not isinstance(chosen, int) or not 1 <= chosen <= len(first):
+    if not isinstance(mu, int | float) or not isinstance(contexts, int) or not 1 <= contexts <= len(first):
         return None
-    return ContextChoice([float(v) for v in first], [mu * float(v) for v in cost], chosen)
+    return ContextChoice([float(v) for v in first], [mu * float(v) for v in cost], contexts)
 
 
 def _terms(method: Method, choice: ContextChoice) -> Figure:
@@ -224,12 +225,14 @@ def _terms(method: Method, choice: ContextChoice) -> Figure:
 def accuracy_by_number(method: Method) -> Panel | None:
     """Figure 3 (a), beside the method that chooses, or else the first of the run."""
     run = method.run
-    given = {label: _final(run, label) for label in run.algorithms if family(run, label) == "cgpfl"}
-    chosen = {label: _final(run, label) for label in run.algorithms if family(run, label) == "cgpfl_heur"}
-    points = {label: result for label, result in given.items() if result is not None}
-    if method.algorithm != next(iter([*chosen, *given]), None) or len({p.contexts for p in points.values()}) < 2:
+    choosing, fixed = (
+        [label for label in run.algorithms if family(run, label) == name] for name in ("cgpfl_heur", "cgpfl")
+    )
+    stars, points = (
+        {label: point for label in labels if (point := _final(run, label)) is not None} for labels in (choosing, fixed)
+    )
+    if method.algorithm != next(iter([*choosing, *fixed]), None) or len({p.contexts for p in points.values()}) < 2:
         return None
-    stars = {label: result for label, result in chosen.items() if result is not None}
     best = max(points.values(), key=lambda point: point.accuracy.mean)
     text = (
         f"Of the numbers of contexts that were tried, {best.contexts:g} did best, with "
@@ -250,9 +253,9 @@ class ContextPoint:
 def _final(run: Run, label: str) -> ContextPoint | None:
     trials = [trial for trial in run.trials if trial.algorithm == label and trial.finished]
     accuracy = average({t.seed: t.final.metrics["personal"]["accuracy"] for t in trials if _has_accuracy(t)})
-    counts = [trial.rounds[-1].method.get("contexts") for trial in trials if trial.rounds]
-    known = [count for count in counts if isinstance(count, int)]
-    return ContextPoint(sum(known) / len(known), accuracy) if known and accuracy is not None else None
+    last = [trial.rounds[-1].method.get("contexts") for trial in trials if trial.rounds]
+    counts = [count for count in last if isinstance(count, int)]
+    return ContextPoint(fmean(counts), accuracy) if counts and accuracy is not None else None
 
 
 def _has_accuracy(trial: Trial) -> bool:

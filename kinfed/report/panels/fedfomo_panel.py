@@ -72,10 +72,10 @@ def _matrix(method: Method, rounds: dict[int, Matrix], clients: ClientGroups) ->
     rows, columns = clients.order(clients.targets), clients.order(clients.groups)
 
     def step(affinity: Matrix) -> dict[str, Any]:
-        shown = [[None if n == i else affinity[i][n] for n in columns] for i in rows]
-        values = [value for row in shown for value in row if value is not None]
+        cells = [[None if n == i else affinity[i][n] for n in columns] for i in rows]
+        values = [value for row in cells for value in row if value is not None]
         low, high = min(values), max(values)
-        return {"z": [[numbers(row) for row in shown]], "zmin": low, "zmax": high if high > low else low + 1}
+        return {"z": [[numbers(row) for row in cells]], "zmin": low, "zmax": high if high > low else low + 1}
 
     steps = {str(number): step(affinity) for number, affinity in rounds.items()}
     latest = list(steps.values())[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 from kinfed.report.chart import Figure, Trace, axis, client_label, escape, layout, log_axis
 from kinfed.report.comparison import Comparison, Method
 from kinfed.report.figures import metric_figure, over_rounds, reading
-from kinfed.report.marks import bars, curve, method_level
-from kinfed.report.panels.base import Panel, series
+from kinfed.report.marks import curve, method_level
+from kinfed.report.panels.base import Panel, ranked_bars, series
 from kinfed.runs.reader import ClientResult, Kind
-
-MAX_BARS = 200
 
 
 def privacy(method: Method) -> Panel | None:
@@ -60,14 +57,9 @@ def _range(values: Sequence[float]) -> str:
 
 def _each_client(method: Method, clients: Sequence[ClientResult]) -> Figure:
     ordered = sorted(clients, key=lambda client: client.values["epsilon"], reverse=True)
-    step = math.ceil(len(ordered) / MAX_BARS)
-    shown = ordered[::step]
-    each = bars(
-        range(1, len(shown) + 1), [client.values["epsilon"] for client in shown], method.style.color,
-        "ε = %{y:.3g}<br>%{text}", name=method.label,
-        text=[f"{client_label(client.client)}, {client.n_train} training examples" for client in shown],
-    )  # fmt: skip
-    of = "" if step == 1 else f", every {step}th"
+    about = [f"{client_label(client.client)}, {client.n_train} training examples" for client in ordered]
+    epsilons = [client.values["epsilon"] for client in ordered]
+    each, of = ranked_bars(method, list(zip(epsilons, about, strict=True)), "ε = %{y:.3g}<br>%{text}")
     seeds = " of all seeds" if len(method.complete_trials) > 1 else ""
     return Figure(
         description=f"ε of every client under {method.label}, sorted.",

@@ -36,7 +36,7 @@
 
   const plots = [...document.querySelectorAll(".plot")].map((element) => {
     const figure = JSON.parse(element.parentElement.querySelector('script[type="application/json"]').textContent);
-    return { element, figure, view: figure.chosen };
+    return { element, figure, view: figure.view };
   });
 
   function draw(plot) {
@@ -48,8 +48,8 @@
       const { method, view: of } = trace.meta || {};
       trace.visible = (of === undefined || view === null || of === view) && !hiddenMethods.has(method);
     }
-    const chosen = figure.views.find((entry) => entry.key === view);
-    for (const [path, value] of Object.entries(chosen ? chosen.patch : {})) {
+    const entry = figure.views.find((candidate) => candidate.key === view);
+    for (const [path, value] of Object.entries(entry ? entry.patch : {})) {
       const keys = path.split(".");
       const last = keys.pop();
       keys.reduce((inner, key) => inner[key], layout)[last] = value;
