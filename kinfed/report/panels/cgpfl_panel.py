@@ -32,7 +32,7 @@ DELTA = 0.05  # of the bound
 
 
 def contexts(method: Method) -> Panel | None:
-    return membership(method, "context", "context")
+    return membership(method, "context")
 
 
 # How far apart they are.

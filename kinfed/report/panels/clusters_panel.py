@@ -26,6 +26,7 @@ MAX_ROWS = 150  # clients shown one by one
 MAX_COLUMNS = 120  # rounds
 MAX_BRANCHES = 60
 
+ASSIGNMENT = "assignment"  # which of the server's models each client has, as the journal calls it
 NONE = -1  # the cluster of a client that has none yet
 
 
@@ -58,12 +59,12 @@ class ClusterHistory:
 
 
 def clusters(method: Method) -> Panel | None:
-    return membership(method, "cluster", "cluster")
+    return membership(method, "cluster")
 
 
-def membership(method: Method, key: str, noun: str) -> Panel | None:
-    """The panel for a method that records the cluster of every client under `key` and calls it a `noun`."""
-    history = cluster_history(method, key, noun)
+def membership(method: Method, noun: str) -> Panel | None:
+    """The panel for a method whose server has several models, each for a cluster of clients that it calls a `noun`."""
+    history = cluster_history(method, noun)
     if history is None:
         return None
     figures = [_strip(history)] if len(history.last) <= MAX_ROWS else []
@@ -74,9 +75,9 @@ def membership(method: Method, key: str, noun: str) -> Panel | None:
     return Panel(f"{noun.capitalize()}s of clients", sentence, tuple(figures))
 
 
-def cluster_history(method: Method, key: str, noun: str) -> ClusterHistory | None:
+def cluster_history(method: Method, noun: str) -> ClusterHistory | None:
     """Of the first of the complete trials; rounds with anything but one whole number per client are left out."""
-    by_seed = series(method, key)
+    by_seed = series(method, ASSIGNMENT)
     if not by_seed:
         return None
     seed = min(by_seed)
@@ -180,7 +181,7 @@ def _members(history: ClusterHistory) -> Figure:
 def _tree(method: Method, history: ClusterHistory) -> Figure | None:
     """Where a method records from which cluster (`parent`) and in which round (`born`) each one was split."""
     end = history.rounds[-1]
-    parent, born = (series(method, key).get(history.seed, {}).get(end) for key in ("parent", "born"))
+    parent, born = (series(method, ASSIGNMENT).get(history.seed, {}).get(end) for key in ("parent", "born"))
     if not isinstance(parent, list) or not isinstance(born, list):
         return None
     if not 1 < len(parent) <= MAX_BRANCHES or len(born) != len(parent):
