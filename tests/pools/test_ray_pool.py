@@ -24,9 +24,9 @@ from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.runs.compare import same_results
 from kinfed.runs.config import make_config
-from kinfed.runs.experiment import Interrupted
-from kinfed.runs.folder import same_results
+from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
