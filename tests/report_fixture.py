@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kinfed.data.describe import Description
+
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {
     "local": (0.0, 6.0, 0),
@@ -121,6 +123,33 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
+def description_of(
+    names: Sequence[str],
+    class_names: Sequence[str],
+    counts: Sequence[Sequence[int]],
+    groups: Sequence[int] | None = None,
+    group_names: Sequence[str] | None = None,
+    about: dict[str, Any] | None = None,
+) -> Description:
+    """Clients with the same numbers of examples of every class in training and test."""
+    rows = [list(row) for row in counts]
+    return Description(
+        names=list(names),
+        num_classes=len(class_names),
+        class_names=list(class_names),
+        train=rows,
+        val=[[0] * len(row) for row in rows],
+        test=rows,
+        groups=None if groups is None else list(groups),
+        group_names=None if group_names is None else list(group_names),
+        emd=[0.0] * len(rows),
+        emd_code=[0.0] * len(rows),
+        description=about or {},
+        notes=[],
+        inputs={},
+    )
+
+
 def _federation(
     rng: np.random.Generator, clients: int, classes: int, names: Sequence[str] | None, groups: int | None
 ) -> dict[str, Any]:
@@ -146,6 +175,9 @@ def _federation(
         "group_names": [f"digits {a} and {b}" for a, b in main] if groups and classes > 1 else None,
         "description": {"clients": clients, "partition": "classes", "options": {"classes": 2, "max_size": None}},
         "notes": ["Clients of a group share their main classes."],
+        "emd": [0.0] * clients,
+        "emd_code": [0.0] * clients,
+        "inputs": {},
     }
 
 

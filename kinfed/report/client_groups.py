@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kinfed.data.describe import Description
 from kinfed.report.chart import Layout, client_label, escape, group_name, group_ticks
-from kinfed.runs.reader import Federation
 
 MAX_NAMED_GROUPS = 12  # along an axis
 MAX_NAMED_CLIENTS = 25
@@ -22,15 +22,16 @@ class ClientGroups:
     group_names: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, federation: Federation | None, count: int) -> ClientGroups:
+    def of(cls, federation: Description | None, count: int) -> ClientGroups:
         """Clients are numbered where there is no description of as many."""
         if federation is None or len(federation.names) != count:
             return cls(tuple(str(m) for m in range(count)), None, None, None)
-        groups, moved = federation.groups, federation.description.get("target_of")
-        targets = groups
+        groups = None if federation.groups is None else tuple(federation.groups)
+        group_names = None if federation.group_names is None else tuple(federation.group_names)
+        targets, moved = groups, federation.description.get("target_of")
         if groups is not None and isinstance(moved, list) and sorted(moved) == list(range(count)):
             targets = tuple(groups[m] for m in moved)
-        return cls(federation.names, groups, targets, federation.group_names)
+        return cls(tuple(federation.names), groups, targets, group_names)
 
     def client(self, m: int) -> str:
         """Escaped for plotly, as are the names of groups."""

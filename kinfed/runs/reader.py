@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kinfed.data.describe import Description
 from kinfed.errors import StorageError
 
 Kind = Literal["personal", "server"]
@@ -83,25 +84,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Who holds how many examples of which class; the lists run over clients, then classes."""
-
-    names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    train: tuple[tuple[int, ...], ...]
-    val: tuple[tuple[int, ...], ...]
-    test: tuple[tuple[int, ...], ...]
-    groups: tuple[int, ...] | None
-    group_names: tuple[str, ...] | None
-    notes: tuple[str, ...] = ()  # what a reader should know about how the data were shared out
-    description: dict[str, Any] = field(default_factory=dict)  # data set, partition and options, all defaults filled in
-
-    @property
-    def sizes(self) -> list[int]:
-        return [sum(counts) for counts in self.train]
-
-
-@dataclass(frozen=True)
 class Run:
     path: Path
     label: str
@@ -110,7 +92,7 @@ class Run:
     versions: dict[str, Any]
     fingerprint: str
     trials: tuple[Trial, ...]
-    federations: dict[int, Federation]  # by seed
+    federations: dict[int, Description]  # by seed
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -290,39 +272,16 @@ def _read_results(path: Path) -> dict[Key, Final]:
         ) from None
 
 
-def _read_federations(path: Path) -> Iterator[tuple[int, Federation]]:
+def _read_federations(path: Path) -> Iterator[tuple[int, Description]]:
     for file in sorted(path.glob("federation-*.json")):
         seed = file.stem.removeprefix("federation-")
         if not seed.lstrip("-").isdecimal():
             continue
         record = _read_object(file, "")
         try:
-            split = {
-                name: tuple(tuple(int(n) for n in counts) for counts in record.get(name) or ())
-                for name in ("train", "val", "test")
-            }
-            names = tuple(map(str, record["names"]))
-            classes = record.get("class_names") or range(int(record["num_classes"]))
-            federation = Federation(
-                names=names,
-                class_names=tuple(map(str, classes)),
-                **split,
-                groups=None if record.get("groups") is None else tuple(map(int, record["groups"])),
-                group_names=None if record.get("group_names") is None else tuple(map(str, record["group_names"])),
-                notes=tuple(map(str, record.get("notes") or ())),
-                description=dict(record.get("description") or {}),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{file}: needs names, num_classes and train counts ({error!r})") from None
-        widths = {len(counts) for counts in federation.train}
-        if len(federation.train) != len(names) or widths - {len(federation.class_names)}:
-            raise RunFolderError(
-                f"{file}: train should hold {len(names)} clients with {len(federation.class_names)} counts each, "
-                f"got {len(federation.train)} clients with {sorted(widths)} counts"
-            )
-        if federation.groups is not None and len(federation.groups) != len(names):
-            raise RunFolderError(f"{file}: {len(federation.groups)} groups given for {len(names)} clients")
-        yield int(seed), federation
+            yield int(seed), Description.from_json(record, str(file))
+        except StorageError as error:
+            raise RunFolderError(str(error)) from None
 
 
 def _trial(

@@ -113,6 +113,8 @@ def run_of(folder, affinity, weights=None, groups=(0, 0, 1, 1), target_of=None):
         "group_names": None,
         "notes": [],
         "description": described,
+        **{name: [0.0] * count for name in ("emd", "emd_code")},
+        "inputs": {},
     }
     (folder / "federation-5.json").write_text(json.dumps(federation))
     return load_run(folder, "run")
