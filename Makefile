@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint reference clean
+.PHONY: demo test test-random lint reference clean
 
 demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-random: $(READY)
+	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not flower"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

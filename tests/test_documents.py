@@ -46,7 +46,7 @@ def test_the_example_method_runs_and_keeps_the_contract(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runpy.run_path(str(ROOT / "examples" / "halfway.py"), run_name="__main__")
-    assert "share 0.5" in capsys.readouterr().out
+    assert "halfway-2" in capsys.readouterr().out
     monkeypatch.syspath_prepend(ROOT / "examples")
     for block in blocks("docs/adding-a-method.md", "python"):
         exec(compile(block, "adding-a-method.md", "exec"), {})
