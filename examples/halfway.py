@@ -1,4 +1,4 @@
-"""A method of one's own, complete: every client uses the point halfway between its own model and the global one.
+"""A method of one's own, complete: every client uses the point halfway between its own model and the server's.
 
 Run it:  python examples/halfway.py
 """
@@ -11,16 +11,23 @@ import torch
 from torch import Tensor
 
 import kinfed
-from kinfed.algorithms.base import Algorithm, mean_of
-from kinfed.core.tree import Tree
-from kinfed.data.federation import Cohort, Population
-from kinfed.engine.sgd import sgd
-from kinfed.engine.task import Task
-
-
-@dataclass
-class Server(Tree):
-    w: Tensor  # [P] the global model
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Population,
+    PrivacyProfile,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    gradient_steps,
+    mean_update,
+    option,
+    sgd,
+)
 
 
 @dataclass
@@ -28,58 +35,45 @@ class Client(Tree):
     v: Tensor  # [n, P] own models, one row per client; they never leave
 
 
-@dataclass
-class Down(Tree):
-    w: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P]
-
-
 @dataclass(frozen=True)
-class Halfway(Algorithm[Server, Client, Down, Up]):
-    share: float = 0.5
-    """Share of the own model in the mixture."""
+class Halfway(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+    share: float = option(0.5, "share of the own model in the mixture", ge=0, le=1)
 
-    def init_server(self, task: Task, clients: Population) -> Server:
-        return Server(task.init(clients.seed))
+    averages = ("delta",)
+
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return Client(task.init(data.seed).expand(len(data), -1))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))  # the same model for everyone: a view, not a copy
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))  # the same model for everyone: a view, not a copy
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         batches = data.train.batches(self.training)
         v = sgd(task, client.v, batches)  # alone
         w = sgd(task, down.w, batches)  # together, on the same batches
-        return Client(v), Up(w - down.w)
+        return Client(v), DeltaUp(w - down.w, None)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up) -> Server:
-        return Server(server.w + mean_of(up.delta, torch.ones(len(ids))))
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean_update(up.delta, up.count))
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return torch.lerp(down.w, client.v, self.share)
 
-    def global_model(self, server: Server) -> Tensor:
-        return server.w
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps({2: self.training.num_steps(count)})  # two gradients on every batch
 
 
 def main() -> None:
-    from kinfed.runs.build import build_federation
-    from kinfed.runs.config import make_config
-
-    federation = build_federation(make_config(), seed=0)
-    for method in (Halfway(), Halfway(share=1.0), Halfway(share=0.0)):
-        loop = kinfed.simulate(federation, "mlp", method)
-        for _ in loop.rounds(20):
-            pass
-        score = loop.evaluate().personal
-        assert score is not None
-        print(f"share {method.share}: {100 * float(score.correct.sum() / score.count.sum()):.1f}% personal accuracy")
+    methods = [Halfway(), Halfway(share=1.0), Halfway(share=0.0), "fedavg"]
+    result = kinfed.run(algorithms=methods, rounds=20, seeds=(0,), participation=1.0)
+    for one in result.results:
+        print(f"{one.label}: {100 * one.personal['accuracy']:.1f}% personal accuracy")
 
 
 if __name__ == "__main__":

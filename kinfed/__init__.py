@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfed.algorithms import make_algorithm
     from kinfed.algorithms.base import Algorithm
+    from kinfed.core.registries import register
     from kinfed.data.batches import LocalTraining
     from kinfed.data.federation import Federation
     from kinfed.errors import KinfedError
@@ -27,6 +28,7 @@ _HOME = {
     "LocalTraining": "kinfed.data.batches",
     "make_algorithm": "kinfed.algorithms",
     "make_config": "kinfed.runs.config",
+    "register": "kinfed.core.registries",
     "run": "kinfed.runs.experiment",
     "simulate": "kinfed.runs.simulation",
 }
@@ -39,6 +41,7 @@ __all__ = [
     "RunResult",
     "make_algorithm",
     "make_config",
+    "register",
     "run",
     "simulate",
 ]

@@ -130,6 +130,16 @@ def lloyd(x: Array, start: Array, weight: Array | None = None, held: Array | Non
     return Clusters(torch.from_numpy(label.astype(np.int64)), _cost(x, label, share))
 
 
+def match_labels(label: Tensor, points: Array, centres: Array) -> Tensor:
+    """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
+    squared, have the least sum (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and a node never needs it
+
+    means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
+    distance = ((means[:, None] - centres[None]) ** 2).sum(-1)
+    return torch.from_numpy(linear_sum_assignment(distance)[1])[label]
+
+
 def agglomerate(
     points: Tensor, linkage: Linkage, metric: str, *, clusters: int | None = None, threshold: float | None = None
 ) -> Tensor:
@@ -160,16 +170,6 @@ def join_best_cluster(task: Task, models: Tensor, cluster: Tensor, data: Cohort)
     candidates = [w.expand(len(data), -1) for w in models]
     cluster[data.ids] = best_fit(task, candidates, data.train).to(cluster)
     return cluster
-
-
-def match_labels(label: Tensor, points: Array, centres: Array) -> Tensor:
-    """Labels 0..K' − 1 of the points replaced by numbers of the centres: those whose distances to the clusters' means,
-    squared, have the least sum (Hungarian method)."""
-    from scipy.optimize import linear_sum_assignment  # slow to import, and a node never needs it
-
-    means = np.stack([points[label.numpy() == j].mean(0) for j in range(int(label.max()) + 1)])
-    apart = ((means[:, None] - centres[None]) ** 2).sum(-1)
-    return torch.from_numpy(linear_sum_assignment(apart)[1])[label]
 
 
 def _means(x: Array, label: Array, share: Array, otherwise: Array) -> Array:

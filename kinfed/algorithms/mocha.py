@@ -57,7 +57,8 @@ from kinfed.algorithms.facade import (
     option,
     rng,
 )
-from kinfed.engine.dense import Dense, StackedNet
+from kinfed.engine.dense import FeedForwardNet
+from kinfed.engine.linear import Dense
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError
 
@@ -186,7 +187,7 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
 
 def linear_layer(task: Task) -> Dense:
     """The one linear layer that the model is; any other model is refused."""
-    net = StackedNet.compile(task.module) if isinstance(task, ModuleTask) else None
+    net = FeedForwardNet.from_module(task.module) if isinstance(task, ModuleTask) else None
     if net is None or len(net.steps) != 1:
         layers = ", ".join(task.layer_names())
         raise ModelError(

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from kinfed.cli.parameters import CommandGroup, Plugins
+from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
-console = Console(soft_wrap=False)
-
-deploy = typer.Typer(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
-vault = typer.Typer(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
+deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
+vault = CommandGroup(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
 
 VaultFolder = Annotated[
     Path, typer.Option("--vault", envvar="KINFED_VAULT", help="The vault's folder, as in the node-config.")
@@ -29,8 +28,8 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> Non
     from kinfed.deploy.scaffold import make_app
 
     for path in make_app(folder):
-        console.print(f"wrote    {path}", highlight=False, soft_wrap=True)
-    console.print(f"edit {folder / 'pyproject.toml'}, then: flwr run {folder} <superlink>", soft_wrap=True)
+        say(f"wrote    {path}")
+    say(f"edit {folder / 'pyproject.toml'}, then: flwr run {folder} <superlink>")
 
 
 @deploy.command()
@@ -46,8 +45,8 @@ def certs(
         raise ConfigError(f"certificates need the extra: pip install 'kinfed[flower]' ({error})") from None
 
     for path in make_certificates(folder, host, node or []):
-        console.print(f"wrote    {path}", highlight=False, soft_wrap=True)
-    console.print("ca.key and server.key stay with the operator; a node gets ca.crt and its own key.", soft_wrap=True)
+        say(f"wrote    {path}")
+    say("ca.key and server.key stay with the operator; a node gets ca.crt and its own key.")
 
 
 @vault.command("list")
@@ -55,16 +54,16 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
     """What this node keeps: runs, clients, rounds, sizes."""
     from kinfed.deploy.vault import Vault
 
-    held = Vault(folder).held()
-    if not held:
-        console.print(f"the vault {folder.expanduser()} is empty", highlight=False, soft_wrap=True)
+    entries = Vault(folder).held()
+    if not entries:
+        say(f"the vault {folder.expanduser()} is empty")
         return
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     for column in ("run", "client", "method", "round", "version", "bytes", "saved", "model"):
         table.add_column(column, no_wrap=True)
-    for one in held:
-        numbers = (str(one.round), str(one.version), str(one.nbytes))
-        table.add_row(one.run, one.client, one.method, *numbers, one.saved, "yes" if one.has_model else "no")
+    for entry in entries:
+        numbers = (str(entry.round), str(entry.version), str(entry.nbytes))
+        table.add_row(entry.run, entry.client, entry.method, *numbers, entry.saved, "yes" if entry.has_model else "no")
     console.print(table)
 
 
@@ -80,9 +79,9 @@ def export(
     from kinfed.deploy.vault import Vault
 
     path = Vault(folder).model_path(run, client)
-    with storage.reporting("write", out):
+    with storage.storage_errors("write", out):
         shutil.copyfile(path, out)
-    console.print(f"wrote    {out}", highlight=False, soft_wrap=True)
+    say(f"wrote    {out}")
 
 
 @vault.command()
@@ -97,7 +96,7 @@ def clear(
 
     if not yes:
         typer.confirm(f"remove all personal states and models of run {run}?", abort=True)
-    console.print(f"removed  {', '.join(Vault(folder).clear(run, client))}", highlight=False, soft_wrap=True)
+    say(f"removed  {', '.join(Vault(folder).clear(run, client))}")
 
 
 def predict(
@@ -112,22 +111,23 @@ def predict(
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
     ignore: Annotated[str, typer.Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, typer.Option(help="Column that names the rows in the output.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Classes and probabilities for new examples, by one personal model; no server is needed."""
     from kinfed.deploy.vault import Vault
     from kinfed.runs import predict as predicting
 
     if model is not None:
-        chosen = predicting.read_model(model)
+        source = predicting.read_model(model)
     elif run is not None and (Path(run) / "config.json").exists():
         if client is None:
             raise ConfigError("say whose model of the run to use, with --client")
-        chosen = predicting.model_of_run(Path(run), client, algorithm, seed)
+        source = predicting.model_of_run(Path(run), client, algorithm, seed)
     elif vault is not None:
-        chosen = predicting.read_model(Vault(vault).model_path(run, client))
+        source = predicting.read_model(Vault(vault).model_path(run, client))
     else:
         raise ConfigError("say which model to use: --model FILE, --vault DIR, or --run DIR with --client")
-    found = predicting.predict(chosen, table, image_column=image_column, ignore=ignore, name_column=name_column)
-    found.write(out)
-    about = ", ".join(f"{key} {chosen.about[key]}" for key in ("client", "algorithm", "round") if key in chosen.about)
-    console.print(f"wrote    {out} ({len(found.probabilities)} rows; {about})", highlight=False, soft_wrap=True)
+    predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    predictions.write(out)
+    about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
+    say(f"wrote    {out} ({len(predictions.probabilities)} rows; {about})")

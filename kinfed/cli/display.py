@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kinfed.server.loop import RoundReport
+if TYPE_CHECKING:
+    from kinfed.runs.config import RunConfig
+    from kinfed.server.loop import RoundReport
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -52,7 +55,7 @@ class LiveDisplay:
         self._progress.update(self._bar, advance=1, **fields)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(f"note: {text}", style="yellow", highlight=False)
+        self._progress.console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
 
 
 class PlainDisplay:
@@ -114,6 +117,18 @@ def display(console: Console, total_rounds: int) -> LiveDisplay | PlainDisplay:
     return LiveDisplay(console, total_rounds) if console.is_terminal else PlainDisplay(console)
 
 
+def run_sentence(config: RunConfig) -> str:
+    """What a run is about to do."""
+    from kinfed.runs.build import partition_name
+
+    seeds = "seed" if len(config.seeds) == 1 else "seeds"
+    return (
+        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model.name}; "
+        f"{', '.join(config.algorithms)}; "
+        f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
+    )
+
+
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Means over seeds, with the standard deviation where there are several."""
     table = Table(
@@ -142,25 +157,22 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def _percent(results: Sequence[dict[str, Any]], kind: str, name: str) -> str:
-    found = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
-    return _spread([100 * v for v in found], "{:.1f}")
+    shares = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
+    return _spread([100 * share for share in shares], "{:.1f}")
 
 
 def _spread(values: Sequence[float], form: str) -> str:
     if not values:
         return "-"
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return form.format(mean)
-    deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-    return f"{form.format(mean)} ± {form.format(deviation)}"
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
 
 
 def tuning_line(label: str, number: int, trials: int, trial: Any, best: float) -> str:
     """One line about a finished trial of a tuning."""
-    found = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
-    what = _settings(trial.settings) if trial.settings else "as configured"
-    return f"{label} trial {number}/{trials}: {found} (best {100 * best:.2f}%)  {what}"
+    outcome = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
+    settings = _settings(trial.settings) if trial.settings else "as configured"
+    return f"{label} trial {number}/{trials}: {outcome} (best {100 * best:.2f}%)  {settings}"
 
 
 def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
@@ -172,10 +184,10 @@ def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     for name in ("as configured %", "tuned %"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings")
-    for label, found in methods:
-        what = _settings(found["settings"]) if found["settings"] else "as configured"
-        edge = f"  ({', '.join(found['at_edge'])} at the edge: widen with --range)" if found["at_edge"] else ""
-        table.add_row(label, f"{100 * found['default']:.2f}", f"{100 * found['best']:.2f}", what + edge)
+    for label, record in methods:
+        settings = _settings(record["settings"]) if record["settings"] else "as configured"
+        edge = f"  ({', '.join(record['at_edge'])} at the edge: widen with --range)" if record["at_edge"] else ""
+        table.add_row(label, f"{100 * record['default']:.2f}", f"{100 * record['best']:.2f}", settings + edge)
     return table
 
 

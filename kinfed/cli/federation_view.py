@@ -29,7 +29,7 @@ class FederationView:
 
 
 def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Group:
-    shown = _chosen(d)
+    shown = _sample(d)
     parts: list[Table | Text] = [Text(_headline(d), style="bold"), _quantiles(d)]
     if len(shown) < d.num_clients:
         parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
@@ -69,7 +69,7 @@ def _quantiles(d: Description) -> Table:
     return table
 
 
-def _chosen(d: Description) -> list[int]:
+def _sample(d: Description) -> list[int]:
     """All clients in order, or a sample evenly spaced in size."""
     if d.num_clients <= MOST_CLIENTS:
         return list(range(d.num_clients))
@@ -90,12 +90,14 @@ def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
         table.add_column("group", no_wrap=True)
     for column in ("train", "test", "EMD"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column(_heading(names, cell, per_cell), no_wrap=True)
+    table.add_column(Text(_heading(names, cell, per_cell)), no_wrap=True)
     train, test = d.sizes("train"), d.sizes("test")
     for line, k in enumerate(shown):
         picture_of_k = _cells(d.train[k], cell, per_cell, shades)
-        group = [] if groups is None else [groups[line]]
-        table.add_row(client_names[line], *group, f"{train[k]:,}", f"{test[k]:,}", f"{d.emd[k]:.2f}", picture_of_k)
+        group = [] if groups is None else [Text(groups[line])]
+        table.add_row(
+            Text(client_names[line]), *group, f"{train[k]:,}", f"{test[k]:,}", f"{d.emd[k]:.2f}", picture_of_k
+        )
     return table
 
 

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.core.options import OptionDoc, documented
-from kinfed.data.partitions import PARTITIONS
-from kinfed.data.sources import SOURCES
-from kinfed.engine.models import MODELS
+from kinfed.core.options import OptionDoc
+from kinfed.core.registries import registry_of
+from kinfed.errors import unknown_name
+
+# As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
+KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
+RECIPES = "recipes"
 
 
-def catalog() -> dict[str, dict[str, str]]:
-    """Kind -> name -> one line."""
-    return {
-        "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
-        "datasets": {name: entry.summary for name, entry in SOURCES.items()},
-        "partitions": {name: entry.summary for name, entry in PARTITIONS.items()},
-        "models": {name: entry.summary for name, entry in MODELS.items()},
-    }
+def names(kind: str) -> dict[str, str]:
+    """Name -> one line, for one kind of thing."""
+    if kind == RECIPES:
+        from kinfed.reproduce.recipes import summaries
+
+        return summaries()
+    return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
+
+
+def kind_of(name: str) -> str:
+    """The kind of thing that has this name."""
+    known: list[str] = [*KINDS, RECIPES]
+    for kind in (*KINDS, RECIPES):
+        if name in (here := names(kind)):
+            return kind
+        known += here
+    raise unknown_name("list", name, known)
+
+
+def owner(kind: str, name: str) -> str:
+    """Who has the options of a thing in --set: an algorithm has its own, of the others there is one in a run."""
+    return name if kind == "algorithms" else KINDS.get(kind, kind)
 
 
 def options_of(name: str) -> list[OptionDoc]:
     """The options of a method, data set, partition or model, as --set takes them."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name].describe_options()
-    if name in PARTITIONS:
-        return PARTITIONS[name].describe_options()
-    return SOURCES[name].describe_options() if name in SOURCES else documented(MODELS[name].options)
+    kind = kind_of(name)
+    if kind == RECIPES:
+        return []
+    return registry_of(KINDS[kind])[name].describe_options()

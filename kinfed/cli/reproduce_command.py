@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kinfed.cli.arguments import integers
+from kinfed.cli.parameters import integers
 from kinfed.errors import ConfigError, unknown_name
 
 

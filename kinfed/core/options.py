@@ -111,11 +111,10 @@ def option(
     le: float | None = None,
     infinite: bool = False,
     tune: Range | None = None,
-    kw_only: bool = False,
 ) -> Any:
     """A dataclass field that is an option. Numbers must lie above `gt` (from `ge` on), below `lt` (up to `le`)."""
     declaration = Declaration(text, gt, ge, lt, le, infinite, tune)
-    return dataclasses.field(default=default, metadata={_KEY: declaration}, kw_only=kw_only)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
 @dataclass(frozen=True)
@@ -226,33 +225,3 @@ def readable(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(readable(part) for part in get_args(hint))
     return str(hint)
-
-
-def build(kind: type[T], given: Mapping[str, Any], owner: str) -> T:
-    """kind(**given) for options declared as Annotated[type, "text"]."""
-    known = {field.name for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
-    for name in given:
-        if name not in known:
-            if not known:
-                raise ConfigError(f"{owner} has no options; got {name!r}")
-            raise unknown_name(f"option of {owner}", name, known)
-    try:
-        return TypeAdapter(kind).validate_python(dict(given))
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg'][0].lower()}{problem['msg'][1:]} "
-            f"(got {problem['input']!r})"
-            for problem in error.errors()
-        ]
-        raise ConfigError(f"{owner}: {'; '.join(problems)}") from None
-
-
-def documented(kind: type[Any]) -> list[OptionDoc]:
-    """Options declared as Annotated[type, "text"]."""
-    hints = get_type_hints(kind, include_extras=True)
-    docs = []
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        plain, text = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
-        docs.append(OptionDoc(field.name, readable(plain), field.default, text))
-    return docs

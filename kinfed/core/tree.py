@@ -39,13 +39,13 @@ class Tree:
         return type(self)(**changed)
 
     def named(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in self._fields():
             if isinstance(value, Tree):
-                found |= {f"{name}.{inner}": tensor for inner, tensor in value.named().items()}
+                tensors |= {f"{name}.{inner}": tensor for inner, tensor in value.named().items()}
             elif value is not None:
-                found[name] = value
-        return found
+                tensors[name] = value
+        return tensors
 
     def like(self, tensors: Mapping[str, Tensor]) -> Self:
         """A tree of this structure with the tensors of `named()`; the inverse of it."""
@@ -74,12 +74,12 @@ class Tree:
         if ours.keys() != theirs.keys():
             raise ValueError(f"cannot put rows with fields {sorted(theirs)} into {sorted(ours)}")
         for name, tensor in ours.items():
-            given, wanted = theirs[name].shape, (_places(index, len(tensor)), *tensor.shape[1:])
-            if given != wanted:
-                raise ValueError(f"cannot put {name} of shape {list(given)} where {list(wanted)} is wanted")
+            shape, wanted = theirs[name].shape, (_num_rows(index, len(tensor)), *tensor.shape[1:])
+            if shape != wanted:
+                raise ValueError(f"cannot put {name} of shape {list(shape)} where {list(wanted)} is wanted")
             if not torch.can_cast(theirs[name].dtype, tensor.dtype):
                 raise ValueError(f"cannot put {name} of type {theirs[name].dtype} into {tensor.dtype}")
-            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            if _shares_memory(tensor):
                 raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
             value = theirs[name].to(tensor.dtype)
@@ -125,9 +125,19 @@ class Tree:
 
 
 def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
-    """Whether the index is a list of row numbers: then whole rows are copied, many times as fast as by general
-    indexing, which goes element by element."""
+    """Whether the index is a list of row numbers: whole rows can then be copied, which is many times faster than
+    general indexing, element by element."""
     return isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    """Whether several elements are one number in memory, along any axis."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def is_broadcast(rows: Tensor) -> bool:
+    """Whether all rows are one row in memory, as after `expand()`: the same for every client, so it is sent once."""
+    return rows.stride(0) == 0
 
 
 def as_slice(rows: Tensor) -> slice | Tensor:
@@ -139,15 +149,15 @@ def as_slice(rows: Tensor) -> slice | Tensor:
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]: a view where each follows the one before, else whole rows at a time."""
-    found = as_slice(rows)
-    return x[found] if isinstance(found, slice) else x.index_select(0, found.to(x.device))
+    index = as_slice(rows)
+    return x[index] if isinstance(index, slice) else x.index_select(0, index.to(x.device))
 
 
-def runs(chosen: Tensor) -> list[slice]:
+def runs(mask: Tensor) -> list[slice]:
     """Where bool [P] is true, as slices from left to right: whole layers, copied or changed at the speed of memory,
     where a mask goes number by number."""
-    outside = chosen.new_zeros(1)
-    edges = torch.diff(torch.cat([outside, chosen, outside])).nonzero().view(-1, 2)
+    outside = mask.new_zeros(1)
+    edges = torch.diff(torch.cat([outside, mask, outside])).nonzero().view(-1, 2)
     return [slice(begin, end) for begin, end in edges.tolist()]
 
 
@@ -161,7 +171,7 @@ def _put_rows(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
         tensor.index_copy_(0, index.to(tensor.device), rows)
 
 
-def _places(index: Tensor | slice, length: int) -> int:
+def _num_rows(index: Tensor | slice, length: int) -> int:
     """How many of `length` rows the index names."""
     if isinstance(index, slice):
         return len(range(*index.indices(length)))

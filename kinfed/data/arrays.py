@@ -36,6 +36,16 @@ def encode_labels(values: Any, what: str) -> tuple[Tensor, list[str]]:
     return encode(column, what)
 
 
+def encode_known_labels(values: Any, classes: Sequence[str], what: str) -> Tensor:
+    """[N] the number of every label among `classes`; a label that is none of them is refused."""
+    index, names = encode_labels(values, what)
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{what} holds the class {unknown[0]!r}, which is unknown; known classes are {shown}")
+    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[index]
+
+
 def name_keys(key: Tensor, names: Sequence[str]) -> Tensor:
     """One key per name, whatever other names there are: a client's draws survive clients coming and going."""
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]

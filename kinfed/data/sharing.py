@@ -30,11 +30,11 @@ class SharedFeatures(Features):
 
     def rows(self, index: Tensor) -> Tensor:
         own = len(self.raw)
-        found = self.raw.index_select(0, index.clamp_max(own - 1))
+        examples = self.raw.index_select(0, index.clamp_max(own - 1))
         copied = (index >= own).nonzero().squeeze(1)
         # By numpy, which copies whole rows: torch would take twice as long for these as for all the others.
-        found.numpy()[copied.numpy()] = self.copies.numpy()[(index[copied] - own).numpy()]
-        return found
+        examples.numpy()[copied.numpy()] = self.copies.numpy()[(index[copied] - own).numpy()]
+        return examples
 
 
 def share_examples(
@@ -50,23 +50,23 @@ def share_examples(
         raise ConfigError(f"a pool holds between 1 and all {len(rows)} training examples; got {size}")
     if not 0 < fraction <= 1:
         raise ConfigError(f"clients receive a fraction of the pool in (0, 1]; got {fraction}")
-    drawn = rows[rng.choose(rng.fold(key, 0), len(rows), size)]
-    part = max(round(fraction * size), 1)
+    donated = rows[rng.choose(rng.fold(key, 0), len(rows), size)]
+    num_received = max(round(fraction * size), 1)
     first = len(federation.labels)
-    received = []
+    lists = []
     for client, own in enumerate(federation.train.lists()):
-        chosen = rng.choose(rng.fold(key, 1, client), size, part)
-        received.append(first + chosen[~torch.isin(drawn[chosen], own)])
-    given = Ragged.of(received)
+        choice = rng.choose(rng.fold(key, 1, client), size, num_received)
+        lists.append(first + choice[~torch.isin(donated[choice], own)])
+    received = Ragged.of(lists)
     old = federation.features
-    features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(drawn))
-    labels = torch.cat([federation.labels, federation.labels[drawn]])
-    tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[drawn]])
-    shared = replace(federation, features=features, labels=labels, tags=tags, train=federation.train.joined(given))
+    features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(donated))
+    labels = torch.cat([federation.labels, federation.labels[donated]])
+    tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[donated]])
+    shared = replace(federation, features=features, labels=labels, tags=tags, train=federation.train.joined(received))
     pool = Split(
         features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
         clients.seed, 0,
     )  # fmt: skip
-    one = old.raw[0].numel() * old.raw.element_size() + labels.element_size()
-    exchanged = (one * len(given.rows), one * size)
+    example_bytes = old.raw[0].numel() * old.raw.element_size() + labels.element_size()
+    exchanged = (example_bytes * len(received.rows), example_bytes * size)
     return shared, replace(clients, pool=pool, exchanged=exchanged)

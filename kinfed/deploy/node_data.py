@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.arrays import as_features, name_keys
+from kinfed.data.arrays import as_features, encode_known_labels, name_keys
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, hold_out
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
 from kinfed.deploy.settings import NONE, STANDARD, Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
@@ -162,7 +162,7 @@ def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
     else:
         found = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(found.x, found.tokens)
-        labels = _numbered(found.y, classes, node.data)
+        labels = _class_numbers(found.y, classes, node.data)
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (found.test, found.val)
         )
@@ -229,21 +229,10 @@ def _from_npz(path: Path) -> Examples:
     return Examples(arrays["x"], arrays["y"], arrays.get("test"), arrays.get("val"))
 
 
-def _numbered(y: Any, classes: list[str], where: str) -> Tensor:
+def _class_numbers(y: Any, classes: list[str], where: str) -> Tensor:
     column = np.asarray(y)
-    if column.ndim != 1 or column.dtype.kind not in "iufUb":
-        raise DataError(f"y of {where} should be one class per example; got {column.dtype} of shape {column.shape}")
-    if column.dtype.kind == "f" and not bool(np.all(column == np.round(column))):
-        raise DataError(f"y of {where} should hold classes; it holds numbers that are not whole")
-    distinct, index = np.unique(column.astype(np.int64) if column.dtype.kind in "fb" else column, return_inverse=True)
-    names = [str(value) for value in distinct.tolist()]
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(
-            f"y of {where} holds the class {unknown[0]!r}, which the deployment does not know; it knows {shown}"
-        )
-    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)[torch.from_numpy(index).reshape(-1)]
+    whole = column.astype(np.int64) if column.dtype.kind == "b" else column  # false and true are the classes 0 and 1
+    return encode_known_labels(whole, classes, f"y of {where}")
 
 
 def _flags(value: Any, count: int, where: str) -> Tensor:

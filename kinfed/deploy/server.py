@@ -72,7 +72,7 @@ def _logged(say: Say, path: Path) -> Say:
     """Also in a file, one line each, with the time."""
 
     def both(text: str) -> None:
-        with storage.reporting("append to", path), path.open("a") as file:
+        with storage.storage_errors("append to", path), path.open("a") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
         say(text)
 

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfed.engine.dense import chain_of, output_delta, owns_its_parameters
+from kinfed.engine import aten_ops
+from kinfed.engine.aten_ops import Pair
+from kinfed.engine.linear import output_delta
+from kinfed.engine.module_checks import chain_of, owns_its_parameters
 
-_aten = torch.ops.aten
 _CHANNELS_LAST = torch.channels_last
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Into:
+class GradientTarget:
     """Where a gradient goes: row <- row + amount * (center - row) + scale * gradient."""
 
     row: Tensor  # [P]
@@ -32,27 +33,29 @@ class Into:
     amount: float = 0.0
 
     def slot(self, start: int, shape: tuple[int, ...]) -> Tensor:
-        """The place of some parameters, already drawn to the center; to be asked for once per step."""
+        """The place of some parameters, already moved towards the center: to be called once per step."""
         stop = start + torch.Size(shape).numel()
-        found = self.row[start:stop]
+        place = self.row[start:stop]
         if self.center is not None:
-            found.lerp_(self.center[start:stop], self.amount)
-        return found.view(shape)
+            place.lerp_(self.center[start:stop], self.amount)
+        return place.view(shape)
 
 
-class Layer(ABC):
+class ImageLayer(ABC):
+    """One layer of a network for images; several of them know where their parameters start in the flat row."""
+
     @abstractmethod
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
         """(output, what backward needs)."""
 
     @abstractmethod
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
         """Add the layer's gradient and return the delta at its input; on the `last` layer on the way back nobody
         uses that, and anything may be returned."""
 
 
 @dataclass(frozen=True)
-class Convolution(Layer):
+class Convolution(ImageLayer):
     shape: tuple[int, ...]  # of the weight
     weight: int  # start in the flat row
     bias: int | None
@@ -76,26 +79,26 @@ class Convolution(Layer):
             x, stride = _subsample(x, stride).contiguous(memory_format=_CHANNELS_LAST), (1, 1)
         return torch.conv2d(x, w, b, stride, self.padding, self.dilation, self.groups), (x, w, size)
 
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        x, w, size = kept
-        below, gradient, _ = _aten.convolution_backward(
-            delta, x, w, None, (1, 1) if self.subsamples else self.stride, self.padding, self.dilation, False, (0, 0),
-            self.groups, (not last, True, False),
-        )  # fmt: skip
-        into.slot(self.weight, self.shape).add_(gradient, alpha=into.scale)
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
+        x, w, size = saved
+        stride = (1, 1) if self.subsamples else self.stride
+        below, gradient = aten_ops.convolution_backward(
+            delta, x, w, stride, self.padding, self.dilation, self.groups, below=not last
+        )
+        target.slot(self.weight, self.shape).add_(gradient, alpha=target.scale)
         if self.bias is not None:
-            into.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=into.scale)
-        if last:
+            target.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=target.scale)
+        if below is None:
             return delta
         if not self.subsamples:
-            return below  # type: ignore[no-any-return]
+            return below
         whole = torch.zeros(size, dtype=below.dtype, device=below.device).contiguous(memory_format=_CHANNELS_LAST)
         _subsample(whole, self.stride).copy_(below)
         return whole
 
 
 @dataclass(frozen=True)
-class Pooling(Layer):
+class Pooling(ImageLayer):
     kernel: Pair
     stride: Pair
     padding: Pair
@@ -103,21 +106,18 @@ class Pooling(Layer):
     ceil_mode: bool
 
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        out, places = _aten.max_pool2d_with_indices(
-            x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
-        )
+        out, places = aten_ops.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
         return out, (x, places)
 
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        x, places = kept
-        below: Tensor = _aten.max_pool2d_with_indices_backward(
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
+        x, places = saved
+        return aten_ops.max_pool2d_backward(
             delta, x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode, places
         )
-        return below
 
 
 @dataclass(frozen=True)
-class Activation(Layer):
+class Activation(ImageLayer):
     name: str  # "relu" or "tanh"
     in_place: bool  # the layer before does not need its output on the way back
 
@@ -127,24 +127,23 @@ class Activation(Layer):
         out = x.relu_() if self.name == "relu" else x.tanh_()
         return out, out
 
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        below: Tensor = (
-            _aten.threshold_backward(delta, kept, 0) if self.name == "relu" else _aten.tanh_backward(delta, kept)
-        )
-        return below
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
+        if self.name == "relu":
+            return aten_ops.relu_backward(delta, saved)
+        return aten_ops.tanh_backward(delta, saved)
 
 
 @dataclass(frozen=True)
-class Flattening(Layer):
+class Flattening(ImageLayer):
     def forward(self, row: Tensor, x: Tensor) -> tuple[Tensor, Any]:
         return x.flatten(1), x.shape
 
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        return delta.view(kept).contiguous(memory_format=_CHANNELS_LAST)
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
+        return delta.view(saved).contiguous(memory_format=_CHANNELS_LAST)
 
 
 @dataclass(frozen=True)
-class Affine(Layer):
+class Affine(ImageLayer):
     shape: tuple[int, ...]
     weight: int
     bias: int | None
@@ -156,54 +155,54 @@ class Affine(Layer):
             return x @ w.T, (x, w)
         return torch.addmm(row[self.bias : self.bias + self.shape[0]], x, w.T), (x, w)
 
-    def backward(self, kept: Any, delta: Tensor, into: Into, last: bool) -> Tensor:
-        x, w = kept
+    def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
+        x, w = saved
         below = delta if last else delta @ w
-        into.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=into.scale)
+        target.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=target.scale)
         if self.bias is not None:
-            into.slot(self.bias, self.shape[:1]).add_(delta.sum(0), alpha=into.scale)
+            target.slot(self.bias, self.shape[:1]).add_(delta.sum(0), alpha=target.scale)
         return below
 
 
 @dataclass(frozen=True)
 class ConvolutionalNet:
-    layers: tuple[Layer, ...]
+    layers: tuple[ImageLayer, ...]
 
     @classmethod
-    def compile(cls, module: nn.Module) -> ConvolutionalNet | None:
+    def from_module(cls, module: nn.Module) -> ConvolutionalNet | None:
         """The network as a chain of these layers, or None where it is anything else."""
         chain = chain_of(module, (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
-        layers: list[Layer] = []
+        layers: list[ImageLayer] = []
         position, flat = 0, False
         for child in chain:
             if isinstance(child, nn.Identity):
                 continue
-            made = _compiled(child, position, flat, layers[-1] if layers else None)
-            if made is None:
+            layer = _layer_of(child, position, flat, layers[-1] if layers else None)
+            if layer is None:
                 return None
-            flat = flat or isinstance(made, Flattening)
+            flat = flat or isinstance(layer, Flattening)
             position += sum(p.numel() for p in child.parameters())
-            layers.append(made)
+            layers.append(layer)
         if not any(isinstance(layer, Convolution) for layer in layers) or not isinstance(layers[-1], Affine):
             return None
         return cls(tuple(layers))
 
     @torch.no_grad()
-    def add_gradient(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, into: Into) -> None:
-        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `into`, which may be the row itself."""
+    def add_gradient(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget) -> None:
+        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `target`, which may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
-        kept = []
+        saved = []
         for layer in self.layers:
-            x, memory = layer.forward(row, x)
-            kept.append(memory)
+            x, values = layer.forward(row, x)
+            saved.append(values)
         delta = output_delta(x, y, weight)
         for number in range(len(self.layers) - 1, -1, -1):
-            delta = self.layers[number].backward(kept.pop(), delta, into, number == 0)
+            delta = self.layers[number].backward(saved.pop(), delta, target, number == 0)
 
 
-def _compiled(child: nn.Module, position: int, flat: bool, before: Layer | None) -> Layer | None:
+def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | None) -> ImageLayer | None:
     """The layer for a module whose parameters begin at `position`; `flat`: examples are vectors by now."""
     if isinstance(child, nn.ReLU | nn.Tanh):
         in_place = isinstance(before, Convolution | Pooling | Affine)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch
-from kinfed.engine.dense import Params, StackedNet
+from kinfed.engine.linear import Params
+
+if TYPE_CHECKING:
+    from kinfed.engine.dense import FeedForwardNet
 
 Pull = tuple[float | Tensor, Tensor]  # (lam, center): adds lam * (theta - center) to the gradient
 
-# A first layer of so many outputs is turned in memory for so many steps: from 32 outputs on it was never slower, for
-# 64 to 3,072 inputs and batches of 10 to 50, and ten steps earn what turning it and turning it back costs.
-TURNS_FROM_OUTPUTS, TURNS_FROM_STEPS = 32, 10
+# The first layer is transposed in memory if it has at least so many outputs: from 32 on it was never slower, for 64 to
+# 3,072 inputs and batches of 10 to 50.
+TRANSPOSE_FROM_OUTPUTS = 32
+# It must also serve so many steps: ten earn what transposing the layer and back costs.
+TRANSPOSE_FROM_STEPS = 10
 
 Descend = Callable[[Tensor, Batch, float | Tensor, Pull | None], None]
 
 
 class Descent(ABC):
-    """A loop of steps from theta [n, P], which is left as it was."""
+    """A loop of steps theta <- theta - lr * (gradient + lam * (theta - center) + drift) from theta [n, P], which is
+    left as it was."""
 
     @abstractmethod
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
@@ -32,49 +39,68 @@ class Descent(ABC):
         """[n, P] after all steps so far."""
 
 
-class OneByOne(Descent):
+class StepwiseDescent(Descent):
     """By a task's `descend_` on the rows of a copy."""
 
-    def __init__(self, descend: Descend, theta: Tensor, pull: Pull | None) -> None:
+    def __init__(self, descend: Descend, theta: Tensor, pull: Pull | None, drift: Tensor | None = None) -> None:
         self._descend = descend
         self._x = theta.clone(memory_format=torch.contiguous_format)
         self._pull = pull
+        self._drift = drift
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
-        pull = None if self._pull is None else (rows_of(self._pull[0], rows), self._pull[1][rows])
+        pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._pull[1][rows])
         self._descend(self._x[rows], batch, lr, pull)
+        if self._drift is not None:  # the same at every theta: it may as well be added afterwards
+            _subtract(self._x[rows], self._drift[rows], lr)
 
     def result(self) -> Tensor:
         return self._x
 
 
-class OnLayers(Descent):
+class LayerwiseDescent(Descent):
     """On a copy that holds each layer of a dense network in a tensor of its own, cut and joined once: torch hands a
     batch of products to the processor's library at once only where their result is contiguous.
 
-    The first layer is turned (see `_turned`) where that pays."""
+    The first layer is transposed (see `_transposed_layout`) where that pays."""
 
-    def __init__(self, net: StackedNet, theta: Tensor, steps: int, pull: Pull | None) -> None:
+    def __init__(
+        self, net: FeedForwardNet, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None = None
+    ) -> None:
         self._net = net
-        self._turns = steps >= TURNS_FROM_STEPS and net.steps[0][0].outputs >= TURNS_FROM_OUTPUTS
-        self._layers = [Params(_own(x.weight), None if x.bias is None else _own(x.bias)) for x in self._arranged(theta)]
+        self._transposes = steps >= TRANSPOSE_FROM_STEPS and net.steps[0][0].outputs >= TRANSPOSE_FROM_OUTPUTS
+        self._layers = [
+            Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias))
+            for x in self._arranged(theta)
+        ]
         self._pull = None if pull is None else (pull[0], self._arranged(pull[1]))
+        self._drift = None if drift is None else self._arranged(drift)
         self._rows = slice(None)
-        self._active = self._layers, self._pull
+        self._active = self._layers, self._pull, self._drift
 
     def _arranged(self, theta: Tensor) -> list[Params]:
-        """Layers of theta as they are to lie in memory; not yet a copy where they are views or an expand()."""
+        """Views of theta's layers in their memory layout; a copy is made only where the first one is transposed."""
         layers = self._net.layers_of(theta)
-        if self._turns:
-            layers[0] = Params(_turned(layers[0].weight), layers[0].bias)
+        if self._transposes:
+            layers[0] = Params(_transposed_layout(layers[0].weight), layers[0].bias)
         return layers
+
+    def _rows_of(self, layers: list[Params]) -> list[Params]:
+        return [layer.rows(self._rows) for layer in layers]
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         if rows != self._rows:
-            pull = None if self._pull is None else (rows_of(self._pull[0], rows), [x.rows(rows) for x in self._pull[1]])
-            self._rows, self._active = rows, ([x.rows(rows) for x in self._layers], pull)
-        layers, pull = self._active
-        self._net.step_(layers, batch.x, batch.y, batch.weight, lr, pull)
+            self._rows = rows
+            pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._rows_of(self._pull[1]))
+            drift = None if self._drift is None else self._rows_of(self._drift)
+            self._active = self._rows_of(self._layers), pull, drift
+        layers, pull, drift = self._active
+        self._net.step_(layers, batch, lr, pull)
+        if drift is not None:
+            for layer, term in zip(layers, drift, strict=True):
+                _subtract(layer.weight, term.weight, lr)
+                if layer.bias is not None and term.bias is not None:
+                    _subtract(layer.bias, term.bias, lr)
 
     def result(self) -> Tensor:
         parts = [part for x in self._layers for part in (x.weight, x.bias) if part is not None]
@@ -86,12 +112,20 @@ class OnLayers(Descent):
         return theta
 
 
-def rows_of(value: float | Tensor, rows: slice | Tensor) -> float | Tensor:
+def take_if_tensor(value: float | Tensor, rows: slice | Tensor) -> float | Tensor:
     """The rows of what is a number for all clients, or one for each."""
     return value[rows] if isinstance(value, Tensor) else value
 
 
-def _turned(weight: Tensor) -> Tensor:
+def _subtract(x: Tensor, drift: Tensor, lr: float | Tensor) -> None:
+    """x <- x - lr * drift in place, [n, ...] each; lr a number or one per client."""
+    if isinstance(lr, Tensor):
+        x.addcmul_(drift, lr.to(x.dtype).view(-1, *(1 for _ in x.shape[1:])), value=-1)
+    else:
+        x.add_(drift, alpha=-lr)
+
+
+def _transposed_layout(weight: Tensor) -> Tensor:
     """The same numbers [n, outputs, inputs] with the outputs side by side in memory.
 
     x W' for a small batch x then needs no rearranging of W inside the product, which took as long as the product
@@ -104,16 +138,18 @@ def _turned(weight: Tensor) -> Tensor:
     return out
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A dense copy that keeps the order of the axes in memory; of a fresh turned one none is needed."""
+def _dense_copy(tensor: Tensor) -> Tensor:
+    """A dense copy that keeps the order of the axes in memory; of a fresh transposed one none is needed."""
     if tensor.dim() == 3 and tensor.stride(1) < tensor.stride(2):
-        across = tensor.transpose(1, 2)
-        return tensor if across.is_contiguous() else across.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        transposed = tensor.transpose(1, 2)
+        if transposed.is_contiguous():
+            return tensor
+        return transposed.clone(memory_format=torch.contiguous_format).transpose(1, 2)
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
-    """target.copy_(source); client by client where the axes turn, which torch does faster for matrices."""
+    """target.copy_(source); client by client where the axes are exchanged, which torch does faster for matrices."""
     if source.stride(1) == target.stride(1):
         target.copy_(source)
         return

@@ -27,7 +27,7 @@ LEAST = 1e-8  # weight of a component that no example speaks for: it can still c
 class MixtureTask(Task):
     """Rows [n, K (P + 1)]. Training changes the components and leaves π as it is."""
 
-    path = "mixture"
+    backend = "mixture"
 
     def __init__(self, task: Task, components: int) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""The models of the papers, each a function of (input shape, number of classes).
+"""The models of the papers, each a function of (input shape, number of classes) and of its options.
 
 Convolutional models pool before the ReLU: for max pooling the two commute exactly, and the ReLU then touches a
 quarter of the values.
@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 
-from kinfed.core.options import NoOptions, build
+from kinfed.core.options import make_options, option
+from kinfed.core.registry import Registry
 from kinfed.engine.lstm import LastOutput
-from kinfed.errors import ModelError, unknown_name
+from kinfed.errors import ModelError
 
 Builder = Callable[..., nn.Module]  # (input shape, number of classes, **options)
 
-
-@dataclass(frozen=True)
-class ModelEntry:
-    build: Builder
-    summary: str
-    options: type[Any] = NoOptions
+MODELS: Registry[Builder] = Registry("model")
 
 
+@MODELS.register("mlr", summary="multinomial logistic regression")
 def mlr(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Multinomial logistic regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
+@MODELS.register("mlp", summary="one hidden layer of 128 ReLU units")
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """One hidden layer of 128 (CGPFL's DNN)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 128), nn.ReLU(), nn.Linear(128, classes))
@@ -46,6 +44,7 @@ def _needs_image(name: str, shape: tuple[int, ...], side: int) -> tuple[int, int
     return shape[0], shape[1], shape[2]
 
 
+@MODELS.register("cnn_tutorial", summary="conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)")
 def cnn_tutorial(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Self-FL's CIFAR-10 network: conv 6 and 16 (5x5), fully connected 120 and 84."""
     c, h, w = _needs_image("cnn_tutorial", shape, 16)
@@ -59,6 +58,7 @@ def cnn_tutorial(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+@MODELS.register("cnn_fomo", summary="conv 32/64/64 3x3, fc 64 (FedFomo)")
 def cnn_fomo(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedFomo's network: conv 32, 64, 64 (3x3), fully connected 64; the first dense layer fits the image."""
     c, h, w = _needs_image("cnn_fomo", shape, 18)
@@ -73,6 +73,7 @@ def cnn_fomo(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+@MODELS.register("cnn", summary="conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)")
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """CGPFL's CIFAR-10 network: conv 32 and 64 (5x5), fully connected 512."""
     c, h, w = _needs_image("cnn", shape, 16)
@@ -85,6 +86,7 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+@MODELS.register("cnn_small", summary="conv 16/32 3x3, fc 64, for images from 8x8")
 def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A light network for images from 8x8: conv 16 and 32 (3x3, padded), fully connected 64."""
     c, h, w = _needs_image("cnn_small", shape, 8)
@@ -98,16 +100,17 @@ def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class WakewordOptions:
-    width: Annotated[
-        int, "channels of the first layer: 42 makes the paper's 3 million parameters, 8 suits two cores"
-    ] = 42
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ModelError(f"width is at least 1; got {self.width}")
+class WakewordCNNOptions:
+    width: int = option(
+        42, "channels of the first layer: 42 makes the paper's 3 million parameters, 8 suits two cores", ge=1
+    )
 
 
+@MODELS.register(
+    "wakeword_cnn",
+    summary="seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)",
+    options=WakewordCNNOptions,
+)
 def wakeword_cnn(shape: tuple[int, ...], classes: int, width: int = 42) -> nn.Module:
     """Self-FL's kind of network for wake words: 11 layers of convolution (seven, 3x3) and max pooling (four).
 
@@ -125,14 +128,13 @@ def wakeword_cnn(shape: tuple[int, ...], classes: int, width: int = 42) -> nn.Mo
 
 @dataclass(frozen=True)
 class LSTMOptions:
-    hidden: Annotated[int, "units of every layer: 256 in Self-FL's paper, 100 in FedProx's code"] = 256
-    layers: Annotated[int, "LSTM layers"] = 2
-
-    def __post_init__(self) -> None:
-        if self.hidden < 1 or self.layers < 1:
-            raise ModelError(f"an LSTM has at least one unit and one layer; got {self.hidden} and {self.layers}")
+    hidden: int = option(256, "units of every layer: 256 in Self-FL's paper, 100 in FedProx's code", ge=1)
+    layers: int = option(2, "LSTM layers", ge=1)
 
 
+@MODELS.register(
+    "lstm", summary="two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)", options=LSTMOptions
+)
 def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 2) -> nn.Module:
     """Self-FL's network for Sent140: two LSTM layers of 256 and a fully connected one on the last output."""
     if len(shape) != 2:
@@ -147,22 +149,8 @@ def _after(side: int, first: int, second: int) -> int:
     return ((side - first + 1) // 2 - second + 1) // 2
 
 
-MODELS: dict[str, ModelEntry] = {
-    "mlr": ModelEntry(mlr, "multinomial logistic regression"),
-    "mlp": ModelEntry(mlp, "one hidden layer of 128 ReLU units"),
-    "cnn_tutorial": ModelEntry(cnn_tutorial, "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)"),
-    "cnn_fomo": ModelEntry(cnn_fomo, "conv 32/64/64 3x3, fc 64 (FedFomo)"),
-    "cnn": ModelEntry(cnn, "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)"),
-    "cnn_small": ModelEntry(cnn_small, "conv 16/32 3x3, fc 64, for images from 8x8"),
-    "wakeword_cnn": ModelEntry(
-        wakeword_cnn, "seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)", WakewordOptions
-    ),
-    "lstm": ModelEntry(lstm, "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)", LSTMOptions),
-}
-
-
 def build_model(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None) -> nn.Module:
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    """The registered model for examples of this shape."""
     entry = MODELS[name]
-    return entry.build(shape, classes, **asdict(build(entry.options, options or {}, f"model {name}")))
+    values = {**entry.preset, **(options or {})}
+    return entry.target(shape, classes, **asdict(make_options(entry.options, values, f"model {name}")))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches
-from kinfed.engine.descent import Pull, rows_of
-from kinfed.engine.task import Task
+from kinfed.engine.base import Task
+from kinfed.engine.descent import Pull, take_if_tensor
 
 
 def sgd(
@@ -20,24 +20,29 @@ def sgd(
     *,
     lr: float | None = None,
     pull: Pull | None = None,
+    drift: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """theta [n, P] after local training; the argument is left as it was.
 
-        for every batch:  theta <- theta - lr * (gradient + lam * (theta - center) + weight_decay * theta)
+        for every batch:  g <- gradient + lam * (theta - center) + drift + weight_decay * theta
+                          theta <- theta - lr * g
 
-    `lr` replaces the work's rate, `pull` is (lam, center [n, P]) with lam a number or one per client, `mask`
-    [P] confines training to some parameters. Momentum and weight decay are those of the work."""
+    `lr` replaces the rate of the local training, `pull` is (lam, center [n, P]) with lam a number or one per client,
+    `drift` is [n, P] or one for all ([P]), `mask` [P] confines training to some parameters. Momentum and weight decay
+    are those of the local training."""
     training = batches.training
     rate = batches.lr if lr is None else lr
+    drift = None if drift is None else drift.to(theta).expand_as(theta)
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
-        pull = None if pull is None else (rows_of(pull[0], order), pull[1][order])
-        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, mask=mask)[back]
+        pull = None if pull is None else (take_if_tensor(pull[0], order), pull[1][order])
+        drift = None if drift is None else drift[order]
+        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask)[back]
     if training.momentum == 0 and mask is None and (training.weight_decay == 0 or pull is None):
         pull = toward_zero(theta, training.weight_decay) if pull is None else pull
-        descent = task.descent(theta, len(batches), pull)
+        descent = task.descent(theta, len(batches), pull, drift)
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
@@ -47,18 +52,19 @@ def sgd(
     trained = [slice(None)] if mask is None else runs(mask)
     for rows, batch in batches.reusing_memory():
         now = x[rows]
-        toward = None if pull is None else (rows_of(pull[0], rows), pull[1][rows])
         g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
-        if toward is not None:
-            lam = toward[0][:, None] if isinstance(toward[0], Tensor) else toward[0]
-            g = g + lam * (now - toward[1])
+        if pull is not None:
+            lam = take_if_tensor(pull[0], rows)
+            g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])
+        if drift is not None:
+            g = g + drift[rows]
         if training.weight_decay:
             g = g.add(now, alpha=training.weight_decay)
         if velocity is not None:
             v = velocity[rows]
             v.mul_(training.momentum).add_(g)
             g = v
-        for columns in trained:  # velocities of what does not train come to nothing here
+        for columns in trained:  # velocities of the other columns are never applied
             now[:, columns].add_(g[:, columns], alpha=-rate)
     return x
 

@@ -76,7 +76,7 @@ class PrivateTask(Task):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
         self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
-        self.path, self.classifies = inner.path, inner.classifies
+        self.backend, self.classifies = inner.backend, inner.classifies
         self.one_row_at_a_time = inner.one_row_at_a_time
         self._record: Record | None = None
         self._lock = threading.Lock()

@@ -33,8 +33,8 @@ from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, Population, hold_out
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
 from kinfed.engine.models import build_model
@@ -146,7 +146,7 @@ class FinishedRun:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
         named = self.config.model
         build = model or (lambda: build_model(named.name, self.shape, len(self.classes), named.options))
-        task = make_task(build, path=self.config.path)
+        task = make_task(build, backend=self.config.backend)
         layout = storage.read_json(self.folder / "model.json")["layers"]
         if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
             what = "the model given" if model else f"model {named.name}, which the configuration names,"

@@ -1,4 +1,9 @@
-"""The configuration of a run: validated, complete, and the same from TOML, command line and Python."""
+"""The configuration of a run: validated, complete, and the same from TOML, command line and Python.
+
+Every setting is declared once, in `RunConfig`: type, range, default, one line of text, and the panel of `kinfed run
+--help` it stands in. The command line is made from these declarations (kinfed.cli.parameters), so this module is
+imported for `--help` and needs no torch: what a setting means to the engine is imported where it is made.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,29 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
-from kinfed.algorithms import ALGORITHMS
-from kinfed.data.batches import LocalTraining
+from kinfed.core.registry import load_plugin
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.privacy.policy import Privacy
-from kinfed.server.robust import Rule, make_rule
-from kinfed.server.schedule import Schedule
+from kinfed.runs.algorithm_choice import parse_algorithms
+from kinfed.runs.plain_values import plain, recordable
+from kinfed.runs.requirements import requirement
+
+if TYPE_CHECKING:
+    from kinfed.data.batches import LocalTraining
+    from kinfed.privacy.policy import Privacy
+    from kinfed.server.robust import Rule
+    from kinfed.server.schedule import Schedule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
-# Settings that say how to compute, not what: they change neither results nor the identity of a run.
-INCIDENTAL = ("workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address")
+# Settings that say how and where to compute, not what: they change neither results nor the identity of a run. Of
+# plugins the content counts, not the place.
+NON_RESULT_SETTINGS = (
+    "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address",
+)  # fmt: skip
 
 
 class Named(BaseModel):
@@ -35,50 +48,49 @@ class Named(BaseModel):
 def _named(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
-    if isinstance(value, Mapping) and "options" not in value:
-        return {"name": value.get("name"), "options": {k: v for k, v in value.items() if k != "name"}}
+    if isinstance(value, Mapping):
+        name = value.get("name")
+        options = {key: plain(option, f"{name}.{key}") for key, option in value.items() if key != "name"}
+        return {"name": name, "options": options}
     return value
 
 
 Choice = Annotated[
     Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
 ]
+_CHOICES = ("dataset", "partition", "model", "robust")  # settings that are a Named
 
 
-_CHOSEN = ("dataset", "partition", "model", "robust")  # settings that are a Named
+def _integers(value: Any) -> Any:
+    """Whole numbers separated by commas, as the command line gives them."""
+    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _without_left_out(items: list[str]) -> list[str]:
-    left_out = {item[1:] for item in items if item.startswith("-")}
-    named = [item for item in items if not item.startswith("-")]
-    if unknown := left_out - {item.partition("=")[0] for item in named}:
-        raise ValueError(f"{', '.join(sorted(unknown))} cannot be left out of what is not listed")
-    return [item for item in named if item.partition("=")[0] not in left_out]
+def _plugin_files(value: Any) -> tuple[Path, ...]:
+    """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used."""
+    files = [value] if isinstance(value, str | Path) else value
+    if not isinstance(files, list | tuple):
+        raise ValueError(f"plugins must be a list of Python files; got {value!r}")
+    paths = tuple(Path(file).expanduser().absolute() for file in files)
+    for path in paths:
+        load_plugin(path)
+    return paths
 
 
-def _methods(value: Any) -> Any:
-    """ "local,ditto" or ["local", "weak=ditto"] or {"weak": {"method": "ditto", "lam": 0.1}} -> the last form.
-
-    In a list "all" stands for every registered method, and "-mocha" leaves one out."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, list | tuple):
-        value = _without_left_out([name for item in value for name in (ALGORITHMS if item == "all" else [item])])
-        labels = [item.partition("=") for item in value]
-        if len({label for label, _, _ in labels}) < len(labels):
-            raise ValueError("a method is listed twice; give variants labels of their own: weak=ditto,strong=ditto")
-        value = {label: {"method": method or label} for label, _, method in labels}
-    if isinstance(value, Mapping):
-        value = {label: {"method": label, **(options or {})} for label, options in value.items()}
-        if not value:
-            raise ValueError("name at least one algorithm")
-    return value
+def setting(
+    default: Any, panel: str, text: str, *, registry: str = "", option: str = "", variable: str = "", **limits: Any
+) -> Any:
+    """A field of `RunConfig`. For the command line: the panel of the help it stands in, the registry whose names can
+    be completed, the name of the option where it is not that of the field, an environment variable."""
+    extra: dict[str, Any] = {"panel": panel, "registry": registry, "option": option, "variable": variable}
+    make = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(description=text, json_schema_extra=extra, **make, **limits)
 
 
-# Written as the plain name where there are no options: what runs recorded before models had any reads the same.
-ModelChoice = Annotated[
-    Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options} if v.options else v.name)
-]
+DATA, MODEL, METHODS, ROUNDS = "Data", "Model", "Methods", "Rounds"
+TRAINING, PRIVACY, ROBUSTNESS = "Local training", "Privacy", "Robustness"
+EVALUATION, PLACE = "Evaluation and files", "Where it runs"
+PANELS = (DATA, MODEL, METHODS, ROUNDS, TRAINING, PRIVACY, ROBUSTNESS, EVALUATION, PLACE)  # in the order of the help
 
 
 class RunConfig(BaseModel):
@@ -86,53 +98,70 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    dataset: Choice = Named(name="digits")
-    partition: Choice | None = None
-    clients: int | None = Field(None, ge=1)
-    client_column: str | None = None
-    label_column: str | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = "auto"
-    foreign_targets: bool = False
-    model: ModelChoice = Named(name="mlp")
-    algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(_methods)] = Field(
-        default_factory=lambda: list(DEFAULT_ALGORITHMS)  # type: ignore[arg-type]
+    # First: names that plugins register can be used in all others.
+    plugins: Annotated[tuple[Path, ...], BeforeValidator(_plugin_files)] = setting(
+        (), METHODS, "Python file that registers methods, data sets, models ... of your own (repeatable).",
+        option="--plugin",
+    )  # fmt: skip
+    dataset: Choice = setting(
+        Named(name="digits"), DATA, "A name (kinfed list datasets), or a .csv/.parquet file.", registry="dataset"
     )
-    rounds: int = Field(40, ge=1)
-    participation: float = 0.5
-    dropout: float = 0.0
-    stragglers: float = 0.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    lr: float = 0.05
-    batch: int = 20
-    steps: int | None = None
-    epochs: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    lr_floor: float = 0.0
-    augment: str | None = None
-    dp_noise: float | None = None
-    dp_epsilon: float | None = None
-    dp_clip: float | None = None
-    dp_delta: float | None = None
-    dp_budget: float | None = None
-    dp_strict: bool = False
-    robust: Choice | None = None
-    largest_norm: float = Field(0.0, ge=0)
-    pretrain: int = Field(0, ge=0)
-    warm_start: int = Field(0, ge=0)
-    eval_every: int = Field(5, ge=0)
-    checkpoint_every: int | None = Field(None, ge=1)  # rounds; None: as time passes
-    device: str = "cpu"
-    path: Literal["auto", "stacked", "rows", "vmap"] = "auto"
-    pool: Literal["local", "ray"] = "local"
-    ray_address: str | None = None
-    workers: int | None = Field(None, ge=1)
-    state: Literal["memory", "disk"] = "memory"
-    save_models: bool = True
-    data: Path | None = None
+    partition: Choice | None = setting(
+        None, DATA, "How data is shared out (kinfed list partitions).", registry="partition"
+    )
+    clients: int | None = setting(None, DATA, "Number of clients.", ge=1)
+    client_column: str | None = setting(None, DATA, "Column that names the client (own tables).")
+    label_column: str | None = setting(None, DATA, "Column with the class (own tables).")
+    group_column: str | None = setting(None, DATA, "Column with the client's group (own tables).")
+    split_column: str | None = setting(None, DATA, "Column with train, val or test (own tables).")
+    validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
+        "auto", DATA, "Share of training data kept for validation, or auto."
+    )
+    foreign_targets: bool = setting(False, DATA, "Shuffle validation and test sets among clients.")
+    data: Path | None = setting(None, DATA, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
+    model: Choice = setting(Named(name="mlp"), MODEL, "Model (kinfed list models).", registry="model")
+    pretrain: int = setting(0, MODEL, "Rounds of training on the data of all clients in one place, before all.", ge=0)
+    warm_start: int = setting(0, MODEL, "Rounds of FedAvg before every method.", ge=0)
+    algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(parse_algorithms)] = setting(
+        lambda: list(DEFAULT_ALGORITHMS), METHODS,
+        "Methods, e.g. local,fedavg,weak=ditto, or all,-mocha (kinfed list algorithms).", registry="algorithm",
+    )  # fmt: skip
+    rounds: int = setting(40, ROUNDS, "Communication rounds.", ge=1)
+    participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_integers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
+    dropout: float = setting(0.0, ROUNDS, "Chance that an active client never replies.")
+    stragglers: float = setting(0.0, ROUNDS, "Chance that a client does only part of its work.")
+    lr: float = setting(0.05, TRAINING, "Learning rate of local training.")
+    batch: int = setting(20, TRAINING, "Batch size.")
+    steps: int | None = setting(None, TRAINING, f"Local steps per round (default {DEFAULT_STEPS}).")
+    epochs: int | None = setting(None, TRAINING, "Local epochs per round instead of steps.")
+    momentum: float = setting(0.0, TRAINING, "Momentum of local training, in [0, 1).")
+    weight_decay: float = setting(0.0, TRAINING, "Weight decay of local training.")
+    lr_decay: float = setting(1.0, TRAINING, "Factor on the learning rate after every round, in (0, 1].")
+    lr_floor: float = setting(0.0, TRAINING, "The learning rate does not decay below this.")
+    augment: str | None = setting(None, TRAINING, "Random changes of training images: crop, flip or crop_flip.")
+    dp_noise: float | None = setting(None, PRIVACY, "Differential privacy: noise in units of the clipping norm.")
+    dp_epsilon: float | None = setting(None, PRIVACY, "Differential privacy: find the noise for this epsilon instead.")
+    dp_clip: float | None = setting(None, PRIVACY, "Largest norm of an example's gradient (default 1).")
+    dp_delta: float | None = setting(None, PRIVACY, "Delta of epsilon (default 1e-5).")
+    dp_budget: float | None = setting(None, PRIVACY, "Leave out clients that would exceed this epsilon.")
+    dp_strict: bool = setting(False, PRIVACY, "Refuse methods that send what epsilon does not cover.")
+    robust: Choice | None = setting(
+        None, ROBUSTNESS, "Average of updates at the server: clip, median, trimmed_mean or krum.",
+        registry="robust rule",
+    )  # fmt: skip
+    largest_norm: float = setting(0.0, ROBUSTNESS, "Reject updates with a larger norm (0: none).", ge=0)
+    eval_every: int = setting(5, EVALUATION, "Rounds between evaluations (0: only the last).", ge=0)
+    checkpoint_every: int | None = setting(
+        None, EVALUATION, "Rounds between checkpoints (default: 20 seconds between them).", ge=1
+    )
+    save_models: bool = setting(True, EVALUATION, "Save all personal models at the end.")
+    device: str = setting("cpu", PLACE, "cpu, cuda or mps.")
+    backend: Literal["auto", "stacked", "rows", "vmap"] = setting("auto", PLACE, "How gradients are computed.")
+    pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
+    ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: one of this machine, for this run).")
+    workers: int | None = setting(None, PLACE, "Worker threads or Ray workers (default: all cores).", ge=1)
+    state: Literal["memory", "disk"] = setting("memory", PLACE, "Where client states live.")
 
     @model_validator(mode="before")
     @classmethod
@@ -160,6 +189,8 @@ class RunConfig(BaseModel):
 
     @property
     def training(self) -> LocalTraining:
+        from kinfed.data.batches import LocalTraining
+
         return LocalTraining(
             lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
             weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment,
@@ -168,9 +199,11 @@ class RunConfig(BaseModel):
 
     @property
     def privacy(self) -> Privacy | None:
+        from kinfed.privacy.policy import Privacy
+
         names = ("noise", "epsilon", "clip", "delta", "budget")
-        given = {name: value for name in names if (value := getattr(self, f"dp_{name}")) is not None}
-        if not given and not self.dp_strict:
+        values = {name: value for name in names if (value := getattr(self, f"dp_{name}")) is not None}
+        if not values and not self.dp_strict:
             return None
         if self.pretrain:
             raise ConfigError(
@@ -182,28 +215,35 @@ class RunConfig(BaseModel):
                 "a warm start is common to all methods, and its noise would have to be known before theirs is found "
                 "for dp_epsilon; give dp_noise, or leave warm_start out"
             )
-        return Privacy(**given, strict=self.dp_strict)
+        return Privacy(**values, strict=self.dp_strict)
 
     @property
     def robust_rule(self) -> Rule | None:
+        from kinfed.server.robust import make_rule
+
         return None if self.robust is None else make_rule(self.robust.name, self.robust.options)
 
     @property
     def schedule(self) -> Schedule:
+        from kinfed.server.schedule import Schedule
+
         return Schedule(self.participation, self.dropout, self.stragglers)
 
+    def check(self) -> None:
+        """Refuse values that local training, the schedule, privacy or the robust rule do not take."""
+        for part in ("training", "schedule", "privacy", "robust_rule"):
+            getattr(self, part)  # each checks its values when it is made
+
     def dump(self) -> dict[str, Any]:
-        """Plain values, for config.json."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
+        """Plain values, for config.json; `make_config` makes an equal configuration from them."""
+        values: dict[str, Any] = recordable(self.model_dump())
         return values
 
     def fingerprint(self, extra: Mapping[str, Any] | None = None) -> str:
         """Identity of the results: equal for configurations that give equal results."""
-        decisive = {k: v for k, v in self.dump().items() if k not in INCIDENTAL}
-        for name in ("pretrain", "robust", "largest_norm"):
-            if not decisive[name]:
-                del decisive[name]  # runs from before it existed keep their identity
-        text = json.dumps([decisive, dict(extra or {})], sort_keys=True)
+        decisive = {name: value for name, value in self.dump().items() if name not in NON_RESULT_SETTINGS}
+        plugins = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in self.plugins)
+        text = json.dumps([decisive, plugins, dict(extra or {})], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -216,24 +256,25 @@ def make_config(
 ) -> RunConfig:
     """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
 
-    The owner is `dataset`, `partition`, `model`, the label of an algorithm, or absent for a setting of the run."""
+    The owner is `dataset`, `partition`, `model`, `robust`, the label of an algorithm, or absent for a setting of the
+    run."""
     values: dict[str, Any] = _read_toml(file) if file is not None else {}
-    values |= {k: v for k, v in (settings or {}).items() if v is not None}
-    if "algorithms" in values:
-        try:
-            values["algorithms"] = _methods(values["algorithms"])
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+    values |= {name: value for name, value in (settings or {}).items() if value is not None}
+    if unknown := values.keys() - RunConfig.model_fields.keys():
+        raise unknown_name("setting", min(unknown), RunConfig.model_fields)
+    try:
+        _plugin_files(values.get("plugins", ()))
+        if "algorithms" in values:
+            values["algorithms"] = parse_algorithms(values["algorithms"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     for text in sets:
         _apply(values, text)
-    unknown = set(values) - set(RunConfig.model_fields)
-    if unknown:
-        raise unknown_name("setting", sorted(unknown)[0], RunConfig.model_fields)
     try:
         config = RunConfig(**values)
     except ValidationError as error:
-        raise ConfigError(_first_complaint(error)) from error
-    _ = config.training, config.schedule, config.privacy, config.robust_rule  # refuse bad values before anything runs
+        raise ConfigError(_first_error(error)) from error
+    config.check()
     return config
 
 
@@ -253,18 +294,20 @@ def _apply(values: dict[str, Any], text: str) -> None:
     value = _literal(raw.strip())
     owner, dot, option = key.strip().rpartition(".")
     if not dot:
+        if option not in RunConfig.model_fields:
+            raise unknown_name("setting", option, RunConfig.model_fields)
         values[option] = value
         return
-    if owner in _CHOSEN:
+    if owner in _CHOICES:
         current = values.get(owner) or RunConfig.model_fields[owner].default
         if current is None:
             raise ConfigError(f"--set {key} needs --{owner} to say which one it is for")
-        chosen = current if isinstance(current, Named) else Named(**_named(current))
-        values[owner] = {"name": chosen.name, **chosen.options, option: value}
+        choice = current if isinstance(current, Named) else Named(**_named(current))
+        values[owner] = {"name": choice.name, **choice.options, option: value}
         return
-    methods = values.setdefault("algorithms", _methods(list(DEFAULT_ALGORITHMS)))
+    methods = values.setdefault("algorithms", parse_algorithms(DEFAULT_ALGORITHMS))
     if owner not in methods:
-        raise unknown_name("owner in --set", owner, [*_CHOSEN, *methods])
+        raise unknown_name("owner in --set", owner, [*_CHOICES, *methods])
     methods[owner] = {**methods[owner], option: value}
 
 
@@ -276,8 +319,11 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _first_complaint(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
+    """One sentence about the first setting that is wrong."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("constrained-float", "float"))
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}; got {first['input']!r}" if where else message
+    if first["type"] == "value_error":  # of a validator of this module, which says all
+        return first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0])
+    value = first["input"]
+    return f"{name} must be {requirement(RunConfig.model_fields[name])}; got {value!r}"

@@ -22,7 +22,8 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
-from kinfed.data.federation import SPLITS, Federation, fingerprint
+from kinfed.data.features import fingerprint
+from kinfed.data.federation import SPLITS, Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
@@ -150,7 +151,7 @@ class Experiment:
         data = self.federation(self.config.seeds[0])
         shape, classes, chosen = data.features.shape, data.num_classes, self.config.model
         build = self._model or (lambda: build_model(chosen.name, shape, classes, chosen.options))
-        self._task = make_task(build, path=self.config.path, device=check_device(self.config.device))
+        self._task = make_task(build, backend=self.config.backend, device=check_device(self.config.device))
         return self._task
 
     def check(self) -> None:

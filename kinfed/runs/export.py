@@ -117,7 +117,7 @@ def _inputs_of_run(data: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     inputs, model = data["inputs"], config["model"]
     classes = data["class_names"] or [str(number) for number in range(data["num_classes"])]
     columns = data["description"].get("dataset_options", {}).get("columns") or None
-    options = {} if isinstance(model, str) else {key: value for key, value in model.items() if key != "name"}
+    options = {key: value for key, value in model.items() if key != "name"}
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, classes, options)
 

@@ -39,7 +39,7 @@ from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
-from kinfed.runs.config import INCIDENTAL
+from kinfed.runs.config import NON_RESULT_SETTINGS
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -135,7 +135,7 @@ class RunFolder:
     def _refuse_unrelated_files(self) -> None:
         if not self.path.exists() or self._config_path.exists():
             return
-        with storage.reporting("use", self.path):
+        with storage.storage_errors("use", self.path):
             names = sorted(path.name for path in self.path.iterdir())
         if other := [name for name in names if name not in (".lock", _HOLDER) and not name.startswith(".draft-")]:
             listed = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
@@ -164,7 +164,7 @@ class RunFolder:
     def _take_lock(self) -> FileLock:
         path = self.path / ".lock"
         lock = FileLock(path, blocking=False, thread_local=False)  # whichever thread closes the folder
-        with storage.reporting("lock", path):
+        with storage.storage_errors("lock", path):
             try:
                 lock.acquire()
             except Timeout:
@@ -201,7 +201,7 @@ class RunFolder:
                 raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
         line = (storage.to_json(record) + "\n").encode()
         path = self._rounds_path
-        with storage.reporting("append to", path):
+        with storage.storage_errors("append to", path):
             if self._rounds is None:
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -211,7 +211,7 @@ class RunFolder:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
         self._require_lock()
         if self._rounds is not None:
-            with storage.reporting("write", self._rounds_path):
+            with storage.storage_errors("write", self._rounds_path):
                 os.fsync(self._rounds)
                 storage.sync_folder(self.path)
 
@@ -246,7 +246,7 @@ class RunFolder:
         return self.path / "rounds.jsonl"
 
     def _read_rounds(self) -> bytes:
-        with storage.reporting("read", self._rounds_path):
+        with storage.storage_errors("read", self._rounds_path):
             return self._rounds_path.read_bytes() if self._rounds_path.exists() else b""
 
     def _parse_rounds(self, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
@@ -309,7 +309,7 @@ class RunFolder:
         if self._client_columns is None:
             storage.write_atomically(path, text.getvalue().encode())
         else:
-            with storage.reporting("append to", path):
+            with storage.storage_errors("append to", path):
                 file = os.open(path, os.O_WRONLY | os.O_APPEND)
                 try:
                     _append(file, text.getvalue().encode(), durably=True)
@@ -434,12 +434,14 @@ def _contents(folder: Path, name: str) -> Any:
     """A file as values to compare, without times and versions; lines under names that say what they are about."""
     path = folder / name
     if name == "config.json":
-        return {key: value for key, value in RunFolder(folder).config()["config"].items() if key not in INCIDENTAL}
+        return {
+            key: value for key, value in RunFolder(folder).config()["config"].items() if key not in NON_RESULT_SETTINGS
+        }
     if name == "rounds.jsonl":
         records = RunFolder(folder).records()
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
     if name == "clients.csv":
-        with storage.reporting("read", path), path.open(encoding="utf-8", newline="") as file:
+        with storage.storage_errors("read", path), path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
         return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from torch import nn
 
 from kinfed.algorithms import make_algorithm
@@ -32,7 +33,7 @@ from kinfed.algorithms.search_spaces import Range, space_of
 from kinfed.core import rng, storage
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.config import INCIDENTAL, RunConfig, make_config
+from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
@@ -345,29 +346,32 @@ def _rounded(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
     """What differs from the defaults of a run. Seeds are left to the run: those of the tuning need not be those of the
     results."""
-    plain = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    skipped = {*INCIDENTAL, "algorithms", "seeds"} - {"data"}
-    settings = {name: value for name, value in plain.items() if name not in skipped}
+    changed = config.model_dump(exclude_defaults=True)
+    skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
+    settings = {name: value for name, value in changed.items() if name not in skipped}
     seeds = ", ".join(map(str, config.seeds))
-    lines = [
-        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds per method,",
-        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...",
-        *(f"{name} = {_toml(value)}" for name, value in settings.items()),
+    parts = [
+        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds "
+        f"per method,\n"
+        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"
     ]
     for tuned in methods:
         value = tuned.chosen.value
-        lines += [
-            "",
-            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured",
-            f"[algorithms.{_toml(tuned.label)}]",
-            *(f"{name} = {_toml(value)}" for name, value in config.algorithms[tuned.label].items()),
-        ]
-    return "\n".join(lines) + "\n"
+        parts.append(
+            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured\n"
+            + _toml({"algorithms": {tuned.label: config.algorithms[tuned.label]}})
+        )
+    return "\n".join(parts)
 
 
-def _toml(value: Any) -> str:
+def _toml(table: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(_without_none(table))
+
+
+def _without_none(value: Any) -> Any:
+    """As TOML can hold it, which has no null: a setting that is none is left out."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(inner)}" for name, inner in value.items()) + "}"
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+        return [_without_none(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value

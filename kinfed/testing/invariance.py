@@ -34,7 +34,7 @@ def gradient_paths_agree(bench: Bench) -> None:
     """Gradients of stacked models, row by row, or by vmap: nothing a method does depends on how a task works."""
     reference = bench.run(rounds=3)
     for path in ("rows", "vmap"):
-        found = bench.run(rounds=3, task=make_task(bench.model, path=path))
+        found = bench.run(rounds=3, task=make_task(bench.model, backend=path))
         expect_equal(found, reference, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
 
 

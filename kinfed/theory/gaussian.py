@@ -15,6 +15,7 @@ CASES holds the two settings of Chen et al., "Self-Aware Personalized Federated 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,8 +28,8 @@ from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
+from kinfed.engine.base import Score, Task
 from kinfed.engine.columns import ParameterSlot
-from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 
@@ -123,7 +124,7 @@ class GaussianTask(Task):
     """θ [n, d]: a row is a client's estimate of its mean. `known_variances` and `known_s0` let a method that can
     use the true variances ask for them."""
 
-    path = "gaussian"
+    backend = "gaussian"
     classifies = False
 
     def __init__(
@@ -131,13 +132,19 @@ class GaussianTask(Task):
     ) -> None:
         self.s = s.to(torch.float64)  # [K]
         self.s0 = s0
-        self.start: Tensor | None = torch.full((dims,), start, dtype=dtype)  # θ^0; a warm start replaces it
+        self._start = torch.full((dims,), start, dtype=dtype)  # θ^0
         self._dtype = dtype
         self.num_params = dims
         self.slots = (ParameterSlot("theta", (dims,), 0, dims),)
 
+    def starting_at(self, start: Tensor) -> GaussianTask:
+        """The same task with θ^0 = start [d]; this one is left as it is."""
+        task = copy.copy(self)
+        task._start = start.detach().clone()
+        return task
+
     def init(self, seed: int, number: int = 0) -> Tensor:
-        start = torch.zeros(self.num_params) if self.start is None else self.start
+        start = self._start
         if number:
             start = start + rng.normal(rng.fold(rng.root(seed, "gaussian-init"), number), self.num_params)
         return start.to(self._dtype, copy=True)

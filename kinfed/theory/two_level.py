@@ -117,15 +117,6 @@ class TwoLevel:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    @classmethod
-    def from_samples(
-        cls, z: Numbers, v2: Numbers, n: Numbers, s0: Numbers, posterior: Posterior = "paper"
-    ) -> "TwoLevel":
-        """Section 2.2: s_m = v_m²/n_m for n_m examples, v_m² the inverse Fisher information of one."""
-        v2, n = (torch.as_tensor(x, dtype=torch.float64) for x in (v2, n))
-        _require(bool((n >= 1).all()), "every client needs n_m >= 1 examples", n)
-        return cls(z, v2 / n, s0, posterior)
-
     @property
     def exact(self) -> "TwoLevel":
         return replace(self, posterior="exact")
@@ -172,14 +163,6 @@ class TwoLevel:
         return precision_of_others(self.S, self.s0[..., None], self.posterior)
 
     # ---- the quantities of Section 2 ----
-
-    @property
-    def theta_L(self) -> Tensor:
-        return self.z
-
-    @property
-    def v_L(self) -> Tensor:
-        return self.s
 
     @cached_property
     def theta_G(self) -> Tensor:

@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.averaging import DeltaUp
-from kinfed.algorithms.base import RoundInfo, mean_of
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedopt import FedOpt
@@ -91,39 +88,6 @@ WORKS = {
     "momentum and decay": LocalTraining(batch=5, steps=4, momentum=0.9, weight_decay=0.01, lr_decay=0.9),
 }
 works = pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
-
-
-# The average.
-
-
-@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 10**6))
-def test_the_average_is_the_weighted_mean(rows: int, width: int, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    values, weight = draw.normal(size=(rows, width)).astype(np.float32), draw.integers(1, 5000, rows)
-    wanted = np.average(values.astype(np.float64), axis=0, weights=weight).astype(np.float32)
-    found = mean_of(torch.from_numpy(values), torch.from_numpy(weight).to(torch.float32))
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize(("clients", "width"), [(3, 100_000), (128, 2049), (300, 1100), (1, 1), (2, 0)])
-def test_the_average_of_any_size_has_all_clients_and_columns(clients: int, width: int) -> None:
-    """Sizes beyond one block of rows and of columns."""
-    rows = torch.arange(clients * width, dtype=torch.float32).reshape(clients, width).sqrt()
-    weight = 1.0 + torch.arange(clients) % 5
-    wanted = rows.double().T @ (weight.double() / weight.double().sum())
-    torch.testing.assert_close(mean_of(rows, weight), wanted.float(), rtol=1e-7, atol=0)
-
-
-def test_the_average_of_equal_rows_is_that_row() -> None:
-    row = torch.tensor([[1e8, 1e-8, 0.1, -3.0]])
-    for count in (3, 7, 49):  # 1/3, 1/7 and 1/49 are not exact
-        assert torch.equal(mean_of(row.expand(count, -1), torch.ones(count)), row[0])
-
-
-def test_many_small_updates_are_not_lost_beside_a_large_one() -> None:
-    rows = torch.cat([torch.tensor([[1e8]]), torch.ones(1000, 1), torch.tensor([[-1e8]])])
-    assert float(mean_of(rows, torch.ones(1002))) == pytest.approx(1000 / 1002)
 
 
 # FedAvg.
@@ -386,7 +350,7 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
     with by_hand(fedavg) as loop:
         w, delta = server(loop), torch.arange(float(P))
         up = DeltaUp(delta[None], torch.tensor([7.0]))
-        round = RoundInfo(1, loop.clients)
+        round = RoundInfo(1, loop.population)
         close(fedavg.aggregate(loop.server, torch.tensor([2]), up, round).w, w + delta)  # type: ignore[arg-type]
 
 

@@ -149,6 +149,23 @@ def test_the_dual_never_falls_while_relations_stay(schedule: dict[str, float]) -
         assert last[0] >= last[1] - 1e-6
 
 
+def test_a_round_without_replies_does_not_skip_the_step_of_relations() -> None:
+    """Σ moves with the second round that somebody replied in, which is the third."""
+
+    class LosesTheSecond(Schedule):
+        def lost(self, seed: int, round: int, ids: Tensor) -> Tensor:
+            return torch.full(ids.shape, round == 2)
+
+    bench = Bench(Mocha(training=WORK, sigma_every=2), federation=tiny_federation(SIZES), model=linear)
+    with bench.loop(LosesTheSecond(dropout=0.5)) as loop:
+        unrelated = loop.server.named()["sigma"]
+        moved = []
+        for _ in range(3):
+            loop.round()
+            moved.append(not torch.equal(loop.server.named()["sigma"], unrelated))
+        assert moved == [False, False, True]
+
+
 def test_the_duality_gap_closes() -> None:
     with running(Mocha(training=LocalTraining(batch=14, steps=8), lam=0.05, sigma_every=0)) as loop:
         gaps = []

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import kinfed
 from safetensors.torch import load_file
 from torch import nn
 
-from kinfed.cli.app import main
-
 QUICK = ["--clients", "5", "--model", "mlr", "--rounds", "2", "--seeds", "0", "--algorithms", "local,ditto"]
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def kinfed(*arguments: str | Path, cwd: Path, **env: str) -> Done:
-    """The command in this process, as the entry point runs it (importing torch anew for each would take minutes)."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["kinfed", *map(str, arguments)])
-        for name, value in {"COLUMNS": "100", "NO_COLOR": "1", **env}.items():
-            patch.setenv(name, value)
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +140,7 @@ BAD = [
     (["run", "--set", "ditto.lamda=1"], ["lamda", "lam"]),
     (["run", "--set", "ditto.lam=much"], ["ditto.lam", "much"]),
     (["run", "--set", "partition.classes=3"], ["--partition"]),
-    (["run", "--seeds", "a"], ["--seeds"]),
+    (["run", "--seeds", "a"], ["seeds", "whole numbers"]),
     (["run", "--resume"], ["--out"]),
     (["run", "--algorithms", "cgpfl", "--clients", "3"], ["contexts", "3"]),
     (["run", "--dataset", "nowhere.csv", "--label-column", "y"], ["nowhere.csv"]),
@@ -176,7 +149,16 @@ BAD = [
     (["run", "absent.toml"], ["absent.toml"]),
     (["report", "absent"], ["absent"]),
     (["export", "absent", "--client", "0"], ["absent"]),
-    (["list", "methods"], ["methods"]),
+    (["list", "model"], ["model", "models"]),
+    (["run", "--validation", "1.2"], ["validation", "auto or a number in [0, 1)", "1.2"]),
+    (["run", "--validation", "most"], ["validation", "auto or a number"]),
+    (["run", "--rounds", "many"], ["rounds", "whole number of at least 1", "many"]),
+    (["run", "--roundz", "3"], ["--roundz", "kinfed run --help"]),
+    (["run", "--pool", "swimming"], ["pool", "local or ray"]),
+    (["run", "--plugin", "absent.py"], ["absent.py"]),
+    (["list", "--plugin", "absent.py"], ["absent.py"]),
+    (["run", "--dataset", "[/bold].csv", "--label-column", "y"], ["[/bold].csv"]),
+    (["export"], ["FOLDER", "kinfed export --help"]),
 ]
 
 

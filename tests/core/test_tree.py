@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.core.tree import Nothing, Tree, runs, take_rows
+from kinfed.core.tree import Nothing, Tree, is_broadcast, runs, take_rows
 
 
 @dataclass
@@ -246,3 +246,10 @@ def test_rows_by_number_are_views_where_they_can_be(rows: list[int]) -> None:
     assert torch.equal(found, x[index])
     follow = bool(rows) and rows == list(range(rows[0], rows[0] + len(rows)))
     assert (found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == follow
+
+
+def test_one_row_for_all_clients_is_told_from_equal_rows() -> None:
+    row = torch.arange(3.0)
+    assert is_broadcast(row.expand(4, 3))
+    assert not is_broadcast(row.expand(4, 3).clone())
+    assert not is_broadcast(torch.zeros(4, 1).expand(4, 3))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
-from kinfed.data.describe import describe, emd, emd_code
+from kinfed.data.describe import Description, describe, emd, emd_code
 from kinfed.data.features import Features
-from kinfed.data.federation import Federation, Ragged
+from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.ragged import Ragged
 from kinfed.data.sources import load_source
+from kinfed.errors import StorageError
 
 
 def clients_with(classes_each: list[list[int]], num_classes: int = 10, per_class: int = 6, **more) -> Federation:
@@ -89,6 +92,33 @@ def test_description_is_json_with_the_agreed_fields():
     assert d.sizes("train") == f.train.count.tolist()
     assert d.classes_held == [3] * 6
     assert content["description"]["partition"] == "classes"
+
+
+@pytest.mark.parametrize("groups", [None, torch.tensor([0, 1, 1])])
+def test_a_description_reads_itself_back(groups):
+    d = describe(clients_with([[0], [1, 2], [0, 9]], groups=groups, group_names=None if groups is None else ["x", "y"]))
+    assert Description.from_json(json.loads(json.dumps(d.to_json())), "federation-0.json") == d
+    assert d.class_labels == [str(number) for number in range(10)]
+    assert replace(d, num_classes=2, class_names=["a", "b"]).class_labels == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"names": None}, "names: Input should be a valid list"),
+        ({"num_classes": "many"}, "num_classes"),
+        ({"train": [[1, 2]]}, r"train should hold 2 clients with 3 counts each, got 1 clients with \[2\] counts"),
+        ({"groups": [0]}, "1 groups given for 2 clients"),
+        ({"class_names": ["a"]}, "1 class names given for 3 classes"),
+    ],
+)
+def test_what_does_not_describe_a_federation_is_refused(change, message):
+    content = describe(clients_with([[0], [1, 2]], num_classes=3)).to_json()
+    with pytest.raises(StorageError, match=f"here.*{message}"):
+        Description.from_json(content | change, "here")
+    del content["emd"]
+    with pytest.raises(StorageError, match="emd: Field required"):
+        Description.from_json(content, "here")
 
 
 def test_picture_shows_who_holds_what():

@@ -97,7 +97,7 @@ def test_the_order_of_columns_is_the_deployments(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "z": Y}, "should hold x, y"),
         ({"x": X, "y": Y[:5]}, "20 examples but 5 labels"),
         ({"x": X, "y": np.array(["maybe"] * 20)}, "holds the class 'maybe'"),
-        ({"x": X, "y": np.linspace(0, 1, 20)}, "not whole"),
+        ({"x": X, "y": np.linspace(0, 1, 20)}, "should hold classes; entry 1 is 0.05"),
         ({"x": X, "y": Y, "test": np.arange(20)}, "are 20 booleans"),
         ({"x": np.array([object()] * 20), "y": Y}, "cannot read"),
     ],

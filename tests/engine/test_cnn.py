@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
-from kinfed.engine.cnn import ConvolutionalNet, Into
+from kinfed.engine.cnn import ConvolutionalNet, GradientTarget
 from kinfed.engine.models import MODELS, build_model
 from kinfed.engine.task import RowsTask, make_task
 from kinfed.errors import ModelError
@@ -56,7 +56,7 @@ def example(batch: int, shape: tuple[int, ...] = (2, 9, 8), seed: int = 0) -> tu
 
 
 def compiled(build: Callable[[], nn.Module]) -> tuple[RowsTask, ConvolutionalNet]:
-    task = make_task(build, path="rows")
+    task = make_task(build, backend="rows")
     assert isinstance(task, RowsTask)
     assert task.net is not None
     return task, task.net
@@ -75,7 +75,7 @@ def test_gradient_is_that_of_autograd(name: str) -> None:
     x = x.contiguous(memory_format=torch.channels_last)  # the layout in which examples are not copied first
     before = row.clone(), x.clone()
     got = torch.zeros_like(row)
-    net.add_gradient(row, x, y, weight, Into(got, 1.0))
+    net.add_gradient(row, x, y, weight, GradientTarget(got, 1.0))
     torch.testing.assert_close(got, by_autograd(task, row, x, y, weight), rtol=1e-4, atol=1e-6)
     assert torch.equal(row, before[0])
     assert torch.equal(x, before[1])  # an activation in place must not reach the examples
@@ -106,7 +106,7 @@ def test_any_sizes(
     task, net = compiled(build)
     row, (x, y, weight) = task.init(0), example(batch, (inputs, side, side))
     got = torch.zeros_like(row)
-    net.add_gradient(row, x, y, weight, Into(got, 1.0))
+    net.add_gradient(row, x, y, weight, GradientTarget(got, 1.0))
     torch.testing.assert_close(got, by_autograd(task, row, x, y, weight), rtol=1e-4, atol=1e-6)
 
 
@@ -117,7 +117,7 @@ def test_a_step_in_place_uses_the_weights_of_before_the_step() -> None:
     center = task.init(3)
     gradient = by_autograd(task, row, x, y, weight)
     wanted = row - 0.5 * gradient + 0.2 * (center - row)
-    net.add_gradient(row, x, y, weight, Into(row, -0.5, center, 0.2))
+    net.add_gradient(row, x, y, weight, GradientTarget(row, -0.5, center, 0.2))
     torch.testing.assert_close(row, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -126,13 +126,13 @@ def test_equal_values_in_a_pool_send_their_gradient_where_autograd_does() -> Non
     row, (_, y, weight) = task.init(0), example(4)
     x = torch.ones(4, 2, 9, 8)
     got = torch.zeros_like(row)
-    net.add_gradient(row, x, y, weight, Into(got, 1.0))
+    net.add_gradient(row, x, y, weight, GradientTarget(got, 1.0))
     torch.testing.assert_close(got, by_autograd(task, row, x, y, weight), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("cnn")])
 def test_the_convolutional_models_of_the_library_are_chains(name: str) -> None:
-    assert ConvolutionalNet.compile(build_model(name, (3, 32, 32), 10)) is not None
+    assert ConvolutionalNet.from_module(build_model(name, (3, 32, 32), 10)) is not None
 
 
 class Wider(nn.Conv2d):
@@ -168,7 +168,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_is_left_to_autograd(name: str) -> None:
-    assert ConvolutionalNet.compile(OTHERS[name]()) is None
+    assert ConvolutionalNet.from_module(OTHERS[name]()) is None
 
 
 def test_examples_of_another_shape_are_named() -> None:
@@ -182,7 +182,7 @@ def test_examples_of_another_shape_are_named() -> None:
 STRIDED_POINTWISE = """
 import itertools, sys, torch
 from torch import nn
-from kinfed.engine.cnn import Into
+from kinfed.engine.cnn import GradientTarget
 from kinfed.engine.task import make_task
 
 torch.set_num_threads(int(sys.argv[1]))
@@ -192,7 +192,7 @@ for inputs, side, by_hand in itertools.product((1, 2, 3, 4, 8), (6, 7, 8), (True
         nn.Conv2d(inputs, inputs, 1, stride=2), between(), nn.Conv2d(inputs, 3, 1, stride=2), nn.ReLU(), nn.Flatten(),
         nn.Linear(3 * (((side + 1) // 2 + 1) // 2) ** 2, 4),
     )
-    task = make_task(build, path="rows")
+    task = make_task(build, backend="rows")
     assert (task.net is not None) == by_hand
     for seed in range(3):
         x = torch.randn(5, inputs, side, side, generator=torch.Generator().manual_seed(seed))

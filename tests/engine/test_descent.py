@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.federation import Federation
-from kinfed.engine.descent import TURNS_FROM_STEPS, OneByOne, OnLayers, Pull
+from kinfed.engine.descent import TRANSPOSE_FROM_STEPS, LayerwiseDescent, Pull, StepwiseDescent
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import ModuleTask, make_task
 
 CLASSES = 3
 NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "few outputs": (lambda: nn.Sequential(nn.Linear(7, CLASSES)), 7),
-    "turned": (lambda: nn.Sequential(nn.Linear(7, 40), nn.ReLU(), nn.Linear(40, CLASSES)), 7),
+    "transposed": (lambda: nn.Sequential(nn.Linear(7, 40), nn.ReLU(), nn.Linear(40, CLASSES)), 7),
     "deep, without bias": (
         lambda: nn.Sequential(
             nn.Linear(6, 33, bias=False), nn.Tanh(), nn.Linear(33, 35), nn.ReLU(), nn.Linear(35, CLASSES, bias=False)
@@ -61,10 +61,10 @@ def test_steps_on_layers_are_the_steps_one_by_one(name: str, n: int, kind: str, 
     build, inputs = NETS[name]
     task = make_task(build)
     theta, toward = models(task, n, kind), PULLS[pull](task, n)
-    steps = TURNS_FROM_STEPS + 2
+    steps = TRANSPOSE_FROM_STEPS + 2
     before = theta.clone(), None if toward is None else toward[1].clone()
-    plain, fast = OneByOne(task.descend_, theta, toward), task.descent(theta, steps, toward)
-    assert isinstance(fast, OnLayers)
+    plain, fast = StepwiseDescent(task.descend_, theta, toward), task.descent(theta, steps, toward)
+    assert isinstance(fast, LayerwiseDescent)
     for number, batch in enumerate(batches(n, inputs, steps)):
         rows = slice(None) if number < 4 else slice(0, max(1, n - number // 4))  # clients leave as they finish
         for descent in (plain, fast):
@@ -76,21 +76,28 @@ def test_steps_on_layers_are_the_steps_one_by_one(name: str, n: int, kind: str, 
     assert toward is None or before[1] is None or torch.equal(toward[1], before[1])
 
 
-def test_rates_may_be_the_clients_own() -> None:
-    build, inputs = NETS["turned"]
+@pytest.mark.parametrize("drifts", [False, True])
+def test_rates_may_be_the_clients_own(drifts: bool) -> None:
+    """theta <- theta - lr (g + drift), spelled out, for one rate per client."""
+    build, inputs = NETS["transposed"]
     task = make_task(build)
     theta, lr = models(task, 3, "own"), torch.tensor([0.1, 0.0, 0.4])
-    plain, fast = OneByOne(task.descend_, theta, None), task.descent(theta, TURNS_FROM_STEPS)
+    drift = models(task, 4, "own")[1:] if drifts else None
+    plain = StepwiseDescent(task.descend_, theta, None, drift)
+    fast = task.descent(theta, TRANSPOSE_FROM_STEPS, None, drift)
+    wanted = theta.clone()
     for batch in batches(3, inputs, 3):
         plain.step(slice(None), batch, lr)
         fast.step(slice(None), batch, lr)
+        wanted -= lr[:, None] * (task.grad(wanted, batch) + (0.0 if drift is None else drift))
+    torch.testing.assert_close(plain.result(), wanted, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(fast.result(), plain.result(), rtol=1e-5, atol=1e-6)
     assert torch.equal(fast.result()[1], theta[1])
 
 
-@pytest.mark.parametrize("steps", [TURNS_FROM_STEPS - 1, TURNS_FROM_STEPS])
+@pytest.mark.parametrize("steps", [TRANSPOSE_FROM_STEPS - 1, TRANSPOSE_FROM_STEPS])
 def test_result_can_be_asked_for_at_any_time(steps: int) -> None:
-    build, inputs = NETS["turned"]
+    build, inputs = NETS["transposed"]
     task = make_task(build)
     descent = task.descent(models(task, 2, "own"), steps)
     assert torch.equal(descent.result(), models(task, 2, "own"))
@@ -109,7 +116,7 @@ def federation() -> Federation:
     return Federation.from_arrays(x.numpy(), (x[:, 0] % CLASSES).numpy(), clients, test_fraction=0.0, standardize=True)
 
 
-@pytest.mark.parametrize("name", ["few outputs", "turned"])
+@pytest.mark.parametrize("name", ["few outputs", "transposed"])
 def test_weight_decay_takes_the_fast_path_and_means_the_same(name: str) -> None:
     """theta <- theta - lr (g + decay theta), spelled out with plain gradients."""
     task = make_task(NETS[name][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import example_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def network(inputs: int, hidden: int, layers: int, bias: bool = True) -> nn.Sequ
 
 
 def case(n: int, batch: int, length: int, inputs: int, hidden: int, layers: int, bias: bool = True, seed: int = 0):
-    task = make_task(lambda: network(inputs, hidden, layers, bias), path="stacked")
+    task = make_task(lambda: network(inputs, hidden, layers, bias), backend="stacked")
     assert isinstance(task, StackedTask)
     assert isinstance(task.net, RecurrentNet)
     g = torch.Generator().manual_seed(seed)
@@ -85,10 +86,9 @@ def test_a_step_is_the_gradient_and_the_pull(sizes, own_rates: bool, own_pulls: 
     torch.testing.assert_close(without, theta - 0.3 * task.grad(theta, batch), atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_of_single_examples_add_up() -> None:
+def test_norms_are_those_of_single_examples() -> None:
     task, theta, batch = case(2, 4, 5, 3, 4, 2)
-    single = task.per_example_grad(theta, batch)
-    assert single.shape == (2, 4, task.num_params)
+    single = example_gradients(task, theta, batch)
     torch.testing.assert_close((single * batch.weight[..., None]).sum(1), task.grad(theta, batch), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(task.example_norms(theta, batch), single.norm(dim=-1), atol=1e-5, rtol=1e-5)
 
@@ -120,20 +120,20 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_recurrent_networks_go_row_by_row(kind: str) -> None:
-    assert RecurrentNet.compile(OTHERS[kind]()) is None
-    assert make_task(OTHERS[kind]).path == "rows"
+    assert RecurrentNet.from_module(OTHERS[kind]()) is None
+    assert make_task(OTHERS[kind]).backend == "rows"
 
 
 def test_tied_layers_are_not_stacked() -> None:
     module = network(4, 4, 2)
     module[0].weight_ih_l1 = module[0].weight_ih_l0
-    assert RecurrentNet.compile(module) is None
+    assert RecurrentNet.from_module(module) is None
 
 
 def test_small_networks_are_stacked_and_large_ones_left_to_torch() -> None:
     small = make_task(lambda: build_model("lstm", (25, 50), 2, {"hidden": 32}))
     large = make_task(lambda: build_model("lstm", (25, 300), 2))
-    assert (small.path, large.path) == ("stacked", "rows")
+    assert (small.backend, large.backend) == ("stacked", "rows")
     # 4 gates x 256 units, inputs 300 and 256, two biases a layer; then 256 x 2 + 2
     assert large.num_params == 1024 * (300 + 256 + 2) + 1024 * (256 + 256 + 2) + 514
 
@@ -142,7 +142,7 @@ def test_paths_agree() -> None:
     def build() -> nn.Module:
         return build_model("lstm", (7, 5), 2, {"hidden": 6, "layers": 3})
 
-    both = [make_task(build, path=path) for path in ("stacked", "rows")]
+    both = [make_task(build, backend=path) for path in ("stacked", "rows")]
     _, _, batch = case(2, 3, 7, 5, 4, 1)
     batch = Batch(batch.x, batch.y % 2, batch.weight, batch.ids)
     theta = torch.stack([both[0].init(0), both[0].init(1)])
@@ -156,7 +156,7 @@ def test_wrong_inputs_are_named() -> None:
         task.logits(theta, batch.x[..., :2])
     with pytest.raises(ModelError, match=r"lstm reads sequences of vectors.* got examples of shape \[1, 28, 28\]"):
         build_model("lstm", (1, 28, 28), 2)
-    with pytest.raises(ModelError, match="at least one unit and one layer; got 0 and 2"):
+    with pytest.raises(ConfigError, match="model lstm: hidden must be at least 1; got 0"):
         build_model("lstm", (4, 3), 2, {"hidden": 0})
     with pytest.raises(ConfigError, match="unknown option of model lstm 'hiden'; did you mean hidden"):
         build_model("lstm", (4, 3), 2, {"hiden": 3})

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from conftest import MakeBatch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from kinfed.core.options import option
 from kinfed.data.batches import Batch
 from kinfed.engine.models import MODELS, build_model
 from kinfed.engine.task import make_task
@@ -163,8 +168,8 @@ def test_modules_of_users_train_unchanged(make_batch: MakeBatch, name: str, forc
     build, shape, path = USERS[name]
     if forced == "vmap" and name == "recurrent":
         pytest.skip("torch has no vmap rule for its fused LSTM")
-    task = make_task(build, path=forced)
-    assert task.path == (path if forced == "auto" else forced)
+    task = make_task(build, backend=forced)
+    assert task.backend == (path if forced == "auto" else forced)
     classes = 6 if name == "tied layers" else 3
     theta = torch.stack([task.init(0), task.init(1)])
     batch = make_batch(2, 4, shape, classes, ragged=True)
@@ -250,7 +255,7 @@ REFUSED = {
 def test_modules_that_cannot_train_are_refused_with_the_reason(name: str, path: str) -> None:
     build, reason = REFUSED[name]
     with pytest.raises(ModelError, match=reason):
-        make_task(build, path=path)
+        make_task(build, backend=path)
 
 
 class Branching(nn.Module):
@@ -273,9 +278,9 @@ def test_a_model_that_needs_one_client_at_a_time_is_told_so(make_batch: MakeBatc
     task = make_task(Branching)
     theta, batch = task.init(0).repeat(2, 1), make_batch(2, 4, VECTOR, 3)
     for call in (lambda: task.grad(theta, batch), lambda: task.logits(theta, batch.x)):
-        with pytest.raises(ModelError, match=r'vmap: .*choose path="rows"'):
+        with pytest.raises(ModelError, match=r'vmap: .*choose backend="rows"'):
             call()
-    alone = make_task(Branching, path="rows")
+    alone = make_task(Branching, backend="rows")
     z = alone.logits(theta, batch.x)
     signs = [1 if float(x.sum()) > 0 else -1 for x in batch.x]
     plain = make_task(lambda: nn.Linear(6, 3)).logits(theta, batch.x)
@@ -284,16 +289,53 @@ def test_a_model_that_needs_one_client_at_a_time_is_told_so(make_batch: MakeBatc
 
 @pytest.mark.parametrize("path", ["rows", "vmap"])
 def test_random_numbers_in_the_forward_pass_are_refused(make_batch: MakeBatch, path: str) -> None:
-    task = make_task(FunctionalDropout, path=path)
+    task = make_task(FunctionalDropout, backend=path)
     batch = make_batch(2, 4, VECTOR, 3)
     for _ in range(2):
         with pytest.raises(ModelError, match=r"dropout|random operation"):
             task.grad(task.init(0).expand(2, -1), batch)
 
 
+class NoiseOfItsOwn(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1)))
+
+
+class Attention(Branching):
+    """Its operation may draw, but does not: nothing is dropped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        return self.fc(nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.0)[:, 0])
+
+
+@pytest.mark.parametrize("build", [NoiseOfItsOwn, Attention])
+def test_operations_that_leave_the_global_generator_alone_are_fine(
+    make_batch: MakeBatch, build: Callable[[], nn.Module]
+) -> None:
+    task = make_task(build, backend="rows")
+    theta, batch = task.init(0).expand(2, -1), make_batch(2, 4, VECTOR, 3)
+    assert torch.equal(task.grad(theta, batch), task.grad(theta, batch))
+
+
+class DrawnBeside(Branching):
+    """While it runs, another thread of the user draws from torch's global generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        user = threading.Thread(target=torch.rand, args=(3,))
+        user.start()
+        user.join()
+        return self.fc(x)
+
+
+def test_draws_of_another_thread_are_not_those_of_the_model(make_batch: MakeBatch) -> None:
+    task = make_task(DrawnBeside, backend="rows")
+    assert task.grad(task.init(0).expand(2, -1), make_batch(2, 4, VECTOR, 3)).isfinite().all()
+
+
 @pytest.mark.parametrize("path", ["rows", "vmap"])
 def test_examples_that_do_not_fit_are_named(make_batch: MakeBatch, path: str) -> None:
-    task = make_task(Tutorial, path=path)
+    task = make_task(Tutorial, backend=path)
     batch = make_batch(2, 4, (2, 9, 12), 3)
     with pytest.raises(ModelError, match=r"fails on examples of shape \[2, 9, 12\]: "):
         task.grad(task.init(0).expand(2, -1), batch)
@@ -307,6 +349,26 @@ def test_examples_that_do_not_fit_are_named(make_batch: MakeBatch, path: str) ->
 def test_named_models_fit_their_inputs(make_batch: MakeBatch, name: str, side: tuple[int, int]) -> None:
     task = make_task(lambda: build_model(name, (2, *side), 7))
     assert task.logits(task.init(0)[None], make_batch(1, 2, (2, *side), 7).x).shape == (1, 2, 7)
+
+
+def test_models_of_others_join_by_name() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        hidden: int = option(4, "units", ge=1)
+
+    @MODELS.register("test_deep", summary="for a test", options=Options, preset={"hidden": 5})
+    def deep(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(*shape, hidden), nn.Linear(hidden, classes))
+
+    try:
+        assert build_model("test_deep", (6,), 3)[0].out_features == 5
+        assert build_model("test_deep", (6,), 3, {"hidden": "2"})[0].out_features == 2
+        with pytest.raises(ConfigError, match="model test_deep: hidden must be at least 1; got 0"):
+            build_model("test_deep", (6,), 3, {"hidden": 0})
+    finally:
+        MODELS.unregister("test_deep")
+    with pytest.raises(ConfigError, match="unknown model 'test_deep'"):
+        build_model("test_deep", (6,), 3)
 
 
 SMALLEST = {"cnn_tutorial": 16, "cnn_fomo": 18, "cnn": 16, "cnn_small": 8}

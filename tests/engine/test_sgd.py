@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
+from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.lstm import LastOutput
 from kinfed.engine.sgd import each_step, sgd
 from kinfed.engine.task import ModuleTask, Task, make_task
 
@@ -134,6 +137,7 @@ def textbook(
     batches: Batches,
     train: Sequence[str] = ("0.weight", "0.bias", "2.weight", "2.bias"),
     pull: tuple[float, Tensor] | None = None,
+    drift: Tensor | None = None,
 ) -> Tensor:
     """One client, one module, one optimizer."""
     module = task.module_of(row)
@@ -146,9 +150,11 @@ def textbook(
         optimizer.zero_grad()
         losses = nn.functional.cross_entropy(module(batch.x[0]), batch.y[0], reduction="none")
         objective = (losses * batch.weight[0]).sum()
+        now = torch.cat([p.reshape(-1) for p in module.parameters()])
         if pull is not None:
-            now = torch.cat([p.reshape(-1) for p in module.parameters()])
             objective = objective + pull[0] / 2 * (now - pull[1]).square().sum()
+        if drift is not None:
+            objective = objective + now @ drift
         objective.backward()
         optimizer.step()
     return task.flatten(named)
@@ -162,7 +168,7 @@ def test_training_is_that_of_torch_optim_client_by_client(
     federation: Federation, path: str, length: str, masked: bool, options: str
 ) -> None:
     """Epochs give these clients unequal numbers of steps, neither rising nor falling."""
-    task = make_task(net, path=path)
+    task = make_task(net, backend=path)
     training = LocalTraining(
         lr=0.1, batch=4, **({"steps": 6} if length == "steps" else {"steps": None, "epochs": 2}), **OPTIONS[options]
     )
@@ -180,7 +186,7 @@ def test_training_is_that_of_torch_optim_client_by_client(
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str, options: str) -> None:
-    task = make_task(net, path=path)
+    task = make_task(net, backend=path)
     training = LocalTraining(lr=0.1, batch=4, steps=None, epochs=1, **OPTIONS[options])
     data = federation.cohort(torch.arange(len(federation)), 0, 1).train
     theta = task.init(0).expand(len(federation), -1)
@@ -191,6 +197,103 @@ def test_a_pull_is_the_gradient_of_its_penalty(federation: Federation, path: str
         alone = data.take(slice(k, k + 1)).batches(training)
         wanted = textbook(task, theta[k], alone, pull=(float(lam[k]), center[k]))
         torch.testing.assert_close(trained[k], wanted, rtol=1e-4, atol=1e-5)
+
+
+# --- drift
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, (1, 3)), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3))
+
+
+def recurrent() -> nn.Module:
+    return nn.Sequential(nn.LSTM(1, 4, batch_first=True), LastOutput(), nn.Linear(4, 3))
+
+
+def wide() -> nn.Module:
+    """Its first layer is transposed in memory while it trains."""
+    return nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+BACKENDS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = {
+    "dense": (net, "stacked", (5,)),
+    "transposed": (wide, "stacked", (5,)),
+    "recurrent": (recurrent, "stacked", (5, 1)),
+    "rows by autograd": (net, "rows", (5,)),
+    "rows by hand": (convolution, "rows", (1, 1, 5)),
+    "vmap": (net, "vmap", (5,)),
+}
+
+
+def task_and_data(kind: str, federation: Federation) -> tuple[ModuleTask, Split]:
+    """The five features of an example as a vector, a sequence or an image."""
+    build, backend, shape = BACKENDS[kind]
+    raw = federation.features.gather(torch.arange(len(federation.features))).reshape(-1, *shape)
+    shaped = replace(federation, features=Features(raw))
+    return make_task(build, backend=backend), shaped.cohort(torch.arange(len(federation)), 0, 1).train
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_drift_is_the_gradient_of_a_linear_term(
+    federation: Federation, kind: str, pulled: bool, masked: bool, options: str
+) -> None:
+    """Clients of unequal numbers of steps, each beside a loop of autograd whose loss has the term <theta, drift>."""
+    task, data = task_and_data(kind, federation)
+    training = LocalTraining(lr=0.1, batch=4, steps=None, epochs=2, **OPTIONS[options])
+    theta = torch.stack([task.init(0, number) for number in range(len(federation))])
+    drift, center = random_rows(len(federation), task.num_params, 3), theta.roll(1, 0)
+    lam = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
+    head = task.layer_names()[-1]
+    trained = sgd(
+        task,
+        theta,
+        data.batches(training),
+        pull=(lam, center) if pulled else None,
+        drift=drift,
+        mask=task.layer_mask((head,)) if masked else None,
+    )
+    names = [slot.name for slot in task.slots if not masked or slot.layer == head]
+    for k in range(len(federation)):
+        pull = (float(lam[k]), center[k]) if pulled else None
+        alone = textbook(task, theta[k], data.take(slice(k, k + 1)).batches(training), names, pull, drift[k])
+        torch.testing.assert_close(trained[k], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("shape", ["one for each", "one for all"])
+def test_no_drift_is_a_drift_of_zero(federation: Federation, kind: str, options: str, shape: str) -> None:
+    task, data = task_and_data(kind, federation)
+    training = LocalTraining(lr=0.1, batch=4, steps=12, **OPTIONS[options])
+    batches = data.batches(training)
+    theta = task.init(0).expand(len(federation), -1)
+    zero = torch.zeros(task.num_params) if shape == "one for all" else torch.zeros(theta.shape)
+    assert torch.equal(sgd(task, theta, batches, drift=zero), sgd(task, theta, batches))
+
+
+@pytest.mark.parametrize("steps", [[2, 2, 2], [1, 3, 2]])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_drift_may_serve_all_clients(make_split: MakeSplit, steps: list[int], momentum: float) -> None:
+    part, _ = part_with_means(make_split, [3, 1, 7])
+    theta, drift = random_rows(3, 2), torch.tensor([0.5, -1.0], dtype=torch.float64)
+    training = LocalTraining(lr=0.1, batch=4, momentum=momentum)
+    for one in (drift, drift[None]):
+        trained = sgd(Quadratic(2), theta, part.batches(training, torch.tensor(steps)), drift=one)
+        each = sgd(Quadratic(2), theta, part.batches(training, torch.tensor(steps)), drift=drift.repeat(3, 1).float())
+        assert trained.dtype == torch.float32
+        assert torch.equal(trained, each)
+    assert drift.tolist() == [0.5, -1.0]
+
+
+def test_a_drift_moves_the_fixed_point(make_split: MakeSplit) -> None:
+    """theta - c + d = 0 at c - d, reached at rate 1 - lr."""
+    part, means = part_with_means(make_split, [3, 1, 7])
+    theta, drift = random_rows(3, 2), random_rows(3, 2, 1)
+    trained = sgd(Quadratic(2), theta, part.batches(LocalTraining(lr=0.2, batch=99, steps=6)), drift=drift)
+    torch.testing.assert_close(trained, means - drift + 0.8**6 * (theta - means + drift))
 
 
 # --- unequal steps

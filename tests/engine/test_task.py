@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import MakeBatch, MakeSplit
+from conftest import MakeBatch, MakeSplit, example_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from kinfed.data.batches import Batch
 from kinfed.engine.models import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ModelError
+from kinfed.testing import Bench
 
 Build = Callable[[], nn.Module]
 
@@ -75,7 +76,7 @@ few_cases = pytest.mark.parametrize(("name", "path"), FEW)
 
 def make(name: str, path: str) -> tuple[ModuleTask, tuple[int, ...]]:
     build, shape = (DENSE | CONVOLUTIONAL)[name]
-    return make_task(build, path=path), shape
+    return make_task(build, backend=path), shape
 
 
 def starts(task: Task, n: int) -> Tensor:
@@ -119,7 +120,7 @@ def near(a: Tensor, b: Tensor) -> None:
 @every_case
 def test_gradient_is_that_of_plain_autograd(make_batch: MakeBatch, name: str, path: str) -> None:
     task, shape = make(name, path)
-    assert task.path == path
+    assert task.backend == path
     theta = starts(task, 3)
     batch = make_batch(3, 5, shape, 3, ragged=True)
     before = theta.clone()
@@ -162,7 +163,7 @@ def test_stacked_nets_of_any_shape(
         return nn.Sequential(*modules)
 
     task = make_task(build)
-    assert task.path == "stacked"
+    assert task.backend == "stacked"
     theta = starts(task, n)
     batch = make_batch(n, size, (inputs,), chain[-1][0], seed=seed, ragged=True)
     wanted = plain_grad(task, theta, batch)
@@ -170,7 +171,7 @@ def test_stacked_nets_of_any_shape(
     moved = theta.clone()
     task.descend_(moved, batch, 0.3)
     near(moved, theta - 0.3 * wanted)
-    near((task.per_example_grad(theta, batch) * batch.weight[..., None]).sum(1), wanted)
+    near(task.example_norms(theta, batch), example_gradients(task, theta, batch).norm(dim=2))
 
 
 # --- steps
@@ -239,7 +240,7 @@ def test_a_shared_start_is_one_row_seen_many_times(make_batch: MakeBatch, name: 
     row = task.init(0)
     near(task.grad(row.expand(3, -1), batch), task.grad(row.repeat(3, 1), batch))
     near(task.logits(row.expand(3, -1), batch.x), task.logits(row.repeat(3, 1), batch.x))
-    near(task.per_example_grad(row.expand(3, -1), batch), task.per_example_grad(row.repeat(3, 1), batch))
+    near(task.example_norms(row.expand(3, -1), batch), task.example_norms(row.repeat(3, 1), batch))
 
 
 @few_cases
@@ -284,15 +285,14 @@ def test_a_batch_without_any_example_moves_nothing(make_batch: MakeBatch) -> Non
 
 
 @every_case
-def test_gradients_of_examples_are_those_of_a_loop(make_batch: MakeBatch, name: str, path: str) -> None:
+def test_norms_of_examples_are_those_of_a_loop(make_batch: MakeBatch, name: str, path: str) -> None:
     task, shape = make(name, path)
     theta, batch = starts(task, 2), make_batch(2, 3, shape, 3, ragged=True)
-    each = task.per_example_grad(theta, batch)
-    assert each.shape == (2, 3, task.num_params)
-    near((each * batch.weight[..., None]).sum(1), task.grad(theta, batch))
+    norms = task.example_norms(theta, batch)
+    assert norms.shape == (2, 3)
     for b in range(3):
         one = Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], torch.ones(2, 1), batch.ids)
-        near(each[:, b], plain_grad(task, theta, one))
+        near(norms[:, b], plain_grad(task, theta, one).norm(dim=1))
 
 
 @few_cases
@@ -309,7 +309,7 @@ def test_losses_are_cross_entropies(make_batch: MakeBatch, name: str, path: str)
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 def test_a_broken_model_is_never_right(make_split: MakeSplit, path: str) -> None:
     part = make_split([7, 5])
-    task = make_task(lambda: nn.Linear(1, 3), path=path)
+    task = make_task(lambda: nn.Linear(1, 3), backend=path)
     theta = starts(task, 2)
     alone = task.score(theta[1:], part.take(torch.tensor([1])))
     theta[0] = torch.nan
@@ -325,7 +325,7 @@ def test_scores_are_plain_counts(make_split: MakeSplit, path: str, sizes: list[i
     """Models that lean towards each class in turn, so that examples which pad a row are right in one case."""
     part = make_split(sizes)
     part.features.raw /= 100
-    task = make_task(lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3)), path=path)
+    task = make_task(lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3)), backend=path)
     theta = 3 * starts(task, len(sizes))
     task.unflatten(theta)["2.bias"][:, favourite] += 2
     score = task.score(theta, part)
@@ -429,11 +429,50 @@ def test_training_a_start_in_place_does_not_move_it_for_others() -> None:
         again = task.init(0)
         assert torch.equal(again, kept)
         again += 1
-    task.start = torch.ones(task.num_params)
-    task.init(0).zero_()
-    assert torch.equal(task.init(0), torch.ones(task.num_params))
-    assert torch.equal(task.init(5), torch.ones(task.num_params))
-    assert not torch.equal(task.init(0, 1), torch.ones(task.num_params))  # further starts stay random
+    ones = torch.ones(task.num_params)
+    warm = task.starting_at(ones)
+    warm.init(0).zero_()
+    assert torch.equal(warm.init(0), ones)
+    assert torch.equal(warm.init(5), ones)
+    assert torch.equal(warm.init(0, 1), task.init(0, 1))  # further starts stay random
+
+
+@few_cases
+def test_tasks_of_different_starts_do_not_disturb_each_other(make_batch: MakeBatch, name: str, path: str) -> None:
+    task, shape = make(name, path)
+    batch, given = make_batch(1, 3, shape, 3), torch.ones(task.num_params)
+    first, second = task.starting_at(given), task.starting_at(torch.zeros(task.num_params))
+    given += 1
+    assert torch.equal(first.init(0), torch.ones(task.num_params))
+    assert not second.init(0).any()
+    assert torch.equal(first.starting_at(None).init(3), task.init(3))
+    assert torch.equal(task.init(0), make(name, path)[0].init(0))
+    theta = task.init(0)[None]
+    assert torch.equal(first.grad(theta, batch), task.grad(theta, batch))
+
+
+def test_loops_of_different_starts_do_not_disturb_each_other() -> None:
+    """Clients' states are made when they are first needed, which may be after another loop began."""
+    bench = Bench("local")
+    task = make_task(bench.model)
+    low, high = torch.zeros(task.num_params), torch.ones(task.num_params)
+    with bench.loop(task=task.starting_at(low)) as first, bench.loop(task=task.starting_at(high)) as second:
+        second.round()
+        models = first.evaluate(keep_models=True).models
+        assert models is not None
+        assert not models.any()
+        first.round()
+    with bench.loop(task=task.starting_at(low)) as alone:
+        alone.round()
+        wanted = alone.evaluate(keep_models=True).models
+    assert wanted is not None
+    assert torch.equal(first.evaluate(keep_models=True).models, wanted)
+
+
+def test_a_start_of_another_size_is_refused() -> None:
+    task, _ = make("mlr", "stacked")
+    with pytest.raises(ModelError, match=rf"a start has {task.num_params} parameters; got shape \[2\]"):
+        task.starting_at(torch.ones(2))
 
 
 # --- threads and processes
@@ -459,10 +498,8 @@ class Meeting(nn.Module):
 @pytest.mark.parametrize("path", ["rows", "vmap"])
 def test_threads_do_not_share_a_module(make_batch: MakeBatch, path: str) -> None:
     plain = make_task(single_layer)
-    task = make_task(Meeting, path=path)
+    task = make_task(Meeting, backend=path)
     theta, batch = starts(plain, 2), make_batch(2, 4, VECTOR, 3)
-    if path == "rows":
-        task._repeats = True  # its first run is alone, to see whether it draws random numbers
     with ThreadPoolExecutor(2) as threads:
         for method in ("grad", "logits"):
 
@@ -505,7 +542,7 @@ def test_starts_drawn_in_threads_are_the_same() -> None:
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
 def test_tasks_travel_to_other_processes(make_batch: MakeBatch, path: str) -> None:
-    task = make_task(tanh_net, path=path)
+    task = make_task(tanh_net, backend=path)
     theta, batch = starts(task, 2), make_batch(2, 3, VECTOR, 3)
     wanted = task.grad(theta, batch)
     copy = pickle.loads(pickle.dumps(task))
@@ -517,20 +554,20 @@ def test_tasks_travel_to_other_processes(make_batch: MakeBatch, path: str) -> No
 
 
 def test_dense_chains_are_stacked_and_convolutions_go_row_by_row() -> None:
-    assert {make_task(build).path for build, _ in DENSE.values()} == {"stacked"}
-    assert {make_task(build).path for build, _ in CONVOLUTIONAL.values()} == {"rows"}
-    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.Sigmoid(), nn.Linear(4, 3))).path == "vmap"
-    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU())).path == "vmap"
-    assert make_task(lambda: nn.Sequential(nn.ReLU(), nn.Linear(6, 4))).path == "vmap"
-    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 3))).path == "vmap"
-    assert make_task(lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 4))).path == "vmap"
+    assert {make_task(build).backend for build, _ in DENSE.values()} == {"stacked"}
+    assert {make_task(build).backend for build, _ in CONVOLUTIONAL.values()} == {"rows"}
+    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.Sigmoid(), nn.Linear(4, 3))).backend == "vmap"
+    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU())).backend == "vmap"
+    assert make_task(lambda: nn.Sequential(nn.ReLU(), nn.Linear(6, 4))).backend == "vmap"
+    assert make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 3))).backend == "vmap"
+    assert make_task(lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 4))).backend == "vmap"
 
 
 def test_paths_that_cannot_be_are_refused() -> None:
     with pytest.raises(ModelError, match="auto, stacked, rows, vmap; got 'fast'"):
-        make_task(tanh_net, path="fast")
+        make_task(tanh_net, backend="fast")
     with pytest.raises(ModelError, match="the stacked path takes chains"):
-        make_task(CONVOLUTIONAL["cnn_small"][0], path="stacked")
+        make_task(CONVOLUTIONAL["cnn_small"][0], backend="stacked")
 
 
 @settings(max_examples=20)

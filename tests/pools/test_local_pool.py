@@ -30,7 +30,7 @@ SEED = 3
 
 
 def pool_of(method: Any, data: Federation | None = None, *, path: str = "auto", **options: Any) -> LocalPool:
-    return LocalPool(method, make_task(tiny_model, path=path), data or tiny_federation(), SEED, **options)
+    return LocalPool(method, make_task(tiny_model, backend=path), data or tiny_federation(), SEED, **options)
 
 
 def start_of(pool: LocalPool) -> Any:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
-from kinfed.algorithms.fedavg import Down, FedAvg
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.mocha import Mocha
 from kinfed.core.tree import Nothing
 from kinfed.data.batches import LocalTraining
@@ -109,8 +110,8 @@ def workers_of(method: Any, task: Any, data: Federation, members: list[list[int]
     return made
 
 
-def message(task: Any, n: int) -> Down:
-    return Down(task.init(SEED).expand(n, -1))
+def message(task: Any, n: int) -> ModelDown:
+    return ModelDown(task.init(SEED).expand(n, -1))
 
 
 MEMBERS = [[0, 2, 5], [1, 3, 4]]
@@ -146,7 +147,7 @@ def test_two_workers_do_what_one_local_pool_does(method: Any) -> None:
 def test_what_is_the_same_for_all_is_sent_once() -> None:
     task = make_task(tiny_model)
     assert compact(message(task, 5)).w.shape == (1, task.num_params)
-    own = Down(torch.randn(5, 7))
+    own = ModelDown(torch.randn(5, 7))
     assert torch.equal(compact(own).w, own.w)
 
 
@@ -194,7 +195,7 @@ def test_states_of_a_checkpoint_come_back_as_what_another_worker_needs() -> None
 def test_a_round_in_which_nobody_has_a_usable_update_keeps_nothing() -> None:
     task, data = make_task(tiny_model), whole()
     (worker,) = workers_of(Ditto(WORK), task, data, [[0, 1]])
-    bad = Down(torch.full((1, task.num_params), torch.nan))
+    bad = ModelDown(torch.full((1, task.num_params), torch.nan))
     reply, kept = worker.train(torch.tensor([0, 1]), bad, 1, None)
     assert reply.rejected == [0, 1]
     assert isinstance(kept.rows, Nothing)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import example_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ def by_hand(task: ModuleTask, theta: Tensor, batch: Batch, clip: float) -> Tenso
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 def test_the_sum_is_that_of_clipped_gradients(kind: str, clip: float) -> None:
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(3, 7, shape)
+    task, batch = make_task(build, backend=path), sample(3, 7, shape)
     theta = starts(task, 3)
     with private(task, clip) as made:
         assert torch.allclose(made.grad(theta, batch), by_hand(task, theta, batch, clip), atol=1e-6)
@@ -101,9 +102,10 @@ def test_the_sum_is_that_of_clipped_gradients(kind: str, clip: float) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_norms_are_those_of_the_gradients(kind: str) -> None:
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(3, 4, shape)
+    task, batch = make_task(build, backend=path), sample(3, 4, shape)
     theta = starts(task, 3)
-    assert torch.allclose(task.example_norms(theta, batch), task.per_example_grad(theta, batch).norm(dim=2), rtol=1e-5)
+    wanted = example_gradients(task, theta, batch).norm(dim=2)
+    assert torch.allclose(task.example_norms(theta, batch), wanted, rtol=1e-5)
 
 
 @given(
@@ -119,7 +121,7 @@ def test_no_example_moves_the_sum_by_more_than_the_norm(
 ) -> None:
     """Whatever it holds, and whatever a method makes it weigh."""
     build, path, shape = MODELS[kind]
-    task, batch = make_task(build, path=path), sample(n, size + 1, shape)
+    task, batch = make_task(build, backend=path), sample(n, size + 1, shape)
     theta = starts(task, n)
     batch.x[:, 0] *= scale
     batch.weight[:, 0] *= heavier
@@ -319,8 +321,6 @@ def test_only_poisson_samples_in_a_record() -> None:
         made.grad(starts(task, 2), batch)
     with made.recording(), pytest.raises(ConfigError, match="Poisson sample"):
         made.grad(starts(task, 2), replace(batch, sample=None))
-    with made.recording(), pytest.raises(ConfigError, match="Poisson sample"):
-        made.per_example_grad(starts(task, 2), batch)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def method(name: str, **options: Any) -> Method:
     return make_algorithm(name, WORK, options)
 
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.method.private]
+PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.target.private]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in PRIVATE),
     ("ditto", {"personal_steps": 6}),
@@ -235,7 +235,7 @@ def test_settings_that_promise_nothing_are_refused(settings: dict[str, float], s
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PRIVATE])
 def test_methods_that_gradients_alone_do_not_make_are_refused(name: str) -> None:
-    assert ALGORITHMS[name].method.leaks
+    assert ALGORITHMS[name].target.leaks
     with pytest.raises(ConfigError, match=f"{name} cannot be private: "):
         Privacy(noise=1.0).check(name, method(name), federation())
 

@@ -64,7 +64,7 @@ def in_the_loop(
         pool.close()
         assert models is not None
         assert server is not None
-        task.start, first = server.models[0], last + 1
+        task, first = task.starting_at(server.models[0]), last + 1
     return server.models[0, 0], models.squeeze(1)
 
 

@@ -399,7 +399,7 @@ def test_tokens_stay_whole_numbers(tmp_path: Path) -> None:
     [
         (
             "f0,f1,f2,f3,f4,f5,kind\n1,2,3,4,5,6,z\n",
-            "the class 'z', which the models do not know; they know a, b, c, d",
+            "the class 'z', which is unknown; known classes are a, b, c, d",
         ),
         ("f0,f1,f2,f3,kind\n1,2,3,4,a\n", "lacks 2 of the models' 6 features: f4, f5"),
         ("f0,f1,f2,f3,f4,f5,y\n1,2,3,4,5,6,a\n", "no column 'kind'"),

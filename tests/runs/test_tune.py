@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from test_cli import kinfed as command
+from command_line import kinfed as command
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
@@ -325,7 +325,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["tune", "--out", "t", *options], "holds another run"),
         (["tune", "--out", "run", "--resume"], "holds a run, not a tuning"),
         (["tune", "--algorithms", "ditto", "--range", "ditto.lam=2"], "--range takes label.option=low:high"),
-        (["tune", "--validation", "none"], "--validation takes a number"),
+        (["tune", "--validation", "none"], "validation must be auto or a number"),
     ):
         failed = command(*arguments, cwd=tmp_path)
         assert failed.returncode == 2

@@ -69,7 +69,7 @@ class MixesItsRows(FedAvg):
 @dataclass(frozen=True)
 class DependsOnTheGradientPath(FedAvg):
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
-        return super().train(task, w, data) * (1.01 if task.path == "vmap" else 1.0)
+        return super().train(task, w, data) * (1.01 if task.backend == "vmap" else 1.0)
 
 
 @dataclass(frozen=True)

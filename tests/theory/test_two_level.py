@@ -57,11 +57,6 @@ def test_two_clients_fixed_point_by_hand():
     close(m.theta_FL, 1.5)  # so the iteration ends beside θ^FL
 
 
-def test_from_samples_divides_by_the_number_of_examples():
-    m = TwoLevel.from_samples(z=[1.0, 2.0], v2=[0.1, 0.4], n=[10, 20], s0=0.5)
-    close(m.s, [0.01, 0.02])
-
-
 # ---------------------------------------------------------------- against dense linear algebra
 
 
@@ -128,14 +123,12 @@ def test_identities(s0):
     close(m.p, m.w / W)
     close(m.theta_G, (m.w * m.z).sum(-1) / W[..., 0])
     close(m.v_G, 1 / W[..., 0])
-    assert m.theta_L is m.z
-    assert m.v_L is m.s
     close(m.init, theta_G - m.w / m.S * (m.z - theta_G))  # (12)
     close(m.init, ((m.w * m.z).sum(-1, keepdim=True) - m.w * m.z) / m.S)  # (7)
     close(m.theta_FL, (m.z / m.s + m.S * m.init) / (1 / m.s + m.S))  # (3)
     close(m.theta_FL, (1 - m.rho) * m.z + m.rho * m.init)
     close(m.v_FL, 1 / (1 / m.s + m.S))
-    close(m.gain, m.v_L / m.v_FL)
+    close(m.gain, m.s / m.v_FL)
     close(m.rho, m.S / (1 / m.s + m.S))
     close(m.rho + m.own_weight, 1.0)
     others_variance = s0 + 1 / m.S
@@ -211,14 +204,14 @@ def test_a_client_with_far_better_data_learns_alone_and_helps_the_others():
 
 def test_large_samples_few_clients_keep_little_of_the_others():
     M, N, v2, s0 = 20, 10**7, 0.7, 1.3
-    m = TwoLevel.from_samples([0.0] * M, [v2] * M, [N] * M, s0)
+    m = TwoLevel([0.0] * M, [v2 / N] * M, s0)
     close(m.rho / ((M - 1) / N * v2 / s0), 1.0, 1e-5)
 
 
 def test_small_samples_many_clients_need_the_same_distance_everywhere():
     M, N, s0 = 200_000, 1000, 1.0
     one = torch.ones(M, dtype=F64)
-    m = TwoLevel.from_samples(0 * one, one, N * one, s0)
+    m = TwoLevel(0 * one, one / N, s0)
     close((1 - m.rho) / (N / M * s0), 1.0, 0.01)  # (11), up to 1/N and N/M
     eta = 1e-5
     close(eta * m.steps(eta) / (s0 / M), 1.0, 0.01)
@@ -226,7 +219,7 @@ def test_small_samples_many_clients_need_the_same_distance_everywhere():
 
 def test_homogeneous_clients_need_the_same_distance_everywhere():
     n = torch.arange(50, 2050, dtype=F64)
-    m = TwoLevel.from_samples(0 * n, 0 * n + 0.3, n, 0)
+    m = TwoLevel(0 * n, 0.3 / n, 0)
     close(m.rho, (n.sum() - n) / n.sum())
     eta = 1e-8
     close(eta * m.steps(eta) / (0.3 / n.sum()), 1.0, 2e-3)
@@ -589,5 +582,3 @@ def test_bad_arguments_are_refused_with_the_reason():
             m.steps(eta)
     with pytest.raises(ValueError, match="shrink factor"):
         m.fixed_point(torch.tensor([0.5, 1.0]))
-    with pytest.raises(ValueError, match="n_m >= 1"):
-        TwoLevel.from_samples([1.0], [1.0], [0], 1.0)

@@ -235,9 +235,9 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
         """Newcomers join the context, of those that have clients, whose model fits their training examples best."""
         used = torch.unique(server.context[server.context >= 0])
+        candidates = [w.expand(len(data), -1) for w in server.omega[used]]
         context = server.context.clone()
-        models = [w.expand(len(data), -1) for w in server.omega[used]]
-        context[data.ids] = used[best_fit(task, models, data.train)]
+        context[data.ids] = used[best_fit(task, candidates, data.train)]
         return replace(server, context=context)
 
     def figures(self, server: Server) -> dict[str, Any]:

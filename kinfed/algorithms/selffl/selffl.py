@@ -192,9 +192,14 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 @dataclass(frozen=True)
 class SelfFL(SelfFLClients):
     @property
+    def _is_control(self) -> bool:
+        """Whether none of the three parts is used: nothing then needs σ₀², and it is not estimated."""
+        return not (self.use_init or self.use_steps or self.use_agg)
+
+    @property
     def averages(self) -> tuple[str, ...] | str:
-        if not (self.use_init or self.use_steps or self.use_agg):
-            return ("delta",)  # the control: σ₀² is estimated from the updates all the same, and nothing uses it
+        if self._is_control:
+            return ("delta",)
         return "estimates the variance between clients from their updates and weighs clients by variances they report"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -215,7 +220,7 @@ class SelfFL(SelfFLClients):
         s = server.s.cpu().clone()
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
-        if not self.known_variances:
+        if not self.known_variances and not self._is_control:
             s0 = self.variance_between(models, s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
         step = weighted_mean(models, weight)  # (20), (26)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.core.options import option
-from kinfed.data.federation import Ragged
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
     OVERLAP_TEXT,
@@ -21,6 +20,7 @@ from kinfed.data.partitions.base import (
     largest_factor,
     size_range,
 )
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
@@ -60,14 +60,16 @@ class Classes(CountPartition):
         check_classes(self.classes, source)
         low, high = self._bounds
         slots = dealing.consecutive_classes(clients, self.classes, source.num_classes)
-        drawn = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
+        raw_sizes = low + (rng.uniform(self.key(seed, "sizes"), clients) * (high - low + 1)).to(torch.int64)
         if self.overlap:
-            counts = dealing.table(slots, dealing.evenly(drawn, self.classes), source.num_classes).minimum(available)
+            counts = dealing.table(slots, dealing.evenly(raw_sizes, self.classes), source.num_classes).minimum(
+                available
+            )
             return counts, [f"clients share examples; sizes {size_range(counts)}"]
         floor = self.classes if self.min_size is None else self.min_size
 
         def needed(factor: float) -> Tensor:
-            sizes = (drawn.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
+            sizes = (raw_sizes.to(torch.float64) * factor).to(torch.int64).clamp_min(floor)
             return dealing.table(slots, dealing.evenly(sizes, self.classes), source.num_classes)
 
         dealing.require(

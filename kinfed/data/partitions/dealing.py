@@ -40,8 +40,8 @@ def deal_overlapping(counts: Tensor, classes: Ragged, key: Tensor) -> Ragged:
     available = classes.count.tolist()
     for client, label in counts.nonzero().tolist():
         count = int(counts[client, label])
-        chosen = rng.choose(rng.fold(key, client, label), available[label], count)
-        rows.append(classes[label][chosen])
+        choice = rng.choose(rng.fold(key, client, label), available[label], count)
+        rows.append(classes[label][choice])
         owners.append(torch.full((count,), client))
     return Ragged.grouped(torch.cat(rows), torch.cat(owners), clients).ascending()
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.options import option
-from kinfed.data.arrays import encode, encode_labels
+from kinfed.data.arrays import encode, encode_known_labels, encode_labels
 from kinfed.data.features import Features
 from kinfed.data.source import Source
 from kinfed.data.sources import hub, images
@@ -90,17 +90,13 @@ def load_like(path: Path, options: TableOptions, columns: list[str] | None, clas
     table = _read(path)
     used = _roles(table, options, path)
     assert options.label_column is not None
-    where = f"column {options.label_column} of {path}"
-    index, names = encode_labels(_values(table, options.label_column, path), where)
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{where} holds the class {unknown[0]!r}, which the models do not know; they know {shown}")
+    labels = encode_known_labels(
+        _values(table, options.label_column, path), classes, f"column {options.label_column} of {path}"
+    )
     if columns is None or options.image_column is not None:
         columns = _feature_columns(table, options, used)
     _check_present(table, columns, path)
-    places = torch.tensor([classes.index(name) for name in names])
-    source = Source(str(path), _features(table, path, options, columns), places[index], len(classes), classes)
+    source = Source(str(path), _features(table, path, options, columns), labels, len(classes), classes)
     source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
         source.is_test, source.is_val = _splits(table, options.split_column, path)

@@ -136,26 +136,26 @@ class TweetSet:
 
 def read_vectors(files: Iterable[Path], wanted: set[str]) -> dict[str, np.ndarray]:
     """The vectors of these words, from a GloVe text file (a word and its numbers per line) or Parquet files."""
-    found: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
     for file in files:
-        found |= _from_parquet(file, wanted) if file.suffix == ".parquet" else _from_text(file, wanted)
-    sizes = sorted({len(vector) for vector in found.values()})
+        vectors |= _from_parquet(file, wanted) if file.suffix == ".parquet" else _from_text(file, wanted)
+    sizes = sorted({len(vector) for vector in vectors.values()})
     if len(sizes) > 1:
         raise DataError(f"{file.parent}: vectors have different lengths, {sizes[0]} and {sizes[-1]}")
-    return found
+    return vectors
 
 
 def _from_text(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
-    found = {}
+    vectors = {}
     with file.open(encoding="utf-8") as lines:
         for place, line in enumerate(lines, start=1):
             word, _, rest = line.rstrip().partition(" ")
             if word in wanted:
                 try:
-                    found[word] = np.array(rest.split(" "), dtype=np.float32)
+                    vectors[word] = np.array(rest.split(" "), dtype=np.float32)
                 except ValueError as error:
                     raise DataError(f"{file}, line {place}: a word and its numbers were expected ({error})") from error
-    return found
+    return vectors
 
 
 def _from_parquet(file: Path, wanted: set[str]) -> dict[str, np.ndarray]:
@@ -170,8 +170,8 @@ def _vector_files(name: str, data_dir: Path | None) -> list[Path]:
     for place in places:
         if place.is_file():
             return [place]
-        if found := sorted(place.rglob("*.parquet")):
-            return found
+        if files := sorted(place.rglob("*.parquet")):
+            return files
     raise DataError(
         f"there are no word vectors at {places[0]} or {places[1]}; unpack glove.6B.zip from {_GLOVE} there, "
         "or name another GloVe file with --set dataset.vectors=PATH"

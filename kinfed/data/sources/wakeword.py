@@ -89,13 +89,13 @@ class WakewordDataOptions:
 
 def sizes(examples: int, least_test: int) -> dict[tuple[str, str], tuple[int, int]]:
     """(type, state) -> training and test examples, of those that exist."""
-    found = {}
+    counts = {}
     for state in STATES:
         for kind, size in zip(TYPES, SIZES[state], strict=True):
             if size:
                 train = max(round(examples * size / PAPER_EXAMPLES), 2)
-                found[kind, state] = (train, max(round(TEST_SHARE * train), least_test))
-    return found
+                counts[kind, state] = (train, max(round(TEST_SHARE * train), least_test))
+    return counts
 
 
 @SOURCES.register(

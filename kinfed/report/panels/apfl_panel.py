@@ -87,7 +87,7 @@ def _over_rounds(method: Method, shares: MixingShares) -> Figure:
     return Figure(
         description="α of the clients over rounds, and its median.",
         data=data,
-        layout=layout(round_axis(x), _alpha_axis(), f"α; {above}; dark: median"),
+        layout=layout(round_axis(x), _alpha_axis(), f"α; {above}; thick: median"),
         height=290,
     )
 

@@ -1,0 +1,31 @@
+"""`kinfed bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.parameters import integers
+from kinfed.cli.terminal import console
+
+
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="mlr, mlp, cnn, mlr-10k; all where absent.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,
+    threads: Annotated[str, typer.Option(help="Numbers of cores, e.g. 1,2 (default: one, and all).")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny workloads: does everything run?")] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
+) -> None:
+    """Measure rounds against a plain PyTorch loop and against the limits of this machine."""
+    from kinfed.bench import print_result, run_benchmarks
+    from kinfed.core import storage
+
+    with console.status("") as status:
+        result = run_benchmarks(
+            workloads or (), repeats, integers("--threads", threads), quick=quick, progress=status.update
+        )
+    print_result(result, console)
+    if json is not None:
+        storage.write_atomically(json, (result.to_json() + "\n").encode())

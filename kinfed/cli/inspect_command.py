@@ -1,0 +1,69 @@
+"""`kinfed list` and `kinfed describe`: what there is, and who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kinfed.cli.parameters import Plugins, settings_of
+from kinfed.cli.terminal import console, say
+
+DESCRIBE_SETTINGS = (
+    "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
+    "data",
+)  # fmt: skip
+
+
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, datasets, partitions, models or recipes; or one of their names, for its options."
+        ),
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Show what there is, or the options of one method, data set, partition or model."""
+    from kinfed.cli.listing import KINDS, RECIPES, kind_of, names, options_of, owner
+
+    kinds = (*KINDS, RECIPES)
+    what = "algorithms" if what == "methods" else what
+    if what is not None and what not in kinds:
+        kind = kind_of(what)
+        say(f"{what}: {names(kind)[what]}")
+        for option in options_of(what):
+            say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
+            if option.text:
+                say(f"      {option.text}" + (f" ({option.bounds})" if option.bounds else ""), style="dim")
+        return
+    for kind in (what,) if what else kinds:
+        table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        for name, summary in names(kind).items():
+            table.add_row(name, summary)
+        console.print(table)
+        if not what:
+            say("")
+    if what is None:
+        say("kinfed list NAME shows the options of a method, data set, partition or model.")
+
+
+def describe(
+    context: typer.Context,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Save the federation in this folder.")] = None,
+) -> None:
+    """Show who holds what: sizes, classes per client, distance between clients' label distributions."""
+    from kinfed.cli.federation_view import FederationView
+    from kinfed.data.describe import describe as description_of
+    from kinfed.runs.build import build_federation
+
+    federation = build_federation(settings_of(context).make_config(), seed)
+    console.print(FederationView(description_of(federation)))
+    if save is not None:
+        federation.save(save)
+        say(f"saved    {save}")

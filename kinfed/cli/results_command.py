@@ -1,0 +1,104 @@
+"""Commands on the folders of finished runs: report, export, adopt, gain, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.parameters import Plugins, RunFolderArgument
+from kinfed.cli.terminal import console, say
+
+Algorithm = Annotated[str | None, typer.Option(help="Method (where the run has several).")]
+Seed = Annotated[int | None, typer.Option(help="Seed (default: the first).")]
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders to show on one page.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Page to write.")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Build the HTML page of one or several runs."""
+    from kinfed.report import build
+
+    say(f"report   {build(folders, out or folders[0] / 'report.html')}")
+
+
+def export(
+    folder: RunFolderArgument,
+    client: Annotated[str, typer.Option(help="Name of the client, as in clients.csv.")],
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors).")] = None,
+) -> None:
+    """Write one client's personal model as safetensors that plain PyTorch loads."""
+    from kinfed.runs.export import export_model
+
+    exported = export_model(folder, client, algorithm, seed, out)
+    say(f"wrote    {exported.path} ({exported.summary})")
+
+
+def adopt(
+    folder: RunFolderArgument,
+    table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, a row per example.")],
+    label_column: Annotated[str, typer.Option(help="Column with the class.")],
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
+    ignore: Annotated[str, typer.Option(help="Columns that are not features, separated by commas.")] = "",
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of local training (default: as a client's in the run).")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The newcomer's group, where the method needs it.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the model (.safetensors).")] = None,
+) -> None:
+    """A new client joins a finished run: its model, beside training alone and the server's model."""
+    from kinfed.runs.adopt import adopt as adopt_client
+    from kinfed.runs.adopt import newcomer_from_table
+
+    newcomer = newcomer_from_table(
+        folder, table, label_column, split_column=split_column, image_column=image_column, ignore=ignore, seed=seed
+    )
+    adoption = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
+    console.print(adoption)
+    if out is not None:
+        adoption.save(folder, out)
+        say(f"wrote    {out}")
+
+
+def gain(
+    source: Annotated[Path, typer.Argument(help="Folder of a Self-FL run, or a table: client, estimate, variance, n.")],
+    algorithm: Annotated[str | None, typer.Option(help="Self-FL method of the run (default: the first).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
+    s0: Annotated[float | None, typer.Option(help="Variance between clients, where it is known.")] = None,
+    margin: Annotated[float, typer.Option(help="Smaller changes than this share count as none.")] = 0.05,
+    limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
+) -> None:
+    """Who gains from federating: each client's theoretical error alone, with Self-FL's estimate, with the exact one."""
+    from kinfed.runs.gain import gain_from_table, render, summary
+    from kinfed.runs.gain_of_run import gain_from_run
+
+    if source.is_dir():
+        gains = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
+    else:
+        gains = gain_from_table(source, s0=s0, margin=margin)
+    console.print(render(gains, limit))
+    say(summary(gains))
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+    tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
+) -> None:
+    """Say whether two runs have the same results, times aside; exit status 1 where they differ."""
+    from kinfed.runs.folder import same_results
+
+    differences = same_results(first, second, tolerance=tolerance)
+    for line in differences:
+        say(line)
+    if differences:
+        raise typer.Exit(1)
+    say("same results")

@@ -1,0 +1,67 @@
+"""`kinfed run`."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kinfed.cli.interrupt import StopRequest
+from kinfed.cli.parameters import TypedSettings, settings_of
+from kinfed.cli.terminal import console, say
+from kinfed.errors import ConfigError, PoolError
+
+if TYPE_CHECKING:
+    from kinfed.runs.config import RunConfig
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run (default: runs/<time>).")]
+
+
+def run(
+    context: typer.Context,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
+) -> None:
+    """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
+    from kinfed.cli.display import display, results_table, run_sentence
+    from kinfed.runs import experiment
+
+    config = _config(settings_of(context), out, resume)
+    folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
+    say(run_sentence(config))
+    with StopRequest(console) as stop, display(console, total_rounds(config)) as observer:
+        try:
+            result = experiment.run(config, out=folder, resume=resume, observer=observer, should_stop=stop)
+        except (experiment.Interrupted, KeyboardInterrupt):
+            say(f"stopped; what is done is saved. To continue: {continuation}")
+            raise typer.Exit(130) from None
+        except PoolError as error:
+            raise PoolError(f"{error}; continue from the last checkpoint with: {continuation}") from error
+    console.print(results_table([r.summary() for r in result.results]))
+    say(f"results  {folder}")
+    if report:
+        from kinfed.report import build
+
+        say(f"report   {build([folder], folder / 'report.html')}")
+
+
+def _config(typed: TypedSettings, out: Path | None, resume: bool) -> RunConfig:
+    from kinfed.runs.config import make_config
+    from kinfed.runs.experiment import read_config
+
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to continue")
+    if not resume or out is None or typed.change_results:
+        return typed.make_config()
+    # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
+    return make_config(None, {**read_config(out).dump(), **typed.values})
+
+
+def total_rounds(config: RunConfig) -> int:
+    """Rounds of all methods and seeds, with what comes before them."""
+    return len(config.seeds) * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)

@@ -1,0 +1,106 @@
+"""`kinfed tune`."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kinfed.cli.interrupt import StopRequest
+from kinfed.cli.parameters import TypedSettings, settings_of
+from kinfed.cli.terminal import console, say
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.runs.tune import Started
+
+DEFAULT_TRIALS = 20
+# Not among them: privacy, which tuning cannot account for, and what concerns files that trials do not write.
+SETTINGS = (
+    "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
+    "validation", "foreign_targets", "data", "model", "pretrain", "warm_start", "algorithms", "rounds", "participation",
+    "seeds", "dropout", "stragglers", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay",
+    "lr_floor", "augment", "robust", "largest_norm", "eval_every", "device", "backend", "pool", "ray_address",
+    "workers",
+)  # fmt: skip
+TEXTS = {
+    "validation": "Share of training data to choose by (default 0.2).",
+    "algorithms": "Methods to tune, e.g. fedavg,ditto (kinfed list algorithms).",
+    "rounds": "Communication rounds of a trial (default 40).",
+    "seeds": "Seeds that a trial is averaged over (default 0).",
+    "lr": "Learning rate of the first trial (default 0.05).",
+    "eval_every": "Rounds between looks at a trial that --prune may stop (default 5).",
+}
+
+
+def tune(
+    context: typer.Context,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="label.option=low:high instead of the usual range (repeatable)."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Stop trials early that fall behind.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
+) -> None:
+    """Choose each method's settings on validation data, with the same budget for every method."""
+    from kinfed.cli.display import run_sentence, tuning_line, tuning_table
+    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.tune import read_tuning
+    from kinfed.runs.tune import tune as search
+
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the tuning to continue")
+    folder = out or Path("tuned") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    typed = settings_of(context)
+    if resume and not typed.change_results and not ranges:
+        plan = _with_place(read_tuning(folder), typed)  # "kinfed tune --out DIR --resume" alone is enough
+    else:
+        plan = _new_plan(typed, tuple(ranges or ()), prune)
+    trials = plan.trials if trials is None else trials
+    say(f"{run_sentence(plan.config)}; {trials} trials per method")
+
+    def watch(*trial: Any) -> None:
+        say(tuning_line(*trial))
+
+    with StopRequest(console) as stop:
+        try:
+            result = search(
+                plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune, watch=watch,
+                should_stop=stop,
+            )  # fmt: skip
+        except (Interrupted, KeyboardInterrupt):
+            say(
+                "stopped; finished trials are saved. To continue: "
+                f"kinfed tune --out {shlex.quote(str(folder))} --resume"
+            )
+            raise typer.Exit(130) from None
+    console.print(tuning_table([(tuned.label, tuned.to_json()) for tuned in result.methods]))
+    say(f"settings {result.file}")
+    say(f"run with kinfed run {shlex.quote(str(result.file))}")
+
+
+def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
+    from kinfed.algorithms.search_spaces import parse_ranges
+    from kinfed.runs.tune import Started
+
+    config = typed.make_config()
+    varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})
+    if "seeds" not in config.model_fields_set:
+        config = config.model_copy(update={"seeds": (0,)})
+    return Started(config, DEFAULT_TRIALS, varied, prune)
+
+
+def _with_place(plan: Started, typed: TypedSettings) -> Started:
+    """The plan of a folder, computed how and where it is said now."""
+    from dataclasses import replace
+
+    from kinfed.runs.config import make_config
+
+    return replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))

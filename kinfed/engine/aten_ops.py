@@ -1,0 +1,60 @@
+"""Backward kernels of torch that have no public name, in one place.
+
+torch promises nothing about `torch.ops.aten`: schemas of backward operators may change with any minor version. These
+are the ones that kinfed's hand-written networks call, as torch 2.13 has them; the tests compare the results with
+autograd, so a version that changes a schema or a meaning fails there and is repaired here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+Pair = tuple[int, int]
+
+
+def relu_backward(delta: Tensor, output: Tensor) -> Tensor:
+    """The delta below a ReLU, from the delta at its output and that output."""
+    below: Tensor = _aten.threshold_backward(delta, output, 0)
+    return below
+
+
+def relu_backward_(delta: Tensor, output: Tensor) -> Tensor:
+    """The same in place."""
+    _aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
+    return delta
+
+
+def tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
+    below: Tensor = _aten.tanh_backward(delta, output)
+    return below
+
+
+def convolution_backward(
+    delta: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, *, below: bool
+) -> tuple[Tensor | None, Tensor]:
+    """(delta at the input, gradient of the weight); the first only where `below` asks for it."""
+    transposed, output_padding, bias_sizes = False, (0, 0), None
+    at_input, gradient, _ = _aten.convolution_backward(
+        delta, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+        (below, True, False),
+    )  # fmt: skip
+    return at_input, gradient
+
+
+def max_pool2d(
+    x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
+) -> tuple[Tensor, Tensor]:
+    """(output, where each maximum lay)."""
+    out, places = _aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)
+    return out, places
+
+
+def max_pool2d_backward(
+    delta: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, places: Tensor
+) -> Tensor:
+    below: Tensor = _aten.max_pool2d_with_indices_backward(
+        delta, x, kernel, stride, padding, dilation, ceil_mode, places
+    )
+    return below

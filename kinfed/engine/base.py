@@ -1,0 +1,109 @@
+"""The contract between algorithms and models: what a task is.
+
+A task knows a model as a flat row of parameters, its loss, and its gradient for many rows at once; `theta [n, P]` holds
+one model per row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.data.batches import Batch, Split
+from kinfed.engine import columns
+from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+
+
+@dataclass
+class Score:
+    """Sums over some examples, one entry per client."""
+
+    correct: Tensor  # [n] float64
+    loss: Tensor  # [n] float64
+    count: Tensor  # [n] int64
+
+
+class Task(ABC):
+    """The contract between algorithms and models."""
+
+    num_params: int
+    slots: tuple[ParameterSlot, ...]  # the parameters from left to right
+    device: torch.device = torch.device("cpu")
+    backend: str = "custom"  # how gradients are computed
+    one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
+    classifies: bool = True  # accuracy is defined
+
+    @abstractmethod
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        """[P] starting point; `number` gives further independent ones."""
+
+    @abstractmethod
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row."""
+
+    @abstractmethod
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for theta [n, P] and x [n, B, ...]."""
+
+    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place."""
+        g = self.grad(theta, batch)
+        if pull is not None:
+            lam, center = pull
+            lam = lam[:, None] if isinstance(lam, Tensor) else lam
+            g = g + lam * (theta - center)
+        theta -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
+
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
+        """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
+        `descend_` after the other."""
+        return StepwiseDescent(self.descend_, theta, pull, drift)
+
+    def losses(self, theta: Tensor, batch: Batch) -> Tensor:
+        """[n, B] cross-entropy of every example."""
+        z = self.logits(theta, batch.x)
+        return torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
+
+    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
+        """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
+        a gradient per example and parameter in memory."""
+        one = torch.ones(len(batch), 1, device=theta.device)
+        columns = [
+            Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], one, batch.ids, batch.round, batch.step)
+            for b in range(batch.y.shape[1])
+        ]
+        return torch.stack([torch.linalg.vector_norm(self.grad(theta, column), dim=1) for column in columns], 1)
+
+    @torch.no_grad()
+    def score(self, theta: Tensor, part: Split) -> Score:
+        """Correct predictions and summed loss of each row's model on each client's examples."""
+        n = len(part.count)
+        correct = torch.zeros(n, dtype=torch.float64)
+        loss = torch.zeros(n, dtype=torch.float64)
+        for rows, batch in part.in_order():
+            z = self.logits(theta[rows], batch.x)
+            nll = torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
+            # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
+            hit = (z.argmax(-1) == batch.y) & (batch.weight > 0) & torch.isfinite(nll)
+            # A zero weight must hide a padded example even where its loss is not finite.
+            nll = torch.where(batch.weight > 0, nll, 0.0)
+            correct[rows] += hit.sum(1).to("cpu", torch.float64)
+            loss[rows] += nll.sum(1).to("cpu", torch.float64)
+        return Score(correct, loss, part.count)
+
+    def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
+        """[n] mean loss in float64; clients without examples get NaN."""
+        score = self.score(theta, part)
+        return score.loss / score.count
+
+    def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
+        """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""
+        return columns.layer_mask(self.slots, patterns)
+
+    def layer_names(self) -> tuple[str, ...]:
+        """Modules that own parameters, in the order of the forward pass as declared."""
+        return columns.layer_names(self.slots)

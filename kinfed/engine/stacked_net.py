@@ -1,0 +1,44 @@
+"""What a network of many clients at once offers, whichever layers it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from torch import Tensor, nn
+
+from kinfed.data.batches import Batch
+from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+
+
+class StackedNet(ABC):
+    """Forward and backward by hand on [n, ...] tensors, for rows theta [n, P] of n clients."""
+
+    @classmethod
+    @abstractmethod
+    def from_module(cls, module: nn.Module) -> Self | None:
+        """The network of the module, or None where it is made of anything else."""
+
+    def is_faster_stacked(self, num_params: int) -> bool:
+        """Whether clients of so many parameters train faster together than one after the other."""
+        return True
+
+    @abstractmethod
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, C] for x [n, B, ...]."""
+
+    @abstractmethod
+    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row."""
+
+    @abstractmethod
+    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
+
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None) -> Descent:
+        """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
+        return StepwiseDescent(self.descend_, theta, pull, drift)
+
+    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor | None:
+        """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
+        return None
