@@ -136,8 +136,8 @@ def counted(task: Task) -> Iterator[GradientCount]:
         with count.of(batch.y.numel()):
             descend(theta, batch, lr, pull)
 
-    def counted_descent(theta: Tensor, steps: int, pull: Pull | None = None) -> Descent:
-        return _CountedDescent(descent(theta, steps, pull), count)
+    def counted_descent(theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
+        return _CountedDescent(descent(theta, steps, pull, drift), count)
 
     def counted_logits(theta: Tensor, x: Tensor) -> Tensor:
         with count.of(x.shape[0] * x.shape[1], FORWARD):

@@ -160,6 +160,12 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     assert first.sentence == "one seed is no evidence: +20.0 points"
 
 
+def test_figures_that_are_not_finite_are_called_so() -> None:
+    diverged = {**MEASURED, "b": {"personal.accuracy": {0: 0.7, 1: math.nan, 2: 0.72}}}
+    first = verdicts(recipe_of(diverged), Results({"p": diverged}), "paper")[0]
+    assert (first.status, first.sentence) == ("not judged", "not all figures are finite: not finite points")
+
+
 def test_a_rival_in_the_way_is_named() -> None:
     three = {**MEASURED, "c": {"personal.accuracy": {0: 0.95, 1: 0.95, 2: 0.95}}}
     claim = Claim.above("a above all", "p", "a", ["b", "c"])
