@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-random lint reference clean
 
 demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-random: $(READY)
+	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not flower"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -21,6 +24,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,dp,tune,ray,flower,audio]"
 	touch $@
+
+reference: $(READY)
+	$(BIN)/python -m kinfed.cli.reference > docs/reference.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,8 +17,22 @@ from kinfed.data.federation import Federation
 from kinfed.engine.base import Task
 
 torch.set_num_threads(1)
-settings.register_profile("kinfed", deadline=None, max_examples=50)  # a busy machine must not fail a test
-settings.load_profile("kinfed")
+# A busy machine must not fail a test, and a test run must not depend on luck: examples are the same every time.
+# `make test-random` looks for new ones.
+settings.register_profile("kinfed", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("random", deadline=None, max_examples=300)
+settings.load_profile(os.environ.get("KINFED_HYPOTHESIS", "kinfed"))
+
+# Seconds for tests that start other processes, which mostly wait; everything else has the limit of pyproject.toml.
+PROCESS_TIMEOUTS = {"ray": 180, "flower": 400, "browser": 120}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker, seconds in PROCESS_TIMEOUTS.items():
+            if item.get_closest_marker(marker) is not None and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(seconds))
+
 
 MakeSplit = Callable[..., Split]
 MakeBatch = Callable[..., Batch]

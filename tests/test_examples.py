@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from method_bench import LR, by_hand, close, gradient, server
 
 import kinfed
 from kinfed.core.registry import load_plugin
 from kinfed.data.batches import LocalTraining
-from kinfed.runs.folder import same_results
+from kinfed.runs.compare import same_results
 from kinfed.testing import CHECKS, Bench, tiny_federation
-from method_bench import LR, by_hand, close, gradient, server
 
 ROOT = Path(__file__).parent.parent
 PLUGIN = ROOT / "examples" / "my_method.py"

@@ -16,7 +16,7 @@ for it in chunks and never hold all clients' messages at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -86,12 +86,9 @@ class PrivacyProfile:
 @dataclass(frozen=True)
 class Algorithm(Generic[Server, Client, Down, Up]):
     training: LocalTraining = field(default_factory=LocalTraining)
-    finetune: int = option(
-        0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0, kw_only=True
-    )
-    finetune_lr: float | None = option(
-        None, "learning rate of those steps; the local one where none is given", gt=0, kw_only=True
-    )
+    _: KW_ONLY
+    finetune: int = option(0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0)
+    finetune_lr: float | None = option(None, "learning rate of those steps; the local one where none is given", gt=0)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
     """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "keeps

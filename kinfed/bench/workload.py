@@ -49,10 +49,6 @@ class Workload:
     def training(self) -> LocalTraining:
         return LocalTraining(lr=0.03, batch=self.batch, steps=self.steps)
 
-    def with_work(self, steps: int | None, batch: int | None) -> Workload:
-        """Other local work, where it is given."""
-        return replace(self, steps=self.steps if steps is None else steps, batch=self.batch if batch is None else batch)
-
     def build(self) -> nn.Module:
         return build_model(self.model, self.shape, CLASSES)
 

@@ -79,7 +79,7 @@ def export(
     from kinfed.deploy.vault import Vault
 
     path = Vault(folder).model_path(run, client)
-    with storage.reporting("write", out):
+    with storage.storage_errors("write", out):
         shutil.copyfile(path, out)
     say(f"wrote    {out}")
 

@@ -14,23 +14,23 @@ class StopRequest:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._asked = False
-        self._before: dict[int, Any] = {}
+        self._requested = False
+        self._handlers: dict[int, Any] = {}  # that stood before, by signal
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._requested
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self._requested:
             raise KeyboardInterrupt
-        self._asked = True
+        self._requested = True
         self._console.print("stopping after this round; press Ctrl-C again to stop at once")
 
     def __enter__(self) -> StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+            self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)

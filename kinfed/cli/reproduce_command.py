@@ -34,7 +34,7 @@ def reproduce(
     from kinfed.reproduce.judge import verdicts
     from kinfed.reproduce.recipe import SCALES, RunPart
     from kinfed.reproduce.recipes import RECIPES, load_recipe
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
 
     console = Console()
     if scale not in SCALES:
@@ -69,7 +69,7 @@ def reproduce(
         if stand_in := recipe.stand_ins.get(scale):
             console.print(f"stand-in: {stand_in}", style="yellow", highlight=False, soft_wrap=True)
         for table in result_tables.filled_tables(done):
-            console.print(table.text_table().console(box=None))
+            console.print(table.console_table())
         console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
         console.print(f"page     {recipe_page.write_reproduction(done)}", highlight=False, soft_wrap=True)
     finished = [

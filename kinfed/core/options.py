@@ -111,11 +111,10 @@ def option(
     le: float | None = None,
     infinite: bool = False,
     tune: Range | None = None,
-    kw_only: bool = False,
 ) -> Any:
     """A dataclass field that is an option. Numbers must lie above `gt` (from `ge` on), below `lt` (up to `le`)."""
     declaration = Declaration(text, gt, ge, lt, le, infinite, tune)
-    return dataclasses.field(default=default, metadata={_KEY: declaration}, kw_only=kw_only)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ resumed run cannot change any draw, and two methods that ask the same question g
 
 A *key* is an int64 (a Python int, or a tensor with one key per client); `fold` makes new keys from old ones.
 The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood 2014) in wrapping int64 arithmetic,
-applied twice per fold; keys and draws pass the usual uniformity and correlation checks in tests/test_rng.py.
+applied twice per fold; keys and draws pass the usual uniformity and correlation checks in tests/core/test_rng.py.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import os
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,12 +46,13 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _FIRST_KEYS = ("algorithm", "seed", "round", "client")
 _draft_number = itertools.count()
 
 
 class Draft:
-    """A file in the making; it appears under its name by `keep_as`, or never."""
+    """A file in the making; it appears under its name by `commit`, or never."""
 
     def __init__(self, folder: Path):
         self.path = folder / f".draft-{os.getpid()}-{next(_draft_number)}.tmp"
@@ -59,14 +61,14 @@ class Draft:
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        assert self._file is not None, "a draft is written before it is kept"
+        assert self._file is not None, "a draft is written before it is committed"
         self.size += len(data)
         write_all(self._file, data)
 
-    def keep_as(self, path: Path) -> None:
+    def commit(self, path: Path) -> None:
         """Sync before the rename, so that the name never stands for content that is still on its way to the disk;
         close before it, because Windows renames no open file."""
-        assert self._file is not None, "a draft is kept once"
+        assert self._file is not None, "a draft is committed once"
         os.fsync(self._file)
         self._close()
         os.replace(self.path, path)
@@ -87,18 +89,18 @@ class Draft:
 
 @contextlib.contextmanager
 def draft(folder: Path) -> Iterator[Draft]:
-    """A draft in this folder, gone at the end unless kept."""
-    opened = Draft(folder)
+    """A draft in this folder, gone at the end unless committed."""
+    file = Draft(folder)
     try:
-        yield opened
+        yield file
     finally:
-        opened.close()
+        file.close()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    with reporting("write", path), draft(path.parent) as new:
+    with storage_errors("write", path), draft(path.parent) as new:
         new.write(data)
-        new.keep_as(path)
+        new.commit(path)
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:
@@ -110,7 +112,7 @@ def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, A
     if not path.exists():
         raise StorageError(f"{path} does not exist; it should be {content}")
     try:
-        with reporting("read", path):
+        with storage_errors("read", path):
             value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: not valid JSON ({error}); restore it or run again elsewhere") from None
@@ -121,9 +123,9 @@ def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, A
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write tensors with their checksum, which is returned too; `metadata` goes into the header beside it."""
-    with reporting("write", path), draft(path.parent) as new:
+    with storage_errors("write", path), draft(path.parent) as new:
         digest = draft_tensors(new, tensors, metadata)
-        new.keep_as(path)
+        new.commit(path)
     return digest
 
 
@@ -193,7 +195,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _open_tensors(path: Path) -> Iterator[Any]:
     try:
-        with reporting("read", path), safetensors.safe_open(path, framework="pt") as file:
+        with storage_errors("read", path), safetensors.safe_open(path, framework="pt") as file:
             yield file
     except safetensors.SafetensorError as error:
         raise StorageError(f"{path} is damaged: not a complete safetensors file ({error})") from None
@@ -232,13 +234,18 @@ def _rank(key: str) -> int:
 
 
 def file_name(text: str) -> str:
-    """A file name for any text, different for different texts; letters, digits and -_.=,+ stay as they are."""
+    """A file name for any text, different for different texts; letters, digits and -_.=,+ stay as they are.
+
+    It is the same on all systems, so a folder can move between them: names that Windows reserves for devices and dots
+    at the end, which Windows drops, are quoted everywhere."""
     name = urllib.parse.quote(text, safe="-_.=,+")
-    return "%2E" + name[1:] if name.startswith(".") else name
+    if name.startswith(".") or _DEVICE.fullmatch(name):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    return name[:-1] + "%2E" if name.endswith(".") else name
 
 
 def make_folder(path: Path) -> None:
-    with reporting("create the folder", path):
+    with storage_errors("create the folder", path):
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
             sync_folder(path.parent)
@@ -246,7 +253,7 @@ def make_folder(path: Path) -> None:
 
 def remove_drafts(folder: Path) -> None:
     """What killed writers left; only for the one process that may write in this folder."""
-    with reporting("clean", folder):
+    with storage_errors("clean", folder):
         for path in folder.glob(".draft-*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -286,7 +293,7 @@ _REMEDY = {
 
 
 @contextlib.contextmanager
-def reporting(action: str, path: Path) -> Iterator[None]:
+def storage_errors(action: str, path: Path) -> Iterator[None]:
     """OSErrors inside become StorageErrors: cannot <action> <path>: <reason>; <remedy>."""
     try:
         yield

@@ -125,8 +125,8 @@ class Tree:
 
 
 def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
-    """Whether the index is a list of row numbers: then whole rows are copied, many times as fast as by general
-    indexing, which goes element by element."""
+    """Whether the index is a list of row numbers: whole rows can then be copied, which is many times faster than
+    general indexing, element by element."""
     return isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1
 
 

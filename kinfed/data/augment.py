@@ -1,6 +1,6 @@
-"""Random changes of training images: cut out at a random place, mirrored. Never applied to validation or test.
+"""Random changes of training images: crops and mirror images. Never applied to validation or test examples.
 
-    crop       4 black pixels are added on every side, and an image of the old size is cut out at a random place
+    crop       4 black pixels are added on every side, and an image of the old size is cut out at a random position
     flip       every second image is mirrored, left to right
     crop_flip  both
 

@@ -101,7 +101,7 @@ class Batch:
     ids: Tensor  # [n] clients
     round: int = 0
     step: int = 0
-    sample: PoissonSample | None = None  # of Poisson samples only
+    sample: PoissonSample | None = None  # set where batches are Poisson samples
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -145,11 +145,11 @@ class Split:
     def in_order(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
         """All examples in order, at most `width` at a time; weights are 1 for examples and 0 for padding.
 
-        Of several clients first a few, then twice as many, and so on: those with little data are not padded to the
-        length of the largest. Where one ends and the next begins does not depend on who else is there; a
-        client alone has no company to be padded to, and is looked at in the largest pieces at once."""
+        Batches of several clients begin with FEW examples per client and double up to `width`, so that clients with
+        little data are not padded to the length of the largest. The sizes do not depend on which clients are in the
+        cohort; only a single client, which needs no padding, is read `width` examples at a time from the start."""
         longest = int(self.count.max()) if len(self.count) else 0
-        begin, some = 0, width if len(self.count) == 1 else min(FEW, width)
+        begin, most = 0, width if len(self.count) == 1 else min(FEW, width)
         while begin < longest:
             rows: Tensor | slice = slice(None)
             active = self.count > begin
@@ -157,7 +157,7 @@ class Split:
             if not bool(active.all()):
                 rows = as_slice(active.nonzero().squeeze(1))  # a view of models where the largest clients come first
                 split = self.take(rows)
-            size = (split.count - begin).clamp_max(some)
+            size = (split.count - begin).clamp_max(most)
             column = torch.arange(int(size.max()))
             valid = column < size[:, None]
             position = split.start[:, None] + begin + torch.where(valid, column, 0)
@@ -172,7 +172,7 @@ class Split:
                     self.round,
                 ),
             )
-            begin, some = begin + some, min(2 * some, width)
+            begin, most = begin + most, min(2 * most, width)
 
 
 @dataclass
@@ -202,7 +202,7 @@ class Batches:
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=False)
 
     def reusing_memory(self) -> Iterator[tuple[Tensor | slice, Batch]]:
-        """The same for loops that keep no batch: the next one may be written over it, in memory that is still in
+        """Iterate as usual, for loops that keep no batch: the next batch may overwrite it, in memory that is still in
         the cache."""
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=True)
 
@@ -234,7 +234,7 @@ class Batches:
             step += planned
 
     def _gather(self, index: Tensor, ids: Tensor, step: int, into: Tensor | None = None) -> Tensor:
-        """Examples at index [S, n, B] of these clients, for S steps from `step`; changed at random where asked."""
+        """Examples at index [S, n, B] of these clients, for S steps from `step`; augmented if `training` says so."""
         split, name = self.split, self.training.augment
         if name is None:
             return split.features.gather(index, into=into)
@@ -289,5 +289,5 @@ class Batches:
 
 @lru_cache(maxsize=64)
 def _round_key(seed: int, stream: str, round: int) -> Tensor:
-    """Kept, because every chunk of a round asks for it; never written to."""
+    """Cached, because every chunk of a round needs it; never written to."""
     return rng.fold(rng.root(seed, stream), round)

@@ -1,4 +1,4 @@
-"""The inputs of a data set, held once: raw as stored, cast and standardized per batch."""
+"""The inputs of a data set, in memory once: raw as stored, cast and standardized per batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kinfed.core.storage import checksum
 from kinfed.errors import DataError
 
 
@@ -45,6 +46,17 @@ class Features:
         if self.raw.numel() and not 0 <= int(self.raw.min()) <= int(self.raw.max()) < len(vectors):
             raise DataError(
                 f"examples name vectors 0..{len(vectors) - 1}; found {int(self.raw.min())}..{int(self.raw.max())}"
+            )
+
+    def check_finite(self) -> None:
+        """Refuse examples that would make every model NaN."""
+        if not self.raw.is_floating_point() or not len(self.raw):
+            return
+        bad = ~torch.isfinite(self.raw.reshape(len(self.raw), -1)).all(1)
+        if bool(bad.any()):
+            raise DataError(
+                f"{int(bad.sum())} example(s) hold NaN or infinite features (first: row {int(bad.nonzero()[0])}); "
+                "clean or drop them"
             )
 
     @property
@@ -118,6 +130,12 @@ def spread(mean: Tensor, square: Tensor, rows: int) -> Tensor:
     """The deviation of every feature, from its mean and its sum of squared distances from it; 1 for a constant one."""
     std = (square / max(rows, 1)).sqrt()
     return torch.where(std <= 1e-12 * mean.abs().clamp_min(1e-300), 1.0, std)
+
+
+def fingerprint(features: Features, labels: Tensor) -> str:
+    """Tells one set of examples from another, however they are standardized."""
+    vectors = {} if features.vectors is None else {"vectors": features.vectors}
+    return checksum({"raw": features.raw, "labels": labels} | vectors)
 
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:

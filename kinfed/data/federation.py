@@ -18,17 +18,15 @@ from kinfed.core import rng, storage
 from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
-from kinfed.data.ragged import Ragged
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.errors import ConfigError, DataError, StorageError
-
-__all__ = ["SPLITS", "Cohort", "Federation", "Population", "Ragged", "hold_out"]
 
 SPLITS = ("train", "val", "test")
 
 
 @dataclass
 class Cohort:
-    """Some clients' data in some round: what a client's part of an algorithm sees."""
+    """The data of some clients in one round: what the client side of an algorithm sees."""
 
     ids: Tensor  # [n]
     train: Split
@@ -44,7 +42,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Population:
-    """What a server may know before training: how many clients there are, and how it will call on them."""
+    """What a server may know before training: how many clients there are, and how many take part in a round."""
 
     num_clients: int
     seed: int
@@ -119,7 +117,8 @@ class Federation:
 
         At least one example where a client has two or more (exactly one below five); a client with a single
         example keeps it for training and validates on it too, which is noted. Clients that already have
-        validation rows keep theirs. Draws go by `ids` [K], the clients' numbers, where these are some of many."""
+        validation rows keep theirs. `ids` [K] are the clients' numbers in the whole federation, by which draws are
+        keyed, where this is a part of it."""
         if not 0 <= fraction < 1:
             raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
         if fraction == 0:
@@ -141,7 +140,7 @@ class Federation:
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
 
-        `description["target_of"]` says whose pair each client has now; here and there it is its own."""
+        `description["target_of"]` says whose pair each client has now; a few may keep their own."""
         order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
         before = self.description.get("target_of", range(self.num_clients))
         return replace(
@@ -228,10 +227,10 @@ class Federation:
         }
         arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         storage.make_folder(folder)
-        with storage.reporting("write", folder), storage.draft(folder) as new:
+        with storage.storage_errors("write", folder), storage.draft(folder) as new:
             checksum = storage.draft_tensors(new, arrays)
             file = f"arrays-{checksum[:16]}.safetensors"
-            new.keep_as(folder / file)
+            new.commit(folder / file)
         record = {"format": _FORMAT, "version": _VERSION, "arrays": file, "checksum": checksum}
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
         storage.write_json(folder / _RECORD, record | {name: getattr(self, name) for name in _PLAIN_FIELDS})
@@ -284,15 +283,7 @@ class Federation:
                 f"labels must lie in 0..{self.num_classes - 1}; "
                 f"found {int(self.labels.min())}..{int(self.labels.max())}"
             )
-        raw = self.features.raw
-        if raw.is_floating_point() and len(raw):
-            bad = ~torch.isfinite(raw.reshape(len(raw), -1)).all(1)
-            if bool(bad.any()):
-                first = int(bad.nonzero()[0])
-                raise DataError(
-                    f"{int(bad.sum())} example(s) hold NaN or infinite features (first: row {first}); "
-                    "clean or drop them"
-                )
+        self.features.check_finite()
         empty = (self.train.count == 0).nonzero().squeeze(1)
         if len(empty):
             who = ", ".join(self.names[int(k)] for k in empty[:5])
@@ -314,19 +305,3 @@ _FORMAT, _VERSION = "kinfed-federation", 2
 _RECORD = "federation.json"
 _RAGGED = ("offsets", "rows")
 _PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "description", "notes", "tag_names")
-
-
-def fingerprint(features: Features, labels: Tensor) -> str:
-    """Tells one set of examples from another, however they are standardized."""
-    vectors = {} if features.vectors is None else {"vectors": features.vectors}
-    return storage.checksum({"raw": features.raw, "labels": labels} | vectors)
-
-
-def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:
-    """Random (train, test) parts of every list; keys [K]. Of n rows int((1 - fraction) n) train, at least one."""
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"test_fraction must lie in [0, 1); got {fraction}")
-    n = rows.count
-    trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
-    train, test = rows.shuffled(keys).split_at(trained)
-    return train.ascending(), test.ascending()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Ragged:
         return Ragged(self.offsets, self.rows[torch.from_numpy(order)])
 
     def split_at(self, head: Tensor) -> tuple[Ragged, Ragged]:
-        """The first head[k] entries of every list, and what remains of it."""
+        """The first head[k] entries of every list k, and the rest of it."""
         first = self.position < head[self.owner]
         taken = torch.minimum(head, self.count)
         return (
@@ -96,6 +97,16 @@ class Ragged:
         offsets = _offsets(count)
         position = torch.repeat_interleave(self.offsets[ids] - offsets[:-1], count)
         return Ragged(offsets, self.rows[position + torch.arange(len(position))])
+
+
+def hold_out(rows: Ragged, fraction: float, keys: Tensor) -> tuple[Ragged, Ragged]:
+    """Random (train, test) parts of every list; keys [K]. Of n rows int((1 - fraction) n) train, at least one."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"test_fraction must lie in [0, 1); got {fraction}")
+    n = rows.count
+    trained = ((1 - fraction) * n.to(torch.float64) + 1e-9).to(torch.int64).clamp_min(1)
+    train, test = rows.shuffled(keys).split_at(trained)
+    return train.ascending(), test.ascending()
 
 
 def _offsets(sizes: Tensor) -> Tensor:

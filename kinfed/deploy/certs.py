@@ -56,7 +56,7 @@ def _authority(folder: Path, written: list[Path]) -> tuple[ec.EllipticCurvePriva
     if key_path.exists() != path.exists():
         raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
     if path.exists():
-        with storage.reporting("read", path):
+        with storage.storage_errors("read", path):
             found = serialization.load_pem_private_key(key_path.read_bytes(), None)
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
         if not isinstance(found, ec.EllipticCurvePrivateKey):
@@ -127,8 +127,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, written: list[Path], secret: bool = False) -> None:
-    with storage.reporting("write", path), storage.draft(path.parent) as new:
+    with storage.storage_errors("write", path), storage.draft(path.parent) as new:
         os.chmod(new.path, 0o600 if secret else 0o644)
         new.write(data)
-        new.keep_as(path)
+        new.commit(path)
     written.append(path)

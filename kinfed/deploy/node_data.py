@@ -33,8 +33,8 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data.arrays import as_features, encode_known_labels, name_keys
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, hold_out
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
 from kinfed.deploy.settings import Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name

@@ -73,7 +73,7 @@ def _log_to(path: Path, say: Say) -> Say:
     """`say`, and a line with the time in a file."""
 
     def log(text: str) -> None:
-        with storage.reporting("append to", path), path.open("a", encoding="utf-8") as file:
+        with storage.storage_errors("append to", path), path.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}\n")
         say(text)
 

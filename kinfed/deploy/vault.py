@@ -77,12 +77,12 @@ class Vault:
         folder = self.folder / _SECRETS
         _private_folder(folder)
         path = folder / f"{storage.file_name(client)}.key"
-        with storage.reporting("keep the secret", path), _lock(folder / ".lock"):
+        with storage.storage_errors("keep the secret", path), _lock(folder / ".lock"):
             if not path.exists():
                 with storage.draft(folder) as new:
                     os.chmod(new.path, 0o600)
                     new.write(Secret.new().key)
-                    new.keep_as(path)
+                    new.commit(path)
             key = path.read_bytes()
         if len(key) != SECRET_BYTES:
             raise StorageError(
@@ -128,7 +128,7 @@ class Vault:
             raise ConfigError(
                 f"the vault {self.folder} holds nothing of run {run!r}" + (f", {client}" if client else "")
             )
-        with storage.reporting("remove", folder):
+        with storage.storage_errors("remove", folder):
             for name in gone:
                 shutil.rmtree(folder / storage.file_name(name))
             if not any(folder.iterdir()):
@@ -208,7 +208,7 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 def _private_folder(path: Path) -> None:
     """For this user's eyes only, as are all folders made on the way to it."""
-    with storage.reporting("create the folder", path):
+    with storage.storage_errors("create the folder", path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
@@ -219,7 +219,7 @@ def _private_folder(path: Path) -> None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     lock = FileLock(path, mode=0o600)
-    with storage.reporting("lock", path):
+    with storage.storage_errors("lock", path):
         lock.acquire()
     try:
         yield

@@ -1,7 +1,8 @@
 """The report: one self-contained HTML page about one or several runs.
 
 It reads the files of run folders and nothing else, so it works on a finished run, on one still going, and on one
-copied from another machine.
+copied from another machine. What a page needs is imported when one is built: who only prints a table
+(`kinfed.report.tables`) does not wait for torch and plotly.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.core.storage import make_folder, write_atomically
-from kinfed.report.comparison import compare
-from kinfed.report.page import report_page
-from kinfed.runs.reader import RunFolderError, load_runs
+from kinfed.runs.reader import load_runs
+from kinfed.runs.run_files import RunFolderError
 
 __all__ = ["RunFolderError", "build", "write_page"]
 
@@ -23,6 +22,9 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
     report.html in the current directory. The file appears whole or not at all.
     """
+    from kinfed.report.comparison import compare
+    from kinfed.report.page import report_page
+
     runs = load_runs([Path(folder) for folder in run_dirs])
     page = report_page(runs, compare(runs))
     target = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
@@ -31,6 +33,8 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_page(target: Path, page: str) -> Path:
     """Whole or not at all, in a folder that is made where it is missing."""
+    from kinfed.core.storage import make_folder, write_atomically
+
     make_folder(target.parent)
     write_atomically(target, page.encode())
     return target

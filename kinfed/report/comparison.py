@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kinfed.algorithms import ALGORITHMS
+from kinfed.data.describe import Description
 from kinfed.report.palette import Style, styles
-from kinfed.runs.reader import KINDS, Federation, Kind, Run, Trial
+from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column"),
@@ -25,47 +27,6 @@ _DESCRIBED = {"partition", "clients", "validation"}
 _INDIFFERENT = {
     *("algorithms", "seeds", "eval_every", "checkpoint_every", "save_models"),
     *("pool", "device", "backend", "workers", "state", "data"),
-}
-
-# As papers write the names of algorithms.
-DISPLAY_NAMES = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedavg_smooth": "FedAvg, smoothed",
-    "fedavg_data": "FedAvg + data",
-    "fedavgm": "FedAvgM",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "fedadagrad": "FedAdagrad",
-    "fedprox": "FedProx",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "perfedavg": "Per-FedAvg",
-    "perfedavg_hf": "Per-FedAvg HF",
-    "selffl": "Self-FL",
-    "selffl_init": "Self-FL, start only",
-    "selffl_steps": "Self-FL, steps only",
-    "selffl_agg": "Self-FL, weights only",
-    "selffl_control": "Self-FL's control",
-    "selffl_exact": "Self-FL, exact posterior",
-    "selffl_augmented": "Self-FL, augmented",
-    "selffl_cluster": "Self-FL, clusters",
-    "fedfomo": "FedFomo",
-    "fedfomo_ma": "FedFomo-MA",
-    "cgpfl": "CGPFL",
-    "cgpfl_heur": "CGPFL-Heur",
-    "ifca": "IFCA",
-    "cfl": "CFL",
-    "flhc": "FL+HC",
-    "apfl": "APFL",
-    "l2sgd": "L2SGD",
-    "lgfedavg": "LG-FedAvg",
-    "mocha": "MOCHA",
-    "mocha_deep": "MOCHA, deep variant",
-    "fedper": "FedPer",
-    "fedrep": "FedRep",
-    "fedem": "FedEM",
-    "pfedhn": "pFedHN",
 }
 
 
@@ -130,7 +91,7 @@ class Comparison:
         return tuple(kind for kind in KINDS if any(method.final(kind, self.metric) for method in self.methods))
 
     @property
-    def federations(self) -> dict[int, Federation]:
+    def federations(self) -> dict[int, Description]:
         return {seed: federation for run in reversed(self.runs) for seed, federation in run.federations.items()}
 
     @property
@@ -200,7 +161,7 @@ def family(run: Run, algorithm: str) -> str:
 
 def display_name(algorithm: str) -> str:
     """The name as papers write it, for methods known by one."""
-    return DISPLAY_NAMES.get(algorithm, algorithm)
+    return ALGORITHMS[algorithm].title if algorithm in ALGORITHMS else algorithm
 
 
 def same_data(one: Run, other: Run) -> bool:

@@ -9,49 +9,51 @@ from kinfed.report.comparison import Comparison, Method
 from kinfed.report.formats import format_number, format_points
 from kinfed.report.statistics import Difference, Gain, average, clear_winner, summarize_gains
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
-from kinfed.runs.reader import KINDS, Kind, finite
+from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
-METRIC_NAMES = {
-    "accuracy": "Accuracy",
-    "accuracy_mean": "Client mean",
-    "accuracy_std": "Client spread",
-    "worst10": "Worst 10 %",
-    "top10": "Largest 10 %",
-    "loss": "Loss",
-}
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
 
-DEFINITIONS = {
-    "accuracy": "Share of all test examples that are classified correctly: every client counts in proportion to its "
-    "number of test examples.",
-    "accuracy_mean": "Plain average of the clients' accuracies: every client counts the same, however small it is.",
-    "accuracy_std": "Standard deviation of the accuracy over clients: how unequally the clients are served.",
-    "worst10": "Average accuracy of the tenth of the clients (rounded up) with the lowest accuracies. Clients with "
-    "only one or two test examples can dominate it.",
-    "top10": "Accuracy over the tenth of the clients (rounded up) with the most training examples, weighted by test "
-    "examples.",
-    "loss": "Average loss on the test examples; lower is better.",
+# Heading and definition.
+METRICS = {
+    "accuracy": (
+        "Accuracy",
+        "Share of all test examples that are classified correctly: every client counts in proportion to its number of "
+        "test examples.",
+    ),
+    "accuracy_mean": (
+        "Client mean",
+        "Plain average of the clients' accuracies: every client counts the same, however small it is.",
+    ),
+    "accuracy_std": (
+        "Client spread",
+        "Standard deviation of the accuracy over clients: how unequally the clients are served.",
+    ),
+    "worst10": (
+        "Worst 10 %",
+        "Average accuracy of the tenth of the clients (rounded up) with the lowest accuracies. Clients with only one "
+        "or two test examples can dominate it.",
+    ),
+    "top10": (
+        "Largest 10 %",
+        "Accuracy over the tenth of the clients (rounded up) with the most training examples, weighted by test "
+        "examples.",
+    ),
+    "loss": ("Loss", "Average loss on the test examples; lower is better."),
 }
+MB = "Megabytes (10⁶ bytes) sent"
 
 METHOD = TableColumn("Method", "name")
 
 
 @dataclass(frozen=True)
-class ResultColumn:
+class MethodColumn:
     key: str
-    group: str
-    heading: str
-    definition: str
+    column: TableColumn
     values: Callable[[Method], dict[int, float]]  # by seed
     scale: float = 1.0  # from the stored to the shown unit
     digits: int = 1
     lower_is_better: bool = False
     judged: bool = True  # whether a best may be marked and the spread is of interest
-
-    @property
-    def column(self) -> TableColumn:
-        unit = "%" if self.scale == 100 else ""
-        return TableColumn(self.heading, group=self.group, unit=unit, definition=self.definition, sortable=True)
 
     def cell(self, method: Method, best: bool) -> TableCell:
         entry = average(self.values(method))
@@ -65,56 +67,45 @@ class ResultColumn:
         )
 
 
-def _metric_column(kind: Kind, metric: str) -> ResultColumn:
+def _metric_column(kind: Kind, metric: str) -> MethodColumn:
+    heading, definition = METRICS[metric]
     loss = metric == "loss"
-    return ResultColumn(
-        key=f"{kind}_{metric}",
-        group=KIND_NAMES[kind],
-        heading=METRIC_NAMES[metric],
-        definition=DEFINITIONS[metric],
-        values=lambda method: method.final(kind, metric),
+    return MethodColumn(
+        f"{kind}_{metric}",
+        TableColumn(heading, "figure", KIND_NAMES[kind], "" if loss else "%", definition, sortable=True),
+        lambda method: method.final(kind, metric),
         scale=1.0 if loss else 100.0,
         digits=3 if loss else 1,
         lower_is_better=loss or metric == "accuracy_std",
     )
 
 
-def _cost_column(key: str, heading: str, definition: str, values: Callable[[Method], dict[int, float]], digits: int = 1,
-                 scale: float = 1.0) -> ResultColumn:  # fmt: skip
-    return ResultColumn(key, "Cost", heading, definition, values, scale, digits, judged=False)
+def _cost_column(
+    key: str, heading: str, definition: str, of_trial: Callable[[Trial], float], scale: float, digits: int
+) -> MethodColumn:
+    def values(method: Method) -> dict[int, float]:
+        return {trial.seed: of_trial(trial) for trial in method.complete_trials}
+
+    column = TableColumn(heading, "figure", "Cost", definition=definition, sortable=True)
+    return MethodColumn(key, column, values, scale, digits, judged=False)
 
 
 COST_COLUMNS = (
-    _cost_column(
-        "mb_per_round",
-        "MB a round",
-        "Megabytes (10⁶ bytes) sent in an average round, to and from all clients together.",
-        lambda method: {t.seed: t.final.bytes / max(t.final.rounds, 1) for t in method.complete_trials},
-        digits=2,
-        scale=1e-6,
-    ),
-    _cost_column(
-        "mb_total",
-        "MB in all",
-        "Megabytes (10⁶ bytes) sent up to the final round, to and from all clients together.",
-        lambda method: {t.seed: t.final.bytes for t in method.complete_trials},
-        scale=1e-6,
-    ),
-    _cost_column(
-        "seconds",
-        "Seconds",
-        "Seconds of the whole run of the method on the machine that ran it.",
-        lambda method: {t.seed: t.final.seconds for t in method.complete_trials},
-    ),
-)
+    _cost_column("mb_per_round", "MB a round", f"{MB} in an average round, to and from all clients together.",
+                 lambda trial: trial.final.bytes / max(trial.final.rounds, 1), 1e-6, 2),
+    _cost_column("mb_total", "MB in all", f"{MB} up to the final round, to and from all clients together.",
+                 lambda trial: trial.final.bytes, 1e-6, 1),
+    _cost_column("seconds", "Seconds", "Seconds of the whole run of the method on the machine that ran it.",
+                 lambda trial: trial.final.seconds, 1.0, 1),
+)  # fmt: skip
 
-_SHOWN_METRICS = ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
-SERVER_COLUMNS = tuple(_metric_column("server", metric) for metric in _SHOWN_METRICS)
-MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _SHOWN_METRICS), SERVER_COLUMNS[0], *COST_COLUMNS)
-ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRIC_NAMES), *COST_COLUMNS)
+_TABLE_METRICS = ("accuracy", "accuracy_mean", "worst10", "top10", "loss")
+SERVER_COLUMNS = tuple(_metric_column("server", metric) for metric in _TABLE_METRICS)
+MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _TABLE_METRICS), SERVER_COLUMNS[0], *COST_COLUMNS)
+ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRICS), *COST_COLUMNS)
 
 
-def results_table(comparison: Comparison, columns: Sequence[ResultColumn] = MAIN_COLUMNS) -> TextTable:
+def results_table(comparison: Comparison, columns: Sequence[MethodColumn] = MAIN_COLUMNS) -> TextTable:
     """One row per method: mean and standard deviation over seeds."""
     winners: list[int | None] = []
     for column in columns:
@@ -189,7 +180,7 @@ def results_csv(comparison: Comparison) -> str:
     return csv_text(["run", "algorithm", "rounds", "seeds", *keys], rows)
 
 
-_METRICS = [(kind, metric) for kind in KINDS for metric in METRIC_NAMES]
+_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in METRICS]
 
 
 def seeds_csv(comparison: Comparison) -> str:
@@ -198,7 +189,7 @@ def seeds_csv(comparison: Comparison) -> str:
     for method in comparison.methods:
         for trial in method.trials:
             final, megabytes = trial.final, trial.final.bytes / 1e6
-            figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRICS]
+            figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRIC_KEYS]
             figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
             done = "yes" if trial.finished else "no"
             start = [method.run.label, method.algorithm, trial.seed, final.round, done]
@@ -213,13 +204,13 @@ def rounds_csv(comparison: Comparison) -> str:
         [
             *(method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds)),
             *(entry.active, entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up)),
-            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRICS),
+            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRIC_KEYS),
         ]
         for method in comparison.methods
         for trial in method.trials
         for entry in trial.rounds
     ]
-    return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRICS)], rows)
+    return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRIC_KEYS)], rows)
 
 
 def clients_csv(comparison: Comparison) -> str:

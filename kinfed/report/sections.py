@@ -77,7 +77,7 @@ def _results(comparison: Comparison) -> Values | None:
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
         if "server" in comparison.kinds
         else None,
-        "definitions": {column.heading: column.definition for column in method_tables.MAIN_COLUMNS},
+        "definitions": {one.column.heading: one.column.definition for one in method_tables.MAIN_COLUMNS},
     }
 
 

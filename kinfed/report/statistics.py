@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from kinfed.report.comparison import Comparison, Method
 from kinfed.runs.reader import finite
@@ -57,7 +57,7 @@ def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Inte
     paired = average(differences)
     if paired is None or paired.sd is None:
         return None
-    reach = float(stats.t.ppf(0.5 + confidence / 2, paired.n - 1)) * paired.sd / math.sqrt(paired.n)
+    reach = float(stdtrit(paired.n - 1, 0.5 + confidence / 2)) * paired.sd / math.sqrt(paired.n)
     return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
 
 

@@ -24,22 +24,24 @@ COLUMNS = ("client_column", "label_column", "group_column", "split_column")
 
 def build_federation(config: RunConfig, seed: int) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out."""
-    name, options = config.dataset.name, dict(config.dataset.options)
+    name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
     if (Path(name) / "federation.json").is_file():
         _refuse(columns, f"{name} is a saved federation")
         return Federation.load(Path(name))
     if is_table(name):
-        options |= columns
+        source_options |= columns
     else:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
-    source = load_source(name, config.data, seed, options)
+    source = load_source(name, config.data, seed, source_options)
     partition = partition_name(config)
-    how = dict(config.partition.options) if config.partition else DEFAULT_OPTIONS if partition != "column" else {}
-    clients = config.clients
-    if partition != "column" and clients is None:
-        clients = DEFAULT_CLIENTS
-    return make_federation(source, partition, clients, how, seed)
+    if partition == "column":
+        options, clients = {}, config.clients
+    else:
+        options, clients = DEFAULT_OPTIONS, config.clients or DEFAULT_CLIENTS
+    if config.partition is not None:
+        options = config.partition.options
+    return make_federation(source, partition, clients, options, seed)
 
 
 def partition_name(config: RunConfig) -> str:

@@ -64,10 +64,10 @@ class Checkpoints:
         packed = _pack(extra, "extra")
         storage.make_folder(folder)
         try:
-            with storage.reporting(f"save round {round} in", folder):
+            with storage.storage_errors(f"save round {round} in", folder):
                 with storage.draft(folder) as new:
                     digest, size = storage.draft_tensors(new, tensors), new.size
-                    new.keep_as(_tensor_path(folder, round, digest))
+                    new.commit(_tensor_path(folder, round, digest))
                 document = {
                     "format": FORMAT,
                     "kinfed": version("kinfed"),
@@ -107,7 +107,7 @@ class Checkpoints:
         folder = self._folder_of(label)
         if not folder.is_dir():
             return
-        with storage.reporting("delete snapshots in", folder):
+        with storage.storage_errors("delete snapshots in", folder):
             for round in _rounds(folder):
                 _snapshot_path(folder, round).unlink()
             _sweep(folder)
@@ -121,7 +121,7 @@ class Checkpoints:
     def _verified(self, folder: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The JSON document and the tensors, both known to be what was written, by this configuration."""
         path = _snapshot_path(folder, round)
-        with storage.reporting("read", path):
+        with storage.storage_errors("read", path):
             text = path.read_bytes()
         try:
             document = json.loads(text)
@@ -185,7 +185,7 @@ def _rounds(folder: Path) -> list[int]:
 def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
     if not folder.is_dir():
         return
-    with storage.reporting("list", folder):
+    with storage.storage_errors("list", folder):
         names = [path.name for path in folder.iterdir()]
     for name in names:
         if match := pattern.fullmatch(name):
@@ -196,7 +196,7 @@ def _sweep(folder: Path, saved: tuple[int, str] | None = None) -> None:
     """Remove what no snapshot speaks of: drafts, tensors of rounds without JSON, older tensors of the saved round."""
     storage.remove_drafts(folder)
     rounds = set(_rounds(folder))
-    with storage.reporting("clean", folder):
+    with storage.storage_errors("clean", folder):
         storage.sync_folder(folder)  # deleted JSON files must not come back after their tensors are gone
         for match in _matching(folder, _TENSORS):
             round, digest = int(match[1]), match[2]

@@ -22,7 +22,8 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
-from kinfed.data.federation import SPLITS, Federation, fingerprint
+from kinfed.data.features import fingerprint
+from kinfed.data.federation import SPLITS, Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
@@ -36,10 +37,10 @@ from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.method_run import Interrupted as Interrupted
-from kinfed.runs.method_run import MethodRun
+from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, MethodResult, RunResult
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop
 from kinfed.server.robust import check_robust
 from kinfed.server.schedule import Schedule
@@ -92,8 +93,7 @@ def run(
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a run folder holds."""
-    settings: dict[str, Any] = RunFolder(folder).config()["config"]
-    return make_config(None, settings)
+    return RunFiles(folder).config
 
 
 class Experiment:
@@ -237,9 +237,7 @@ class Experiment:
         config, schedule = self.config, self.config.schedule
         data = self.federation(seed)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
-        base = self.task()
-        base.start = start.model
-        task: Task = base
+        task: Task = self.task().starting_at(start.model)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -290,7 +288,6 @@ class Experiment:
         if snapshot is not None:
             return CommonStart(snapshot.tensors["w"].to(task.device))
         algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), self.federation(seed).pooled()
-        task.start = None
         pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
         with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
             w = self._server_model_after(rounds, loop, "pre-training")

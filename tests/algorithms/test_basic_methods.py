@@ -350,7 +350,7 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
     with by_hand(fedavg) as loop:
         w, delta = server(loop), torch.arange(float(P))
         up = DeltaUp(delta[None], torch.tensor([7.0]))
-        round = RoundInfo(1, loop.clients)
+        round = RoundInfo(1, loop.population)
         close(fedavg.aggregate(loop.server, torch.tensor([2]), up, round).w, w + delta)  # type: ignore[arg-type]
 
 

@@ -25,8 +25,8 @@ THETA = 0.3
 
 def planned(loop: Loop) -> tuple[int, int]:
     """Moves and steps of the round to come; one move of no special length without geometric lengths."""
-    everyone = torch.arange(loop.clients.num_clients)
-    server, _ = loop.algorithm.plan(loop.server, everyone, RoundInfo(loop.completed + 1, loop.clients))
+    everyone = torch.arange(loop.population.num_clients)
+    server, _ = loop.algorithm.plan(loop.server, everyone, RoundInfo(loop.completed + 1, loop.population))
     return (1, 0) if server.moves is None else (int(server.moves), int(server.steps))
 
 

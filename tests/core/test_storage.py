@@ -98,3 +98,15 @@ def test_a_cached_name_stays_in_the_cache_folder(tmp_path: Path, monkeypatch: py
     assert len(calls) == 1
     assert not any((tmp_path / "data").iterdir())
     assert len(list((tmp_path / "cache" / "embedded").iterdir())) == 1
+
+
+def test_file_names_work_on_every_system() -> None:
+    texts = ["a b", "a/b", "con", "CON.txt", "console", "nul", "com1", ".hidden", "..", "end.", "end%2E", "%63on", "ü"]
+    names = [storage.file_name(text) for text in texts]
+    assert len(set(names)) == len(texts)
+    assert names[4] == "console"
+    for name in names:
+        assert not name.startswith(".")
+        assert not name.endswith(".")
+        assert name.partition(".")[0].lower() not in ("con", "nul", "com1")
+        assert not set(name) & set('<>:"/\\|?* ')

@@ -141,8 +141,8 @@ def test_a_run_with_augmentation_repeats_and_differs_from_one_without(tmp_path: 
     settings = {"rounds": 2, "clients": 4, "seeds": (0,), "algorithms": "fedavg", "steps": 3}
     plain = kinfed.run(**settings)
     first, second = kinfed.run(**settings, augment="crop_flip"), kinfed.run(**settings, augment="crop_flip")
-    assert first.of().personal == second.of().personal
-    assert first.of().personal != plain.of().personal
+    assert first.result().personal == second.result().personal
+    assert first.result().personal != plain.result().personal
 
 
 def test_what_cannot_be_changed_is_refused_before_anything_runs(tmp_path: Path) -> None:

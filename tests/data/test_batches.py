@@ -416,7 +416,7 @@ def test_batches_carry_the_rate_of_their_round(make_split: MakeSplit) -> None:
     [
         ({"steps": None}, "either steps or epochs"),
         ({"epochs": 2}, "either steps or epochs"),
-        ({"steps": 0}, "steps must be a whole number of at least 1; got 0"),
+        ({"steps": 0}, "steps must be at least 1; got 0"),
         ({"steps": 2.5}, "steps must be a whole number"),
         ({"batch": 0}, "batch must be"),
         ({"steps": None, "epochs": 0}, "epochs must be"),

@@ -14,8 +14,9 @@ from rich.console import Console
 from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
 from kinfed.data.describe import Description, describe, emd, emd_code
 from kinfed.data.features import Features
-from kinfed.data.federation import Federation, Ragged
+from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.ragged import Ragged
 from kinfed.data.sources import load_source
 from kinfed.errors import StorageError
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.core import rng, storage
-from kinfed.data.features import Features
-from kinfed.data.federation import Federation, Ragged, fingerprint, hold_out
+from kinfed.data.features import Features, fingerprint
+from kinfed.data.federation import Federation
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.errors import ConfigError, DataError, StorageError
 
 LISTS = st.lists(st.lists(st.integers(0, 50), max_size=7), min_size=1, max_size=6)

@@ -12,7 +12,7 @@ from torch import Tensor
 import kinfed
 from kinfed import Federation
 from kinfed.algorithms import ALGORITHMS
-from kinfed.data.federation import Ragged
+from kinfed.data.ragged import Ragged
 from kinfed.runs.reader import load_run
 from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED

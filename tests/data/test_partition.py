@@ -10,11 +10,11 @@ from realdata import real_data
 
 from kinfed.core import rng
 from kinfed.data.features import Features
-from kinfed.data.federation import Ragged
 from kinfed.data.partitions import PARTITIONS, dealing, make_federation
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet, _dirichlet
 from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.data.sources import load_source
 from kinfed.errors import ConfigError

@@ -19,6 +19,7 @@ from kinfed.data.batches import Batch
 from kinfed.engine.models import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ModelError
+from kinfed.testing import Bench
 
 Build = Callable[[], nn.Module]
 
@@ -448,6 +449,24 @@ def test_tasks_of_different_starts_do_not_disturb_each_other(make_batch: MakeBat
     assert torch.equal(task.init(0), make(name, path)[0].init(0))
     theta = task.init(0)[None]
     assert torch.equal(first.grad(theta, batch), task.grad(theta, batch))
+
+
+def test_loops_of_different_starts_do_not_disturb_each_other() -> None:
+    """Clients' states are made when they are first needed, which may be after another loop began."""
+    bench = Bench("local")
+    task = make_task(bench.model)
+    low, high = torch.zeros(task.num_params), torch.ones(task.num_params)
+    with bench.loop(task=task.starting_at(low)) as first, bench.loop(task=task.starting_at(high)) as second:
+        second.round()
+        models = first.evaluate(keep_models=True).models
+        assert models is not None
+        assert not models.any()
+        first.round()
+    with bench.loop(task=task.starting_at(low)) as alone:
+        alone.round()
+        wanted = alone.evaluate(keep_models=True).models
+    assert wanted is not None
+    assert torch.equal(first.evaluate(keep_models=True).models, wanted)
 
 
 def test_a_start_of_another_size_is_refused() -> None:

@@ -31,8 +31,8 @@ from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Event, dominates, merge
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import Privacy
-from kinfed.runs.experiment import Interrupted
-from kinfed.runs.folder import same_results
+from kinfed.runs.compare import same_results
+from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -93,3 +95,9 @@ def test_tables_without_groups_have_no_row_of_them() -> None:
     plain = TextTable.of("x", ["a", "b"], [["1", "2"]])
     assert plain.groups == []
     assert plain.openings == set()
+
+
+def test_a_table_needs_neither_torch_nor_plotly() -> None:
+    code = "import sys, kinfed.report.tables; print(sorted({'torch', 'plotly', 'jinja2'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -184,7 +184,7 @@ def test_an_infinite_option_runs_and_resumes(infinity: float | str, tmp_path: Pa
     record = json.loads((tmp_path / "run" / "config.json").read_text(), parse_constant=pytest.fail)
     assert record["config"]["algorithms"]["selffl"]["r_max"] == "inf"
     again = kinfed.run(make_config(None, record["config"]), out=tmp_path / "run", resume=True)
-    assert again.of("selffl").personal == first.of("selffl").personal
+    assert again.result("selffl").personal == first.result("selffl").personal
 
 
 # Doors: plugins and objects.
@@ -232,7 +232,7 @@ def test_an_object_runs_beside_the_others(registry: Any) -> None:
         model="mlr",
     )  # fmt: skip
     assert result.config.algorithms["mine"] == {"method": "mine", "lr": 0.02, "share": 0.25}
-    assert result.of("mine").personal["accuracy"] != result.of("fedavg").personal["accuracy"]
+    assert result.result("mine").personal["accuracy"] != result.result("fedavg").personal["accuracy"]
 
 
 def test_a_class_that_is_defined_again_takes_its_own_place(registry: Any) -> None:
@@ -269,7 +269,7 @@ def test_plugins_are_loaded_recorded_and_part_of_the_identity(registry: Any, tmp
     assert "from_file" in registry
     record = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert record["plugins"] == [str(file)]
-    assert kinfed.run(make_config(None, record), out=tmp_path / "run", resume=True).of("from_file")
+    assert kinfed.run(make_config(None, record), out=tmp_path / "run", resume=True).result("from_file")
     file.write_text(file.read_text() + "# changed\n")
     assert (
         make_config(None, record).fingerprint()

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kinfed.algorithms.averaging import DeltaUp as Up
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
-from kinfed.algorithms.fedavg import FedAvg, Server, Up
+from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.fedprox import FedProx
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
@@ -34,24 +36,26 @@ MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters
 class Watch:
     """Records what a loop asks of a method."""
 
-    def __init__(self, method: Any, **hooks: Callable[..., Any]) -> None:
-        self.prepared: list[list[int]] = []
+    def __init__(self, method: Any, plan: Callable[..., Any] | None = None, **hooks: Callable[..., Any]) -> None:
+        self._choose = plan or (lambda inner, *arguments: inner(*arguments))
+        self.planned: list[list[int]] = []
         self.downloaded: list[list[int]] = []
         self.aggregated: list[list[int]] = []
         self.steps: dict[int, int] = {}
         self.rounds: list[int] = []
         self.method = hooked(
             method,
-            prepare=self._prepare,
+            plan=self._plan,
             download=self._download,
             client_update=self._client_update,
             aggregate=self._aggregate,
             **hooks,
         )
 
-    def _prepare(self, inner: Any, server: Any, ids: Tensor) -> Any:
-        self.prepared.append(ids.tolist())
-        return inner(server, ids)
+    def _plan(self, inner: Any, server: Any, ids: Tensor, round: RoundInfo) -> Any:
+        server, ids = self._choose(inner, server, ids, round)
+        self.planned.append(ids.tolist())
+        return server, ids
 
     def _download(self, inner: Any, server: Any, ids: Tensor) -> Any:
         self.downloaded.append(ids.tolist())
@@ -63,9 +67,9 @@ class Watch:
         self.rounds.append(data.round)
         return inner(task, client, down, data)
 
-    def _aggregate(self, inner: Any, server: Any, ids: Tensor, up: Any) -> Any:
+    def _aggregate(self, inner: Any, server: Any, ids: Tensor, up: Any, round: RoundInfo) -> Any:
         self.aggregated.append(ids.tolist())
-        return inner(server, ids, up)
+        return inner(server, ids, up, round)
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def test_all_methods_of_a_seed_are_sampled_alike() -> None:
         with Bench(method).loop(Schedule(0.5), algorithm=watch.method) as loop:
             for _ in range(5):
                 loop.round()
-        called.append(watch.prepared)
+        called.append(watch.planned)
     assert called[0] == called[1] == called[2] == called[3]
     assert len({tuple(ids) for ids in called[0]}) > 1
 
@@ -146,7 +150,7 @@ def test_chances_outside_the_unit_interval_are_refused(name: str, chance: float)
         Schedule(**{name: chance})
 
 
-@pytest.mark.parametrize("what", ["lost", "effort"])
+@pytest.mark.parametrize("what", ["dropouts", "completed_share"])
 def test_what_happens_to_a_client_does_not_depend_on_the_others(what: str) -> None:
     schedule = Schedule(dropout=0.4, stragglers=0.4)
     fate: Callable[[int, int, Tensor], Tensor] = getattr(schedule, what)
@@ -183,7 +187,7 @@ def test_drop_outs_are_counted_paid_for_and_change_nothing() -> None:
             report = loop.round()
             lost_ever += int(lost.sum())
             assert (report.active, report.dropped, report.rejected) == (6, int(lost.sum()), [])
-            assert watch.prepared[-1] == everyone.tolist()  # the plan is made for all who are called
+            assert watch.planned[-1] == everyone.tolist()  # the plan is made for all who are called
             assert watch.aggregated[-1] == everyone[~lost].tolist()
             assert report.bytes_down == 6 * MODEL_BYTES  # the message was sent all the same
             assert report.bytes_up == int((~lost).sum()) * (MODEL_BYTES + 4)
@@ -229,8 +233,8 @@ def test_rejected_updates_were_sent_and_are_counted() -> None:
 class Plans(FedAvg):
     """Writes its plan into the server state, as methods do that choose what to send."""
 
-    def prepare(self, server: Server, ids: Tensor) -> Server:
-        return Server(server.w + 1, server.c)
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        return Server(server.w + 1, server.c), active
 
 
 @pytest.mark.parametrize("method", [FedAvg(training=WORK), Plans(training=WORK)], ids=["FedAvg", "Plans"])
@@ -288,11 +292,11 @@ def test_a_loaded_run_goes_on_from_its_round() -> None:
 
 
 def test_a_method_may_call_on_other_clients_than_those_sampled() -> None:
-    watch = Watch(FedAvg(training=WORK), call=lambda inner, server, ids: torch.tensor([1, 4]))
+    watch = Watch(FedAvg(training=WORK), plan=lambda inner, server, ids, round: (server, torch.tensor([1, 4])))
     with Bench("fedavg").loop(Schedule(0.5), algorithm=watch.method) as loop:
         report = loop.round()
         assert (report.active, report.dropped) == (2, 0)
-        assert watch.prepared == watch.aggregated == [[1, 4]]
+        assert watch.planned == watch.aggregated == [[1, 4]]
         assert sorted(loop.pool.clients.seen.tolist()) == [1, 4]
 
 
@@ -313,10 +317,11 @@ def test_methods_are_told_the_participation_that_happens() -> None:
 def test_a_method_may_refuse_the_population() -> None:
     @dataclass(frozen=True)
     class NeedsMany(FedAvg):
-        min_clients = 7
+        def check(self, task: Any, population: Population) -> None:
+            raise ConfigError(f"7 clients at least; got {population.num_clients}")
 
     with (
-        pytest.raises(ConfigError, match="NeedsMany needs at least 7 clients; got 6"),
+        pytest.raises(ConfigError, match="7 clients at least; got 6"),
         Bench("fedavg").loop(algorithm=NeedsMany(training=WORK)),
     ):
         pass
@@ -345,7 +350,7 @@ def test_evaluation_plans_for_all_clients() -> None:
     watch = Watch(FedAvg(training=WORK))
     with Bench(watch.method).loop(Schedule(0.5), algorithm=watch.method) as loop:
         loop.evaluate()
-        assert watch.prepared == [[0, 1, 2, 3, 4, 5]]
+        assert watch.planned == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_the_global_score_is_that_of_the_servers_model_not_of_the_plan() -> None:
@@ -363,7 +368,7 @@ def test_states_of_another_method_are_refused() -> None:
     with Bench("fedavgm").loop() as other, Bench("fedavg").loop() as loop:
         other.round()
         with pytest.raises(
-            CheckpointError, match=r"server state has fields \['v', 'w'\]; the method keeps \['c', 'w'\]"
+            CheckpointError, match=r"server state has fields \['m', 'w'\]; the method keeps \['c', 'w'\]"
         ):
             loop.load(1, other.state())
         assert loop.completed == 0
@@ -379,10 +384,10 @@ def test_aggregate_sees_messages_in_the_order_of_ids() -> None:
     """Clients train sorted by size; the rows of `up` must still belong to the ids beside them."""
     found: dict[int, float] = {}
 
-    def aggregate(inner: Any, server: Server, ids: Tensor, up: Up) -> Server:
+    def aggregate(inner: Any, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         assert up.count is not None
         found.update(zip(ids.tolist(), up.count.tolist(), strict=True))
-        return inner(server, ids, up)  # type: ignore[no-any-return]
+        return inner(server, ids, up, round)  # type: ignore[no-any-return]
 
     method = hooked(FedAvg(training=WORK), aggregate=aggregate)
     with Bench(method).loop(Schedule(), algorithm=method, chunk=4) as loop:

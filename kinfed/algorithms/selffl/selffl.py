@@ -192,9 +192,14 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 @dataclass(frozen=True)
 class SelfFL(SelfFLClients):
     @property
+    def uses_variances(self) -> bool:
+        """False for the control, whose server estimates nothing from the updates: it needs their average alone."""
+        return self.use_init or self.use_steps or self.use_agg
+
+    @property
     def averages(self) -> tuple[str, ...] | str:
-        if not (self.use_init or self.use_steps or self.use_agg):
-            return ("delta",)  # the control: σ₀² is estimated from the updates all the same, and nothing uses it
+        if not self.uses_variances:
+            return ("delta",)
         return "estimates the variance between clients from their updates and weighs clients by variances they report"
 
     def init_server(self, task: Task, population: Population) -> Server:
@@ -215,7 +220,7 @@ class SelfFL(SelfFLClients):
         s = server.s.cpu().clone()
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
-        if not self.known_variances:
+        if self.uses_variances and not self.known_variances:
             s0 = self.variance_between(models, s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
         step = weighted_mean(models, weight)  # (20), (26)
@@ -223,7 +228,10 @@ class SelfFL(SelfFLClients):
         return Server(server.theta + c * step, s0, s, server.others)
 
     def figures(self, server: Server) -> dict[str, Any]:
-        return variance_figures(server)
+        figures = variance_figures(server)
+        if not self.uses_variances:
+            del figures["sigma0_sq"]
+        return figures
 
 
 def variance_figures(server: Server) -> dict[str, Any]:

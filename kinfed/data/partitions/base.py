@@ -20,8 +20,8 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.options import check_options, option
 from kinfed.core.registry import Registry
-from kinfed.data.federation import Ragged, hold_out
 from kinfed.data.partitions import dealing
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.core.options import option
-from kinfed.data.federation import Ragged
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
     OVERLAP_TEXT,
@@ -21,6 +20,7 @@ from kinfed.data.partitions.base import (
     largest_factor,
     size_range,
 )
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 

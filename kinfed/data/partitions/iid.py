@@ -10,9 +10,9 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.options import option
 from kinfed.data.arrays import name_keys
-from kinfed.data.federation import Ragged, hold_out
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
+from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError, DataError
 

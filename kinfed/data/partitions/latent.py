@@ -21,17 +21,18 @@ from torch import Tensor
 
 from kinfed.core import cache, rng, storage
 from kinfed.core.options import option
-from kinfed.data.federation import Ragged, fingerprint
+from kinfed.data.features import fingerprint
 from kinfed.data.partitions import dealing, embedding
 from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
 from kinfed.data.partitions.embedding import Embedder
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 _CACHE_FORMAT = "embedded-1"
 HELD_OUT = 0.1  # of the rows judge a network where the data set has no test split
 PAPER_ACCURACY = 0.85
-CACHED_FROM = 10_000  # examples; principal components of fewer are quicker made than found again
+CACHED_FROM = 10_000  # examples; principal components of fewer are computed faster than read
 
 
 @PARTITIONS.register(

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.core.options import make_options
-from kinfed.data.federation import Federation, Ragged
+from kinfed.data.federation import Federation
 from kinfed.data.partitions.base import PARTITIONS, Partition
+from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 

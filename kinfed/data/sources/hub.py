@@ -37,7 +37,7 @@ class ParquetSet:
     folder: str
     splits: tuple[str, ...]
     repository: str | None = None
-    advice: str = ""  # said when it is missing and cannot be fetched
+    advice: str = ""  # for the error where it is missing and cannot be fetched
     within: str = ""  # folder of the repository that holds the files, where it holds several versions
 
 

@@ -7,9 +7,12 @@ paper's histogram is over the active clients of a round, this one over every cli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+
+import numpy as np
 
 from kinfed.report.chart import Figure, axis, escape, layout, round_axis
 from kinfed.report.comparison import Method
@@ -59,23 +62,21 @@ def in_words(decision: Decision) -> str:
 
 
 def decisions(method: Method) -> Panel | None:
-    recorded = dict(_recorded(method))
-    if not recorded:
+    by_round = _decisions_by_round(method)
+    if not by_round:
         return None
-    last = max(recorded)
-    known = [d for d in recorded[last] if d.decided]
-    if not known:
+    last = max(by_round)
+    ordered = sorted((d for d in by_round[last] if d.decided), key=lambda d: d.weight)
+    if not ordered:
         return None
-    ordered = sorted(known, key=lambda d: d.weight)
-    mostly_all = sum(d.weight >= 0.5 for d in known)
+    mostly_all = sum(d.weight >= 0.5 for d in ordered)
     text = (
-        f"After round {last}, {mostly_all} of {len(known)} clients learn mostly from all and "
-        f"{len(known) - mostly_all} mostly alone. {in_words(ordered[0])}"
+        f"After round {last}, {mostly_all} of {len(ordered)} clients learn mostly from all and "
+        f"{len(ordered) - mostly_all} mostly alone. {in_words(ordered[0])}"
     )
     if len(ordered) > 1:
         text += f" {in_words(ordered[-1])}"
-    undecided = len(recorded[last]) - len(known)
-    if undecided:
+    if undecided := len(by_round[last]) - len(ordered):
         text += f" {undecided} more cannot tell yet: that takes two rounds of their own."
     if len(method.complete_trials) > 1:
         text += " Clients of all seeds are counted."
@@ -83,16 +84,12 @@ def decisions(method: Method) -> Panel | None:
         " The gain is what the method believes, in times of the client’s variance, not what was measured; where "
         "clients differ much it believes too much. “Who is helped, who is hurt” has the measured one."
     )
-    figures = (
-        _histogram(method, known, last),
-        _trajectory(method, recorded),
-        _believed_gain(method, ordered),
-    )
+    figures = (_histogram(method, ordered, last), _trajectory(method, by_round), _believed_gain(method, ordered))
     return Panel("Who learns alone, who from all", text, figures)
 
 
-def _recorded(method: Method) -> Iterator[tuple[int, list[Decision]]]:
-    """(round, decisions of all clients of all seeds), rounds ascending."""
+def _decisions_by_round(method: Method) -> dict[int, list[Decision]]:
+    """{round: decisions of all clients of all seeds}, rounds ascending."""
     by_round: dict[int, list[Decision]] = {}
     needed = ("sigma_m_sq", "weight_of_others", "raw_steps", "steps")
     for seed, rounds in series(method, "clients").items():
@@ -104,22 +101,20 @@ def _recorded(method: Method) -> Iterator[tuple[int, list[Decision]]]:
                 name = federation.names[m] if federation is not None else f"client {m}"
                 decision = Decision(name, seed, float(variance), float(weight), float(raw), int(steps))
                 by_round.setdefault(number, []).append(decision)
-    yield from sorted(by_round.items())
+    return dict(sorted(by_round.items()))
 
 
-def _histogram(method: Method, known: Sequence[Decision], last: int) -> Figure:
-    values = [d.raw for d in known]
-    cap = method.options.get("l_max", 40)
-    top = _nice_top(max(values))
-    width = top / BINS
-    counts = [0] * BINS
-    for value in values:
-        counts[min(int(value / width), BINS - 1)] += 1
-    middles = [(i + 0.5) * width for i in range(BINS)]
-    ranges = [f"{i * width:.3g} to {(i + 1) * width:.3g}" for i in range(BINS)]
+def _histogram(method: Method, decisions: Sequence[Decision], last: int) -> Figure:
+    values = [d.raw for d in decisions]
+    cap, top = method.options.get("l_max", 40), _nice_top(max(values))
+    histogram, edges = np.histogram(values, bins=BINS, range=(0, top))
+    counts = histogram.tolist()
     data = [
-        bars(middles, counts, method.style.color, "%{text} steps: %{y} clients", name=method.label, width=0.92 * width,
-             text=ranges)
+        bars(
+            [(a + b) / 2 for a, b in pairwise(edges.tolist())], counts, method.style.color,
+            "%{text} steps: %{y} clients", name=method.label, width=0.92 * top / BINS,
+            text=[f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges.tolist())],
+        )
     ]  # fmt: skip
     if isinstance(cap, int) and not isinstance(cap, bool) and cap < top:
         hover = f"no client trains more than {cap} steps"
@@ -136,22 +131,22 @@ def _histogram(method: Method, known: Sequence[Decision], last: int) -> Figure:
     )
 
 
-def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
+def _trajectory(method: Method, by_round: dict[int, list[Decision]]) -> Figure:
     """The client that has decided most often (of those, the first), above the median over clients."""
-    seen: dict[tuple[int, str], list[tuple[int, Decision]]] = {}
-    for number, found in recorded.items():
-        for d in found:
-            if d.decided:
-                seen.setdefault((d.seed, d.client), []).append((number, d))
-    path = max(seen.values(), key=len)
+    paths: dict[tuple[int, str], list[tuple[int, Decision]]] = {}
+    medians: dict[int, float] = {}
+    for number, every in by_round.items():
+        if decisions := [d for d in every if d.decided]:
+            medians[number] = median(d.raw for d in decisions)
+        for d in decisions:
+            paths.setdefault((d.seed, d.client), []).append((number, d))
+    path = max(paths.values(), key=len)
     one = path[0][1]
-    rounds = [number for number, found in recorded.items() if any(d.decided for d in found)]
-    medians = [median(d.raw for d in recorded[number] if d.decided) for number in rounds]
     seeds = f", seed {one.seed}" if len(method.complete_trials) > 1 else ""
     data = [
         line(
-            rounds, medians, faded(INK, 0.5), "round %{x}: median of all clients %{y:.1f}", name="median", width=1.5,
-            dash="dot",
+            medians, medians.values(), faded(INK, 0.5), "round %{x}: median of all clients %{y:.1f}", name="median",
+            width=1.5, dash="dot",
         ),
         line(
             [number for number, _ in path], [d.raw for _, d in path], method.style.color,
@@ -162,7 +157,7 @@ def _trajectory(method: Method, recorded: dict[int, list[Decision]]) -> Figure:
         description=f"Local steps by the rule over rounds, for {one.client} and the median of all clients.",
         data=data,
         layout=layout(
-            round_axis(rounds, f"Round; {escape(one.client)}{seeds}"),
+            round_axis(medians, f"Round; {escape(one.client)}{seeds}"),
             axis(nticks=5, rangemode="tozero"),
             "Steps of one client; dotted: median",
         ),
@@ -174,8 +169,7 @@ def _believed_gain(method: Method, ordered: Sequence[Decision]) -> Figure:
     ceiling = max((d.gain for d in ordered if math.isfinite(d.gain)), default=1.0)
     entries = [(min(d.gain, ceiling), escape(in_words(d))) for d in reversed(ordered)]
     each, of = ranked_bars(method, entries, "gain %{y:.3g}<br>%{text}")
-    wide = ceiling > 30
-    y = axis(nticks=5) | ({"type": "log"} if wide else {"rangemode": "tozero"})
+    y = axis(nticks=5, **({"type": "log"} if ceiling > 30 else {"rangemode": "tozero"}))
     return Figure(
         description=f"The gain over learning alone that {method.label} believes each client to have, sorted.",
         data=[each],

@@ -1,0 +1,120 @@
+"""The reference page, made from the registries: what every method sends and keeps, and every option of everything.
+
+    python -m kinfed.cli.reference > docs/reference.md
+
+A test compares the page with what this makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import torch
+
+from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms.base import Algorithm, AnyAlgorithm, PrivacyProfile
+from kinfed.core.options import OptionDoc, declared, describe_options
+from kinfed.core.registries import registry_of
+from kinfed.core.tree import Tree
+from kinfed.data.batches import LocalTraining
+from kinfed.deploy.wire import message_types
+
+HEAD = """# Reference
+
+Made from the registries by `make reference`; do not edit. What the methods are and why is in [methods.md](methods.md).
+
+## Methods
+
+*Down*, *up* and *keeps* are the fields of the messages and of a client's state: what is not named there did not travel.
+*Gradients* are those per batch in a round. *Privacy*: what epsilon does not cover, or why the method is refused.
+*Robust*: whether a robust average may take the mean's place.
+
+| name | method | down | up | keeps | gradients | privacy | robust | needs |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    parts = [HEAD + "".join(_method_row(name) for name in ALGORITHMS)]
+    parts.append(
+        "\n## Options of every method\n\n"
+        + _options_table([*describe_options(LocalTraining), *describe_options(Algorithm)])
+    )
+    for name, entry in ALGORITHMS.items():
+        own = [doc for doc in entry.describe_options() if doc.name not in declared(Algorithm)]
+        if own:
+            parts.append(f"\n### `{name}`: {entry.title}\n\n{_options_table(own)}")
+    for kind, heading in (("dataset", "Data sets"), ("partition", "Partitions"), ("model", "Models")):
+        parts.append(f"\n## {heading}\n")
+        for name, entry in registry_of(kind).items():
+            parts.append(f"\n### `{name}`\n\n{entry.summary}\n")
+            if docs := entry.describe_options():
+                parts.append("\n" + _options_table(docs))
+    return "".join(parts)
+
+
+def _method_row(name: str) -> str:
+    algorithm = make_algorithm(name, LocalTraining())
+    down, up = message_types(algorithm)
+    profile = algorithm.privacy(torch.tensor([100]))
+    robust = "no: " + algorithm.averages if isinstance(algorithm.averages, str) else "yes"
+    return _row(
+        f"`{name}`",
+        f"{ALGORITHMS[name].title}: {ALGORITHMS[name].summary}",
+        _fields(down),
+        _fields(up),
+        _fields(_client_type(algorithm)),
+        _gradients(profile),
+        _privacy(profile),
+        robust,
+        ", ".join(sorted(algorithm.traits)),
+    )
+
+
+def _fields(kind: type[Tree]) -> str:
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind)) or "nothing"
+
+
+def _client_type(algorithm: AnyAlgorithm) -> type[Tree]:
+    hints = typing.get_type_hints(type(algorithm).client_update)
+    kind: type[Tree] = typing.get_args(hints["return"])[0]
+    return kind
+
+
+def _gradients(profile: PrivacyProfile | None) -> str:
+    if profile is None or profile.impossible:
+        return ""
+    if profile.per_round is None:
+        return "no bound"
+    return ", ".join(str(k) for k, batches in sorted(profile.per_round.items()) if int(batches[0]))
+
+
+def _privacy(profile: PrivacyProfile | None) -> str:
+    if profile is None:
+        return "refused: declares nothing"
+    if profile.impossible:
+        return f"refused: {profile.impossible}"
+    return "; ".join(profile.uncovered) or "covered"
+
+
+def _options_table(docs: list[OptionDoc]) -> str:
+    rows = (_row(f"`{doc.name}`", doc.type, _value(doc.default), doc.bounds, doc.text) for doc in docs)
+    return "| option | type | default | range | what |\n|---|---|---|---|---|\n" + "".join(rows)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _value(default: Any) -> str:
+    if default is None or default == "":
+        return "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, int | float) else str(default)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
