@@ -12,12 +12,12 @@ import argparse
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from kinfed.bench.timing import Timing, engine
 from kinfed.bench.workload import WORKLOADS, synthetic
 from kinfed.data import batches
 from kinfed.pools.local_pool import available_cores
+from kinfed.report.tables import TextTable
 from kinfed.server.loop import Loop
 
 
@@ -27,30 +27,34 @@ def main() -> None:
     parser.add_argument("--sizes", default="10,17,25,34,50", help="clients per chunk")
     parser.add_argument("--gather-kb", default="1024")
     parser.add_argument("--repeats", type=int, default=15)
-    given = parser.parse_args()
-    workload = WORKLOADS[given.workload]
+    arguments = parser.parse_args()
+    workload = WORKLOADS[arguments.workload]
     federation = synthetic(workload)
-    gathers = [int(size) << 10 for size in given.gather_kb.split(",")]
+    gathers = [int(size) << 10 for size in arguments.gather_kb.split(",")]
     loops: dict[tuple[int, int], Loop] = {}
-    for size in map(int, given.sizes.split(",")):
+    for size in map(int, arguments.sizes.split(",")):
         for workers in sorted({1, available_cores()}):
             loop = engine(workload, federation, workers)
             loop.pool._chunk = size
             loops[size, workers] = loop
     timings = {(*key, gather): Timing() for key in loops for gather in gathers}
     torch.set_num_threads(1)
-    for repeat in range(given.repeats + 1):
+    for repeat in range(arguments.repeats + 1):
         for (size, workers, gather), timing in timings.items():
             batches.GATHER_BYTES = gather
             target = timing if repeat else Timing()  # the first turn warms up
             target.measure(loops[size, workers].round)
-    table = Table(
-        "clients per chunk", "workers", "gather", "median", "best", "processor time, best", title=workload.title
-    )
-    for (size, workers, gather), timing in timings.items():
-        figures = (f"{1000 * seconds:.1f} ms" for seconds in (timing.median, min(timing.wall), min(timing.cpu)))
-        table.add_row(str(size), str(workers), f"{gather >> 10} KB", *figures)
-    Console().print(table)
+    rows = [
+        [
+            str(size),
+            str(workers),
+            f"{gather >> 10} KB",
+            *(f"{1000 * seconds:.1f} ms" for seconds in (timing.median, min(timing.wall), min(timing.cpu))),
+        ]
+        for (size, workers, gather), timing in timings.items()
+    ]
+    headings = ("clients per chunk", "workers", "gather", "median", "best", "processor time, best")
+    Console(width=110).print(TextTable.of(workload.title, headings, rows))
     for loop in loops.values():
         loop.pool.close()
 

@@ -33,13 +33,17 @@ from kinfed.runs.predict import read_model
 from kinfed.runs.simulation import simulate
 
 NODES = ["x", "y", "z"]
-METHODS = {
-    "fedavg": "", "ditto": "", "selffl": "", "fedfomo": "models=2", "cgpfl": "contexts=2",
-}  # fmt: skip
+METHODS = {"fedavg": "", "ditto": "", "selffl": "", "fedfomo": "models=2", "cgpfl": "contexts=2"}  # options
 COMMON: dict[str, Any] = {
-    "model": "mlp", "classes": "10", "scaling": "none", "steps": 5, "batch": 10,
-    "eval-every": 0, "deadline": 120.0, "wait": 300.0,
-}  # fmt: skip
+    "model": "mlp",
+    "classes": "10",
+    "scaling": "none",
+    "steps": 5,
+    "batch": 10,
+    "eval-every": 0,
+    "deadline": 120.0,
+    "wait": 300.0,
+}
 
 
 def run(net: Network, folder: Path, name: str, settings: dict[str, Any]) -> list[float]:
@@ -54,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=3, help="a multiple of the three supernodes")
-    given = parser.parse_args()
-    rounds, names = given.rounds, [f"c{number:02}" for number in range(given.clients)]
+    arguments = parser.parse_args()
+    rounds, names = arguments.rounds, [f"c{number:02}" for number in range(arguments.clients)]
     common = COMMON | {"clients": ",".join(names), "quorum": len(names), "rounds": rounds}
     x, y = load_digits(return_X_y=True)
     size = 100 * len(names)
@@ -90,26 +94,30 @@ def main() -> None:
 
 
 def report(
-    method: str, folder: Path, names: list[str], settings: dict[str, Any],
-    examples: tuple[np.ndarray, np.ndarray, np.ndarray], seconds: list[float],
-) -> None:  # fmt: skip
+    method: str,
+    folder: Path,
+    names: list[str],
+    settings: dict[str, Any],
+    examples: tuple[np.ndarray, np.ndarray, np.ndarray],
+    seconds: list[float],
+) -> None:
     x, y, owner = examples
     deployment = Deployment.parse(settings | {"out": str(folder / method)})
     federation = Federation.from_arrays(x, y, np.array(names)[owner], num_classes=10)
-    if deployment.algorithm.needs_validation:
-        federation = federation.with_validation(0.2, deployment.seed)
+    if deployment.validation_share:
+        federation = federation.with_validation(deployment.validation_share, deployment.seed)
     loop = simulate(federation, deployment.run.model.name, deployment.algorithm)
-    for _ in loop.rounds(deployment.rounds):
+    for _ in loop.rounds(deployment.run.rounds):
         pass
-    found = loop.evaluate(keep_models=True)
-    assert found.models is not None
-    assert found.personal is not None
+    evaluation = loop.evaluate(keep_models=True)
+    assert evaluation.models is not None
+    assert evaluation.personal is not None
     assert isinstance(loop.task, ModuleTask)
-    here = [loop.task.module_of(row).state_dict() for row in found.models]
+    here = [loop.task.module_of(row).state_dict() for row in evaluation.models]
     local = torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in here])
     modules = [read_model(Vault(folder / f"vault-{name}").model_path()).module for name in names]
     there = torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
-    accuracy = float(found.personal.correct.sum() / found.personal.count.sum())
+    accuracy = float(evaluation.personal.correct.sum() / evaluation.personal.count.sum())
     summary = json.loads((folder / method / "summary.json").read_text("utf-8"))["results"][0]
     middle = sorted(seconds)[len(seconds) // 2]
     print(

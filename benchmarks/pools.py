@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from kinfed.algorithms import make_algorithm
@@ -25,10 +24,11 @@ from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.ray_pool import RayCluster
+from kinfed.report.tables import TableColumn, TextTable
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 
-WORK = LocalTraining(batch=1, steps=1)
+ONE_STEP = LocalTraining(batch=1, steps=1)
 
 
 def small() -> nn.Module:
@@ -46,31 +46,35 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--methods", default="fedavg,ditto")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     numbers = torch.Generator().manual_seed(0)
-    n = 4 * given.clients
+    n = 4 * arguments.clients
     x, y = torch.randn(n, 784, generator=numbers), torch.randint(0, 10, (n,), generator=numbers)
-    data = Federation.from_arrays(x.numpy(), y.numpy(), torch.arange(n).numpy() % given.clients, num_classes=10)
+    data = Federation.from_arrays(x.numpy(), y.numpy(), torch.arange(n).numpy() % arguments.clients, num_classes=10)
     began = time.perf_counter()
-    cluster = RayCluster(given.ray_address, given.workers)
-    table = Table("parameters", "method", "pool", "first round", "round, median", "best", "evaluation", "messages")
-    for model in (small, large):
-        for name in given.methods.split(","):
-            for row in measured(name, make_task(model), data, cluster, given.repeats):
-                table.add_row(*row)
+    cluster = RayCluster(arguments.ray_address, arguments.workers)
+    rows = [
+        row
+        for model in (small, large)
+        for name in arguments.methods.split(",")
+        for row in measure(name, make_task(model), data, cluster, arguments.repeats)
+    ]
     cluster.close()
     console = Console(width=110)
-    console.print(table)
-    console.print(f"{given.clients} clients, {cluster.size} Ray workers; {time.perf_counter() - began:.0f} s in all")
+    words = [TableColumn(heading, "text") for heading in ("method", "pool")]
+    figures = ("first round", "round, median", "best", "evaluation", "messages")
+    title = f"{arguments.clients} clients, {cluster.size} Ray workers"
+    console.print(TextTable.of(title, [TableColumn("parameters"), *words, *figures], rows))
+    console.print(f"{time.perf_counter() - began:.0f} s in all")
 
 
-def measured(name: str, task: Any, data: Federation, cluster: RayCluster, repeats: int) -> list[tuple[str, ...]]:
-    method = make_algorithm(name, WORK)
+def measure(name: str, task: Any, data: Federation, cluster: RayCluster, repeats: int) -> list[tuple[str, ...]]:
+    method = make_algorithm(name, ONE_STEP)
     loops, first = {}, {}
     for pool in ("local", "ray"):
         began = time.perf_counter()
-        made: Any = LocalPool(method, task, data, 0) if pool == "local" else cluster.pool(method, task, data, 0)
-        loops[pool] = Loop(method, task, made, data.population(0), Schedule())
+        clients: Any = LocalPool(method, task, data, 0) if pool == "local" else cluster.pool(method, task, data, 0)
+        loops[pool] = Loop(method, task, clients, data.population(0), Schedule())
         loops[pool].round()
         first[pool] = time.perf_counter() - began
     seconds: dict[str, list[float]] = {pool: [] for pool in loops}
@@ -85,11 +89,9 @@ def measured(name: str, task: Any, data: Federation, cluster: RayCluster, repeat
         began = time.perf_counter()
         loop.evaluate()
         evaluation = time.perf_counter() - began
-        rows.append((
-            f"{task.num_params:,}", name, pool, f"{1000 * first[pool]:.0f} ms",
-            f"{1000 * median(seconds[pool]):.1f} ms", f"{1000 * min(seconds[pool]):.1f} ms",
-            f"{1000 * evaluation:.0f} ms", f"{moved[pool] / 1e6:.1f} MB",
-        ))  # fmt: skip
+        times = (first[pool], median(seconds[pool]), min(seconds[pool]), evaluation)
+        texts = (f"{1000 * value:.{digits}f} ms" for value, digits in zip(times, (0, 1, 1, 0), strict=True))
+        rows.append((f"{task.num_params:,}", name, pool, *texts, f"{moved[pool] / 1e6:.1f} MB"))
         loop.pool.close()
     return rows
 

@@ -11,7 +11,7 @@ timed, both sides train on the same batches and must agree.
 """
 
 from kinfed.bench.printout import print_result
-from kinfed.bench.timing import BenchResult, Comparison, run_benchmarks
+from kinfed.bench.timing import BenchComparison, BenchResult, run_benchmarks
 from kinfed.bench.workload import WORKLOADS, Workload
 
-__all__ = ["WORKLOADS", "BenchResult", "Comparison", "Workload", "print_result", "run_benchmarks"]
+__all__ = ["WORKLOADS", "BenchComparison", "BenchResult", "Workload", "print_result", "run_benchmarks"]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
-from kinfed.bench.timing import BenchResult, Comparison
+from kinfed.bench.timing import BenchComparison, BenchResult
+from kinfed.report.tables import TableColumn, TextTable
 
 
 def print_result(result: BenchResult, console: Console | None = None) -> None:
     console = console or Console()
-    table = Table(
-        title="One round: medians, contestants taking turns", title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1)
-    )
-    table.add_column("workload", no_wrap=True)
-    for heading in ("cores", "plain loop", "kinfed", "ratio", "of best", "wanted", "limit", "peak"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for comparison in result.comparisons:
-        table.add_row(*_cells(comparison))
+    headings = ("cores", "plain loop", "kinfed", "ratio", "of best", "wanted", "limit", "peak")
+    rows = map(_cells, result.comparisons)
+    title = "One round: medians, contestants taking turns"
+    table = TextTable.of(title, [TableColumn("workload", "name"), *headings], rows).console()
+    table.padding = (0, 0, 0, 1)  # nine columns fit 80 characters
     console.print(table)
     for title in dict.fromkeys(f"{comparison.workload}: {comparison.title}" for comparison in result.comparisons):
         console.print(title)
@@ -42,7 +38,7 @@ def print_result(result: BenchResult, console: Console | None = None) -> None:
     )
 
 
-def _cells(c: Comparison) -> tuple[str, ...]:
+def _cells(c: BenchComparison) -> tuple[str, ...]:
     loop = c.against is None
     return (
         c.workload,

@@ -47,7 +47,7 @@ class Timing:
 
 
 @dataclass
-class Comparison:
+class BenchComparison:
     """One workload on some cores. `other` is the plain loop, or the engine on the smaller workload `against`."""
 
     workload: str
@@ -88,7 +88,7 @@ class Comparison:
 
 @dataclass
 class BenchResult:
-    comparisons: list[Comparison]
+    comparisons: list[BenchComparison]
     limits: Limits
     machine: dict[str, str | int]
 
@@ -114,14 +114,14 @@ def run_benchmarks(
     cores = sorted(set(threads)) or sorted({1, available_cores()})
     if cores[0] < 1:
         raise ConfigError(f"threads are numbers of cores, at least 1; got {cores[0]}")
-    chosen = [WORKLOADS[name].quick() if quick else WORKLOADS[name] for name in which or WORKLOADS]
+    workloads = [WORKLOADS[name].quick() if quick else WORKLOADS[name] for name in which or WORKLOADS]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         progress("limits of one core")
-        limits = measure_limits(chosen, seconds=0.0 if quick else 0.5)
-        comparisons: list[Comparison] = []
-        for workload in chosen:
+        limits = measure_limits(workloads, seconds=0.0 if quick else 0.5)
+        comparisons: list[BenchComparison] = []
+        for workload in workloads:
             progress(workload.title)
             comparisons += _compare(workload, repeats, cores, limits, quick)
     finally:
@@ -152,7 +152,9 @@ def disagreement(workload: Workload, federation: Federation, loop: PlainLoop) ->
     return float((ours.server.named()["w"] - loop.parameters()).abs().max())
 
 
-def _compare(workload: Workload, repeats: int, cores: Sequence[int], limits: Limits, quick: bool) -> list[Comparison]:
+def _compare(
+    workload: Workload, repeats: int, cores: Sequence[int], limits: Limits, quick: bool
+) -> list[BenchComparison]:
     gc.collect()
     forget_peak()
     federation = synthetic(workload)
@@ -189,12 +191,22 @@ def _compare(workload: Workload, repeats: int, cores: Sequence[int], limits: Lim
     gathered = 5.0 * prod(workload.shape) * workload.active * workload.steps * workload.batch
     floor = gflop / limits.products[workload.name] + gathered / (limits.copy_gb * 1e9)
     return [
-        Comparison(
-            workload.name, workload.title, n, *timings[n], workload.target, workload.against, difference,
-            gflop, gathered / 1e6, floor, peak,
+        BenchComparison(
+            workload=workload.name,
+            title=workload.title,
+            cores=n,
+            ours=timings[n][0],
+            other=timings[n][1],
+            target=workload.target,
+            against=workload.against,
+            disagreement=difference,
+            gflop=gflop,
+            gathered_mb=gathered / 1e6,
+            floor=floor,
+            peak_mb=peak,
         )
         for n in cores
-    ]  # fmt: skip
+    ]
 
 
 def _flop_of_step(workload: Workload) -> int:

@@ -29,7 +29,7 @@ class Workload:
     steps: int
     batch: int
     examples: int  # mean number per client
-    fewest: int
+    fewest: int  # examples that every client has
     product: tuple[int, int, int]  # rows, inputs, outputs of the matrix product that takes most of the time
     target: float | None = None  # times as fast as the plain loop
     against: str | None = None  # compared with the engine on this smaller workload instead of the plain loop
@@ -49,10 +49,6 @@ class Workload:
     def training(self) -> LocalTraining:
         return LocalTraining(lr=0.03, batch=self.batch, steps=self.steps)
 
-    def with_work(self, steps: int | None, batch: int | None) -> Workload:
-        """Other local work, where it is given."""
-        return replace(self, steps=self.steps if steps is None else steps, batch=self.batch if batch is None else batch)
-
     def build(self) -> nn.Module:
         return build_model(self.model, self.shape, CLASSES)
 
@@ -61,15 +57,48 @@ class Workload:
         return replace(self, clients=6, participation=0.5, steps=2, batch=4, examples=12, fewest=4, target=None)
 
 
-WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload("mlr", "mlr", (1, 28, 28), 1_000, 0.1, 20, 10, 69, 10, (10, 784, 10), target=7.0),
-        Workload("mlp", "mlp", (1, 28, 28), 40, 1.0, 20, 20, 500, 50, (20, 784, 128), target=3.0),
-        Workload("cnn", "cnn", (3, 32, 32), 15, 1.0, 20, 32, 600, 64, (32 * 10 * 10, 32 * 5 * 5, 64), target=1.4),
-        Workload("mlr-10k", "mlr", (1, 28, 28), 10_000, 0.1, 20, 10, 69, 10, (10, 784, 10), against="mlr"),
-    )
-}
+_MLR = Workload(
+    name="mlr",
+    model="mlr",
+    shape=(1, 28, 28),
+    clients=1_000,
+    participation=0.1,
+    steps=20,
+    batch=10,
+    examples=69,
+    fewest=10,
+    product=(10, 784, 10),
+    target=7.0,
+)
+_MLP = Workload(
+    name="mlp",
+    model="mlp",
+    shape=(1, 28, 28),
+    clients=40,
+    participation=1.0,
+    steps=20,
+    batch=20,
+    examples=500,
+    fewest=50,
+    product=(20, 784, 128),
+    target=3.0,
+)
+_CNN = Workload(
+    name="cnn",
+    model="cnn",
+    shape=(3, 32, 32),
+    clients=15,
+    participation=1.0,
+    steps=20,
+    batch=32,
+    examples=600,
+    fewest=64,
+    product=(32 * 10 * 10, 32 * 5 * 5, 64),
+    target=1.4,
+)
+_MANY_CLIENTS = replace(_MLR, name="mlr-10k", clients=10_000, target=None, against="mlr")
+
+WORKLOADS = {workload.name: workload for workload in (_MLR, _MLP, _CNN, _MANY_CLIENTS)}
 
 
 def synthetic(workload: Workload, seed: int = 0) -> Federation:

@@ -69,7 +69,7 @@ def reproduce(
         if stand_in := recipe.stand_ins.get(scale):
             console.print(f"stand-in: {stand_in}", style="yellow", highlight=False, soft_wrap=True)
         for table in result_tables.filled_tables(done):
-            console.print(table.text_table().console(box=None))
+            console.print(table.console_table())
         console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
         console.print(f"page     {recipe_page.write_reproduction(done)}", highlight=False, soft_wrap=True)
     finished = [

@@ -80,7 +80,8 @@ class RayCluster:
         self._slots += [_WorkerSlot(n, worker) for n, worker in zip(missing, _started(len(missing), 1), strict=True)]
         slots = self._slots[: len(members)]
         if type(algorithm).__module__.startswith(PLUGIN_PREFIX):  # a file that workers elsewhere do not have
-            ray.cloudpickle.register_pickle_by_value(sys.modules[type(algorithm).__module__])
+            pickler: Any = ray.cloudpickle
+            pickler.register_pickle_by_value(sys.modules[type(algorithm).__module__])
         spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))

@@ -7,8 +7,7 @@ another worker (`restore`), should this one be lost: nothing is acknowledged who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from kinfed.errors import CheckpointError
 from kinfed.pools.base import Evaluation, Reply
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
-from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
+from kinfed.privacy.dpsgd import EVALUATION, TRAINING, recorded
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Worker:
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1)
 
     def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
-        with _recorded(self.pool.task, TRAINING) as record:
+        with recorded(self.pool.task, TRAINING) as record:
             reply = self.pool.train(ids, _rows(ids, down), round, effort)
         reply.record = record
         return reply, self._snapshot(reply.ids)
@@ -61,7 +60,7 @@ class Worker:
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
     ) -> Evaluation:
-        with _recorded(self.pool.task, EVALUATION) as record:
+        with recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
                 ids,
                 _rows(ids, down),
@@ -123,12 +122,3 @@ def _take(tensor: Tensor, positions: Tensor) -> Tensor:
     if len(tensor) == 1:
         return tensor.expand(len(positions), *tensor.shape[1:])
     return tensor.index_select(0, positions)
-
-
-@contextmanager
-def _recorded(task: Task, phase: int) -> Iterator[Record | None]:
-    if not isinstance(task, PrivateTask):
-        yield None
-        return
-    with task.recording(phase) as record:
-        yield record

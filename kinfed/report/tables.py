@@ -114,10 +114,8 @@ class TextTable:
     def console(self, box: Box | None = SIMPLE) -> rich.table.Table:
         table = rich.table.Table(title=Text(self.title), title_justify="left", title_style="dim", box=box)
         for column in self.columns:
-            figure = column.kind == "figure"
-            table.add_column(
-                Text(column.full_heading), justify="right" if figure else "left", no_wrap=column.kind != "text"
-            )
+            # On a narrow terminal figures wrap: cut ones would be other figures.
+            table.add_column(Text(column.full_heading), justify="right" if column.kind == "figure" else "left")
         for row in self.rows:
             table.add_row(*(Text(str(cell), style=TONES.get(cell.tone, "bold" if cell.best else "")) for cell in row))
         return table

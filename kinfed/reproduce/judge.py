@@ -50,7 +50,9 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verd
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
-        return Verdict(claim.text, "not judged", f"one seed is no evidence: {means}", claim.source)
+        one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
+        reason = "one seed is no evidence" if one_seed else "not all figures are finite"
+        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source)
     ending = f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
     failed = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
     if not failed:

@@ -262,8 +262,8 @@ class Recipe:
 
     def limited_to(self, names: Sequence[str], scale: Scale) -> Recipe:
         """The recipe with some of its parts."""
-        known = {part.name for part in self.parts(scale)}
+        all_names = {part.name for part in self.parts(scale)}
         for name in names:
-            if name not in known:
-                raise unknown_name(f"part of {self.name} at scale {scale}", name, known)
+            if name not in all_names:
+                raise unknown_name(f"part of {self.name} at scale {scale}", name, all_names)
         return replace(self, parts=lambda scale: [part for part in self.parts(scale) if part.name in names])

@@ -38,10 +38,10 @@ def line_chart(
         looks = cycle((style.color, style.dash, style.symbol) for style in styles)
     data: list[Trace] = []
     for (name, points), (color, dash, symbol) in zip(series.items(), looks, strict=False):
-        known = [(place, entry) for place, by_seed in points if (entry := average(by_seed)) is not None]
+        means = [(place, entry) for place, by_seed in points if (entry := average(by_seed)) is not None]
         trace = line(
-            [place for place, _ in known],
-            [entry.mean * factor for _, entry in known],
+            [place for place, _ in means],
+            [entry.mean * factor for _, entry in means],
             color,
             f"{escape(name)}, %{{x}}: %{{y:.4g}}{unit}",
             name=name,
@@ -49,7 +49,7 @@ def line_chart(
             dots=True,
             symbol=symbol,
             size=7,
-            error=[(entry.sd or 0.0) * factor for _, entry in known],
+            error=[(entry.sd or 0.0) * factor for _, entry in means],
         )
         if "error_y" in trace:
             trace["error_y"]["color"] = color  # lines lie close together: whose spread is it?

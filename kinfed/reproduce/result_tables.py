@@ -34,12 +34,19 @@ class FilledTable:
         return any(cells[column].published is not None for _, cells in self.rows)
 
     def text_table(self) -> TextTable:
-        """For Markdown, LaTeX and the console: the paper's numbers in columns of their own."""
+        """For Markdown and LaTeX: the paper's numbers in columns of their own."""
+        return self._table([(column.heading, f"{column.heading}, paper") for column in self.columns])
+
+    def console_table(self) -> rich.table.Table:
+        return self._table([(column.heading, "paper") for column in self.columns]).console(box=None)
+
+    def _table(self, headings: Sequence[tuple[str, str]]) -> TextTable:
+        """headings: of every column, ours and the paper's."""
         columns = [TableColumn("", "name")]
-        for number, column in enumerate(self.columns):
-            columns.append(TableColumn(column.heading))
+        for number, (ours, paper) in enumerate(headings):
+            columns.append(TableColumn(ours))
             if self.is_published(number):
-                columns.append(TableColumn(f"{column.heading}, paper"))
+                columns.append(TableColumn(paper))
         return TextTable.of(self.table.title, columns, self._cells())
 
     def page_table(self) -> TextTable:
@@ -111,27 +118,35 @@ def _csv_number(value: float | None, column: ResultColumn) -> str:
     return "" if value is None else f"{value * column.factor:.6g}"
 
 
-def verdict_table(found: Sequence[Verdict]) -> TextTable:
+def verdict_table(judged: Sequence[Verdict]) -> TextTable:
     """The claims that were judged, or cannot be here; those that the scale does not run are left out."""
-    rows: list[list[TableCell | str]] = []
-    for verdict in found:
-        if verdict.sentence == NOT_RUN:
-            continue
-        tone = {"reproduced": "yes", "not reproduced": "no"}.get(verdict.status, "open")
-        claim = verdict.claim + (" (our question)" if verdict.source == "kinfed" else "")
-        rows.append([claim, TableCell(verdict.status, tone=tone), verdict.sentence])
+    rows = [(_claim_text(verdict), _status_cell(verdict), verdict.sentence) for verdict in _with_evidence(judged)]
     return TextTable.of("Claims", [TableColumn(name, "text") for name in ("claim", "verdict", "figures")], rows)
 
 
-def claims_not_run(found: Sequence[Verdict]) -> list[str]:
-    return [verdict.claim for verdict in found if verdict.sentence == NOT_RUN]
-
-
-def console_verdicts(found: Sequence[Verdict]) -> rich.table.Table:
-    table = verdict_table(found).console(box=None)
-    if missing := claims_not_run(found):
+def console_verdicts(judged: Sequence[Verdict]) -> rich.table.Table:
+    rows = [(_status_cell(verdict), f"{verdict.claim}: {verdict.sentence}") for verdict in _with_evidence(judged)]
+    table = TextTable.of("claims", [TableColumn("", "text"), TableColumn("", "text")], rows).console(box=None)
+    table.show_header = False
+    if missing := claims_not_run(judged):
         table.caption, table.caption_justify = f"{plural(len(missing), 'more claim')}: {NOT_RUN}", "left"
     return table
+
+
+def claims_not_run(judged: Sequence[Verdict]) -> list[str]:
+    return [verdict.claim for verdict in judged if verdict.sentence == NOT_RUN]
+
+
+def _with_evidence(judged: Sequence[Verdict]) -> list[Verdict]:
+    return [verdict for verdict in judged if verdict.sentence != NOT_RUN]
+
+
+def _claim_text(verdict: Verdict) -> str:
+    return verdict.claim + (" (our question)" if verdict.source == "kinfed" else "")
+
+
+def _status_cell(verdict: Verdict) -> TableCell:
+    return TableCell(verdict.status, tone={"reproduced": "yes", "not reproduced": "no"}.get(verdict.status, "open"))
 
 
 def markdown_page(reproduction: Reproduction) -> str:
@@ -145,9 +160,9 @@ def markdown_page(reproduction: Reproduction) -> str:
         lines += [f"## {table.table.title}", ""]
         lines += [table.table.caption, ""] if table.table.caption else []
         lines += [table.text_table().markdown()]
-    if found := verdicts(recipe, reproduction.results, reproduction.scale):
-        lines += ["## Claims", "", verdict_table(found).markdown()]
-        if missing := claims_not_run(found):
+    if judged := verdicts(recipe, reproduction.results, reproduction.scale):
+        lines += ["## Claims", "", verdict_table(judged).markdown()]
+        if missing := claims_not_run(judged):
             lines += [f"{len(missing)} more claims are not judged: {NOT_RUN}.", ""]
     if recipe.notes:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]

@@ -29,9 +29,9 @@ from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.budget import open_accounts
+from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.noise import seeded_noise
 from kinfed.runs.build import build_federation
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
@@ -242,8 +242,8 @@ class Experiment:
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
             calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
-            budget = open_accounts(
-                config.privacy, algorithm, task, simulated(seed), data.train.count, calls, start.ledger
+            budget = make_budget(
+                config.privacy, algorithm, task, seeded_noise(seed), data.train.count, calls, start.ledger
             )
             task = budget.task
         pool: Pool

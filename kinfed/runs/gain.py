@@ -214,6 +214,7 @@ def gain_from_run(
         if (algorithm is None or record["algorithm"] == algorithm)
         and (seed is None or record["seed"] == seed)
         and "sigma_m_sq" in (record["method"].get("clients") or {})
+        and (s0 is not None or "sigma0_sq" in record["method"])  # Self-FL's control estimates none
     ]
     if not records:
         wanted = algorithm or "a Self-FL method"

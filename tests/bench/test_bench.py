@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kinfed.bench import WORKLOADS, BenchResult, Comparison, print_result, run_benchmarks
+from kinfed.bench import WORKLOADS, BenchComparison, BenchResult, print_result, run_benchmarks
 from kinfed.bench import timing as measuring
 from kinfed.bench.machine import Limits, measure_limits, peak_mb
 from kinfed.bench.plain_loop import PlainLoop, conventional
@@ -142,8 +142,8 @@ def test_work_is_counted_as_by_hand() -> None:
 
 def made_by_hand() -> BenchResult:
     ours, loop = Timing([0.2, 0.1, 0.4], [0.3, 0.1, 0.5]), Timing([0.8, 0.6, 1.4], [0.9, 0.6, 1.5])
-    first = Comparison("mlr", "mlr 1x28x28", 2, ours, loop, 7.0, None, 1e-7, 0.5, 80.0, 0.05, 512.0)
-    second = Comparison("mlr-10k", "mlr, many", 1, loop, ours, None, "mlr", None, 5.0, 800.0, 0.5, None)
+    first = BenchComparison("mlr", "mlr 1x28x28", 2, ours, loop, 7.0, None, 1e-7, 0.5, 80.0, 0.05, 512.0)
+    second = BenchComparison("mlr-10k", "mlr, many", 1, loop, ours, None, "mlr", None, 5.0, 800.0, 0.5, None)
     return BenchResult([first, second], Limits(180.0, 14.0, {"mlr": 110.0}), {"processor": "P", "cores": 2} | VERSIONS)
 
 

@@ -25,7 +25,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import StateSnapshot, Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.noise import seeded_noise
 from kinfed.testing import tiny_federation, tiny_model
 
 SEED = 3
@@ -231,7 +231,7 @@ def test_private_gradients_are_recorded_where_they_are_taken() -> None:
     data, method = whole(), FedAvg(work)
 
     def private() -> PrivateTask:
-        return PrivateTask(make_task(tiny_model), 1.0, 1.0, simulated(SEED))
+        return PrivateTask(make_task(tiny_model), 1.0, 1.0, seeded_noise(SEED))
 
     task = private()
     pool = LocalPool(method, task, data, SEED, workers=1)

@@ -19,7 +19,7 @@ from kinfed.report.comparison import Method, compare
 from kinfed.report.palette import HUES, styles
 from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
-from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color, membership
+from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
 from kinfed.runs.reader import Final, Round, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
@@ -147,23 +147,22 @@ def test_many_clients_are_counted_and_not_drawn_one_by_one() -> None:
 
 
 def test_other_words_for_clusters() -> None:
-    found = membership(method({1: {"assignment": [0, 1, 1, 0]}}), "context")
+    found = clusters(method({1: {"assignment": [0, 1, 1, 0]}}, family="cgpfl"))
     assert found is not None
     assert found.title == "Contexts of clients"
     assert "form 2 contexts" in found.sentence
-    assert clusters(method({1: {"other": [0, 1, 1, 0]}})) is None
 
 
 @pytest.mark.parametrize("value", [3, [], ["a"], [0.5, 1.0], [True, False], [-2, 0], {"x": 1}])
 def test_records_that_are_no_assignment_are_passed_over(value: Any) -> None:
-    assert cluster_history(method({1: {"assignment": value}}), "cluster") is None
-    kept = cluster_history(method({1: {"assignment": value}, 2: {"assignment": [0, 1, 0, 1]}}), "cluster")
+    assert cluster_history(method({1: {"assignment": value}})) is None
+    kept = cluster_history(method({1: {"assignment": value}, 2: {"assignment": [0, 1, 0, 1]}}))
     assert kept is not None
     assert kept.rounds == (2,)
 
 
 def test_data_of_other_clients_give_no_names() -> None:
-    found = cluster_history(method({1: {"assignment": [0, 1]}}), "cluster")
+    found = cluster_history(method({1: {"assignment": [0, 1]}}))
     assert found is not None
     assert found.clients.client(1) == "client 1"
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
@@ -18,6 +21,7 @@ from kinfed.report.panels import Panel
 from kinfed.report.statistics import interval
 from kinfed.reproduce import (
     Claim,
+    Question,
     Recipe,
     ResultColumn,
     Results,
@@ -31,7 +35,8 @@ from kinfed.reproduce import (
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
-from kinfed.reproduce.recipe_page import write_markdown, write_reproduction, write_site
+from kinfed.reproduce.recipe_figures import beside_published
+from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe
 from kinfed.reproduce.result_tables import fill
 from kinfed.runs.experiment import Experiment
@@ -113,9 +118,17 @@ def recipe_of(measured: Measurements, **more: object) -> Recipe:
         Untestable("the moon is cheese", "no moon here"),
     ]
     return Recipe(
-        "toy", SELF_FL, "Table 0", "A toy", "About.", lambda scale: [Study("p", lambda seeds: measured)], [table],
-        claims, stand_ins={"smoke": "nothing"}, **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="toy",
+        paper=SELF_FL,
+        reproduces="Table 0",
+        title="A toy",
+        about="About.",
+        parts=lambda scale: [Study("p", lambda seeds: measured)],
+        tables=[table],
+        claims=claims,
+        stand_ins={"smoke": "nothing"},
+        **more,  # type: ignore[arg-type]
+    )
 
 
 MEASURED: Measurements = {
@@ -126,9 +139,8 @@ MEASURED: Measurements = {
 
 def test_verdicts_by_hand() -> None:
     said = verdicts(recipe_of(MEASURED), Results({"p": MEASURED}), "paper")
-    assert [v.status for v in said] == [
-        "reproduced", "not reproduced", "not reproduced", "not judged", "cannot be tested here",
-    ]  # fmt: skip
+    expected = ["reproduced", "not reproduced", "not reproduced", "not judged", "cannot be tested here"]
+    assert [v.status for v in said] == expected
     # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
     assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
     assert said[1].sentence.startswith("no, −20.0")
@@ -146,6 +158,12 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     first = verdicts(recipe_of(single), Results({"p": single}), "paper")[0]
     assert first.status == "not judged"
     assert first.sentence == "one seed is no evidence: +20.0 points"
+
+
+def test_figures_that_are_not_finite_are_called_so() -> None:
+    diverged = {**MEASURED, "b": {"personal.accuracy": {0: 0.7, 1: math.nan, 2: 0.72}}}
+    first = verdicts(recipe_of(diverged), Results({"p": diverged}), "paper")[0]
+    assert (first.status, first.sentence) == ("not judged", "not all figures are finite: not finite points")
 
 
 def test_a_rival_in_the_way_is_named() -> None:
@@ -173,6 +191,45 @@ def test_tables_as_text() -> None:
     latex = table.text_table().latex()
     assert r"Method\_B & 71.0 $\pm$ 1.0 & 80 & -- & 70 \\" in latex
     assert latex.count(r"\begin{tabular}{lrrrr}") == 1
+
+
+def test_a_question_is_judged_like_a_claim_and_counted_apart(tmp_path: Path) -> None:
+    question = Question.above("a above b?", "p", "a", ["b"])
+    recipe = replace(recipe_of(MEASURED), claims=[Claim.above("a above b", "p", "a", ["b"]), question])
+    claimed, asked = verdicts(recipe, Results({"p": MEASURED}), "paper")
+    assert (claimed.source, asked.source) == ("paper", "kinfed")
+    assert claimed.sentence == asked.sentence
+    assert tally(reproduce(recipe, "paper", tmp_path)) == (1, 0, 0, 1, 0)
+
+
+def test_a_page_keeps_ours_and_the_papers_under_one_heading() -> None:
+    table = fill(recipe_of(MEASURED).tables[0], Results({"p": MEASURED}))
+    assert table is not None
+    page = table.page_table()
+    assert page.groups == [("One", 2), ("Two", 2)]
+    assert [str(cell) for cell in page.rows[0]] == ["Method A", "91.0 ± 1.0", "90.5 ± 0.5", "50.0 ± 0.0", "–"]
+    figure = beside_published(table)
+    assert figure is not None
+    rings, discs = figure.data[:2]
+    assert (rings["x"], discs["x"]) == ([90.5, 80], [91.0, 71.0])
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    table = fill(recipe_of(MEASURED).tables[0], Results({"p": MEASURED}))
+    assert table is not None
+    console = Console(width=30, record=True, file=io.StringIO())
+    console.print(table.console_table())
+    assert {"91.0", "90.5", "50.0", "71.0", "80", "70", "1.0", "0.5", "0.0"} <= set(console.export_text().split())
+
+
+def test_texts_of_a_recipe_are_escaped_on_its_page(tmp_path: Path) -> None:
+    hostile = "<script>alert('x')</script>"
+    recipe = replace(recipe_of(MEASURED), title=hostile, about=hostile, notes=[hostile], stand_ins={"paper": hostile})
+    recipe = replace(recipe, claims=[Claim.above(hostile, "p", "a", ["b"])])
+    done = reproduce(recipe, "paper", tmp_path / "toy")
+    for page in (write_reproduction(done), write_site([done], tmp_path)):
+        assert "<script>alert" not in page.read_text("utf-8")
+        assert "&lt;script&gt;alert" in page.read_text("utf-8")
 
 
 def test_aliases_are_other_models_of_a_method() -> None:
@@ -243,14 +300,19 @@ def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:
 
 def test_summary_becomes_measurements() -> None:
     result = {
-        "algorithm": "x", "seed": 3, "rounds": 4, "personal": {"accuracy": 0.5}, "server": None, "bytes_down": 8,
-        "bytes_up": 4, "seconds": 2.0, "alternatives": {"before": {"accuracy": 0.25}},
+        "algorithm": "x",
+        "seed": 3,
+        "rounds": 4,
+        "personal": {"accuracy": 0.5},
+        "server": None,
+        "alternatives": {"before": {"accuracy": 0.25}},
+        "bytes_down": 8,
+        "bytes_up": 4,
+        "seconds": 2.0,
         "privacy": {"epsilon": [1.0, 2.5]},
-    }  # fmt: skip
-    assert measurements_of_summary([result]) == {
-        "x": {"personal.accuracy": {3: 0.5}, "before.accuracy": {3: 0.25}, "bytes": {3: 3.0}, "seconds": {3: 0.5},
-              "epsilon": {3: 2.5}}
-    }  # fmt: skip
+    }
+    measured = {"personal.accuracy": 0.5, "before.accuracy": 0.25, "bytes": 3.0, "seconds": 0.5, "epsilon": 2.5}
+    assert measurements_of_summary([result]) == {"x": {metric: {3: value} for metric, value in measured.items()}}
 
 
 @pytest.mark.parametrize("name", ["selffl-ablation", "cgpfl-contexts"])
