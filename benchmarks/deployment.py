@@ -104,10 +104,10 @@ def report(
     x, y, owner = examples
     deployment = Deployment.parse(settings | {"out": str(folder / method)})
     federation = Federation.from_arrays(x, y, np.array(names)[owner], num_classes=10)
-    if deployment.algorithm.needs_validation:
-        federation = federation.with_validation(0.2, deployment.seed)
+    if deployment.validation_share:
+        federation = federation.with_validation(deployment.validation_share, deployment.seed)
     loop = simulate(federation, deployment.run.model.name, deployment.algorithm)
-    for _ in loop.rounds(deployment.rounds):
+    for _ in loop.rounds(deployment.run.rounds):
         pass
     evaluation = loop.evaluate(keep_models=True)
     assert evaluation.models is not None

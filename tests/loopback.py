@@ -19,7 +19,7 @@ Tamper = Callable[[str, Sent, Packet], Packet | list[Packet] | None]  # (client,
 
 def through_the_wire(packet: Packet) -> Packet:
     """As it arrives at the other end."""
-    return Packet.read(packet.words(), {name: arrays(tensors) for name, tensors in packet.groups.items()})
+    return Packet.read(packet.header_json(), {name: arrays(tensors) for name, tensors in packet.groups.items()})
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Loopback:
             self.messages.append(one)
             ids.append(number)
             config = self.nodes_[one.node]
-            client = one.packet.about.get("name", config["client"])
+            client = one.packet.header.get("name", config["client"])
             try:
                 answer = Node.of(config, self.run_config).answer(one.kind, through_the_wire(one.packet))
             except KinfedError as error:

@@ -18,7 +18,7 @@ from method_bench import LR, by_hand, close, gradient, server
 import kinfed
 from kinfed.core.registry import load_plugin
 from kinfed.data.batches import LocalTraining
-from kinfed.runs.folder import same_results
+from kinfed.runs.compare import same_results
 from kinfed.testing import CHECKS, Bench, tiny_federation
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,9 @@ def test_importing_kinfed_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("kind", ["algorithm", "method", "dataset", "data set", "partition", "model", "robust rule", "panel"])
+@pytest.mark.parametrize(
+    "kind", ["algorithm", "method", "dataset", "data set", "partition", "model", "robust rule", "panel"]
+)
 def test_everything_is_registered_by_one_function(kind: str) -> None:
     registry = registry_of(kind)
     assert isinstance(registry, Registry)

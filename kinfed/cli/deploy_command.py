@@ -54,7 +54,7 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
     """What this node keeps: runs, clients, rounds, sizes."""
     from kinfed.deploy.vault import Vault
 
-    entries = Vault(folder).held()
+    entries = Vault(folder).entries()
     if not entries:
         say(f"the vault {folder.expanduser()} is empty")
         return

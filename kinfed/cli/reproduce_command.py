@@ -34,7 +34,7 @@ def reproduce(
     from kinfed.reproduce.judge import verdicts
     from kinfed.reproduce.recipe import SCALES, RunPart
     from kinfed.reproduce.recipes import RECIPES, load_recipe
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
 
     console = Console()
     if scale not in SCALES:

@@ -77,8 +77,7 @@ def gain(
     limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
 ) -> None:
     """Who gains from federating: each client's theoretical error alone, with Self-FL's estimate, with the exact one."""
-    from kinfed.runs.gain import gain_from_table, render, summary
-    from kinfed.runs.gain_of_run import gain_from_run
+    from kinfed.runs.gain import gain_from_run, gain_from_table, render, summary
 
     if source.is_dir():
         gains = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
@@ -94,7 +93,7 @@ def compare(
     tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
 ) -> None:
     """Say whether two runs have the same results, times aside; exit status 1 where they differ."""
-    from kinfed.runs.folder import same_results
+    from kinfed.runs.compare import same_results
 
     differences = same_results(first, second, tolerance=tolerance)
     for line in differences:

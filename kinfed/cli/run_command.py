@@ -29,6 +29,7 @@ def run(
     """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
     from kinfed.cli.display import display, results_table, run_sentence
     from kinfed.runs import experiment
+    from kinfed.runs.method_run import Interrupted
 
     config = _config(settings_of(context), out, resume)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
@@ -37,7 +38,7 @@ def run(
     with StopRequest(console) as stop, display(console, total_rounds(config)) as observer:
         try:
             result = experiment.run(config, out=folder, resume=resume, observer=observer, should_stop=stop)
-        except (experiment.Interrupted, KeyboardInterrupt):
+        except (Interrupted, KeyboardInterrupt):
             say(f"stopped; what is done is saved. To continue: {continuation}")
             raise typer.Exit(130) from None
         except PoolError as error:

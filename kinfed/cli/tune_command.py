@@ -51,7 +51,7 @@ def tune(
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for every method."""
     from kinfed.cli.display import run_sentence, tuning_line, tuning_table
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
     from kinfed.runs.tune import read_tuning
     from kinfed.runs.tune import tune as search
 
@@ -87,8 +87,7 @@ def tune(
 
 
 def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
-    from kinfed.algorithms.search_spaces import parse_ranges
-    from kinfed.runs.tune import Started
+    from kinfed.runs.tune import Started, parse_ranges
 
     config = typed.make_config()
     varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})

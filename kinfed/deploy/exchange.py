@@ -64,16 +64,16 @@ class Exchange:
     _greeted: dict[str, tuple[int, float]] = field(default_factory=dict)  # message -> node and time
 
     def find(self, enough: Callable[[], bool], seconds: float) -> None:
-        """Greet nodes until enough have said who they are, or the time is up."""
+        """Ask nodes who they are until enough have said it, or the time is up."""
         end = self.clock() + seconds
         while not enough() and self.clock() < end:
-            self._greet(set(self.transport.nodes()))
+            self._discover(set(self.transport.nodes()))
             for answer in self.transport.receive(list(self._greeted)):
-                self._hear(answer)
+                self._on_hello(answer)
             if not enough():
                 self.sleep(POLL_SECONDS)
 
-    def ask(
+    def request(
         self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
     ) -> dict[str, str]:
         """Ask each client its own question, and hand over the answers as they come. Ends when all have answered, when
@@ -83,7 +83,7 @@ class Exchange:
         open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
         while open_ and self.clock() < end:
             online = set(self.transport.nodes())
-            self._greet(online)
+            self._discover(online)
             where = self._where(online)
             if good >= needed and not any(name in where for name in open_):
                 break
@@ -95,7 +95,7 @@ class Exchange:
                     pending[message] = name
             for answer in self.transport.receive([*pending, *self._greeted]):
                 if answer.message in self._greeted:
-                    self._hear(answer)
+                    self._on_hello(answer)
                     continue
                 name = pending.pop(answer.message, "")
                 if name not in open_:
@@ -127,7 +127,7 @@ class Exchange:
     def _where(self, online: Collection[int]) -> dict[str, int]:
         return {name: node for node in online for name in self.clients.get(node, [])}
 
-    def _greet(self, online: set[int]) -> None:
+    def _discover(self, online: set[int]) -> None:
         now = self.clock()
         late = [message for message, (_, since) in self._greeted.items() if now - since > HELLO_SECONDS]
         for message in late:
@@ -143,26 +143,26 @@ class Exchange:
             if message:
                 self._greeted[message] = (node, now)
 
-    def _hear(self, answer: Answer) -> None:
+    def _on_hello(self, answer: Answer) -> None:
         node, _ = self._greeted.pop(answer.message)
         if answer.packet is None:
             if not answer.gone:
-                self._set_aside(node, answer.error)
+                self._quarantine(node, answer.error)
             return
         try:
-            hellos = [Packet(about) for about in answer.packet.want("clients", list) if isinstance(about, dict)]
-            names = [hello.want("name", str) for hello in hellos]
+            hellos = [Packet(header) for header in answer.packet.require("clients", list) if isinstance(header, dict)]
+            names = [hello.require("name", str) for hello in hellos]
             if not names:
                 raise MessageError("it names no client")
         except MessageError as error:
-            self._set_aside(node, str(error))
+            self._quarantine(node, str(error))
             return
         for name in names:
-            self._leave_former(name)
+            self._drop_stale(name)
         self.clients[node] = names
         self.hellos |= dict(zip(names, hellos, strict=True))
 
-    def _leave_former(self, name: str) -> None:
+    def _drop_stale(self, name: str) -> None:
         """The newer connection of a client is the one that lives: a killed node stays listed for a while."""
         former = next((node for node, names in self.clients.items() if name in names), None)
         if former is None:
@@ -173,6 +173,6 @@ class Exchange:
             del self.clients[former]
             self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
 
-    def _set_aside(self, node: int, trouble: str) -> None:
+    def _quarantine(self, node: int, trouble: str) -> None:
         self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS
         self.say(f"a node that has appeared cannot take part: {trouble}")

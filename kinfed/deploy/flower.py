@@ -23,21 +23,21 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
-_ABOUT = "about"
+_HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
 _TYPES = {HELLO: "query.hello", SUMS: "query.sums", TRAIN: "train", EVALUATE: "evaluate"}
 _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def to_records(packet: Packet) -> RecordDict:
-    records: dict[str, Any] = {_ABOUT: ConfigRecord({"words": packet.words()})}
+    records: dict[str, Any] = {_HEADER: ConfigRecord({_JSON: packet.header_json()})}
     for name, tensors in packet.groups.items():
         records[name] = ArrayRecord({key: Array(array) for key, array in arrays(tensors).items()})
     return RecordDict(records)
 
 
 def from_records(content: RecordDict) -> Packet:
-    about = content.config_records.get(_ABOUT)
-    words = "" if about is None else about.get("words", "")
+    record = content.config_records.get(_HEADER)
+    text = "" if record is None else record.get(_JSON, "")
     try:
         groups = {
             name: {key: array.numpy() for key, array in record.items()}
@@ -45,7 +45,7 @@ def from_records(content: RecordDict) -> Packet:
         }
     except (ValueError, TypeError, EOFError, OSError) as error:  # what numpy says of an array it cannot read
         raise MessageError(f"an array that cannot be read ({error})") from None
-    return Packet.read(words, groups)
+    return Packet.read(text, groups)
 
 
 class GridTransport:
@@ -56,12 +56,12 @@ class GridTransport:
         return list(self.grid.get_node_ids())
 
     def send(self, messages: Sequence[Sent]) -> list[str]:
-        made = [
+        flower_messages = [
             Message(to_records(one.packet), dst_node_id=one.node, message_type=_TYPES[one.kind], ttl=one.seconds)
             for one in messages
         ]
-        ids = list(self.grid.push_messages(made))
-        return [str(one or "") for one in ids] if len(ids) == len(made) else [""] * len(made)
+        ids = list(self.grid.push_messages(flower_messages))
+        return [str(one or "") for one in ids] if len(ids) == len(messages) else [""] * len(messages)
 
     def receive(self, messages: Collection[str]) -> list[Answer]:
         if not messages:
@@ -70,14 +70,14 @@ class GridTransport:
 
 
 def _answer(reply: Message) -> Answer:
-    asked = reply.metadata.reply_to_message_id
+    question = reply.metadata.reply_to_message_id
     if reply.has_error():
         code, reason = reply.error.code, reply.error.reason or ""
-        return Answer(asked, None, _sentence(code, reason), gone=code in _GONE)
+        return Answer(question, None, _sentence(code, reason), gone=code in _GONE)
     try:
-        return Answer(asked, from_records(reply.content))
+        return Answer(question, from_records(reply.content))
     except MessageError as error:
-        return Answer(asked, None, str(error))
+        return Answer(question, None, str(error))
 
 
 def _sentence(code: int, reason: str) -> str:

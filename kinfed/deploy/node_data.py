@@ -10,7 +10,7 @@
     image="picture"                      a column of images instead of feature columns
     group="north"                        the client's group, for methods that use groups
     vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
-    least_noise="1.0"                    never train without differential privacy of at least this noise
+    min_noise="1.0"                    never train without differential privacy of at least this noise
     threads="4"                          cores to train with (default 1)
 
 An .npz file holds x [n, ...] and y [n], and where the split is known test [n] and val [n], true or false. A function
@@ -36,7 +36,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
-from kinfed.deploy.settings import NONE, STANDARD, Deployment, distinct
+from kinfed.deploy.settings import Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
 
 DEFAULT_VAULT = "~/.kinfed/vault"
@@ -55,43 +55,43 @@ class NodeSettings:
     image: str = ""
     group: str = ""
     vault: str = DEFAULT_VAULT
-    least_noise: str = "0"
+    min_noise: str = "0"
     threads: str = "1"
-    extra: Mapping[str, Any] | None = None  # everything given, for a function of the node's own
+    extra: Mapping[str, Any] | None = None  # everything in the table, for a function of the node's own
 
     @classmethod
-    def parse_all(cls, given: Mapping[str, Any]) -> list[NodeSettings]:
+    def parse_all(cls, table: Mapping[str, Any]) -> list[NodeSettings]:
         """One for each client."""
-        client, data = (str(given.get(key, "")) for key in ("client", "data"))
+        client, data = (str(table.get(key, "")) for key in ("client", "data"))
         names = distinct("clients in --node-config", client) if client.strip() else [""]
         if len(names) > 1 and NAME not in data and not _calls_function(data):
             raise ConfigError(
                 f"the clients {', '.join(names)} of this node would all have the data {data!r}; write {NAME} in it "
                 f"where a client's name belongs, such as /srv/{NAME}.csv"
             )
-        return [cls.parse({key: str(value).replace(NAME, name) for key, value in given.items()} | {"client": name})
+        return [cls.parse({key: str(value).replace(NAME, name) for key, value in table.items()} | {"client": name})
                 for name in names]  # fmt: skip
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> NodeSettings:
+    def parse(cls, table: Mapping[str, Any]) -> NodeSettings:
         fields = [name for name in cls.__dataclass_fields__ if name != "extra"]
         for name in ("client", "data"):
-            if not str(given.get(name, "")):
+            if not str(table.get(name, "")):
                 raise ConfigError(
                     f"this node does not say its {name}; start the supernode with "
                     """--node-config 'client="hospital-a" data="/srv/hospital-a.csv"'"""
                 )
-        unknown = [key for key in given if key not in fields and not _calls_function(str(given["data"]))]
+        unknown = [key for key in table if key not in fields and not _calls_function(str(table["data"]))]
         if unknown:
             raise unknown_name("key in --node-config", unknown[0], fields)
-        made = cls(**{name: str(given[name]) for name in fields if name in given}, extra=dict(given))
-        if not made.threads.isdigit() or int(made.threads) < 1:
-            raise ConfigError(f"threads in --node-config is a whole number of at least 1; got {made.threads!r}")
+        settings = cls(**{name: str(table[name]) for name in fields if name in table}, extra=dict(table))
+        if not settings.threads.isdigit() or int(settings.threads) < 1:
+            raise ConfigError(f"threads in --node-config is a whole number of at least 1; got {settings.threads!r}")
         try:
-            float(made.least_noise)
+            float(settings.min_noise)
         except ValueError:
-            raise ConfigError(f"least_noise in --node-config is a number; got {made.least_noise!r}") from None
-        return made
+            raise ConfigError(f"min_noise in --node-config is a number; got {settings.min_noise!r}") from None
+        return settings
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class OwnData:
+class ClientData:
     """One client's examples, before anything about the others is known."""
 
     federation: Federation  # of one; features not scaled yet
@@ -119,17 +119,18 @@ class OwnData:
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total
 
-    def placed(self, place: Place, deployment: Deployment) -> Federation:
+    def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
         """The client as one of the deployment's: scaled as all are, with its validation examples."""
-        made = replace(self.federation, features=Features(self.federation.features.raw, place.mean, place.std))
+        features = Features(self.federation.features.raw, enrolment.mean, enrolment.std)
+        federation = replace(self.federation, features=features)
         share = deployment.validation_share
-        if share and not int(made.val.count.sum()):
-            made = made.with_validation(share, deployment.seed, torch.tensor([place.number]))
-        return made
+        if share and not int(federation.val.count.sum()):
+            return federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
+        return federation
 
 
 @dataclass(frozen=True)
-class Place:
+class Enrolment:
     """A client among all: what the server tells it about the whole."""
 
     number: int
@@ -150,45 +151,38 @@ class Place:
         return Cohort(ids, train, val, test, seed, round, None if self.group < 0 else torch.tensor([self.group]))
 
 
-def load_own(node: NodeSettings, deployment: Deployment) -> OwnData:
+def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     """This node's examples as a federation of one."""
     classes = deployment.class_names
     if is_table(node.data):
-        label = node.label or deployment.label_column
+        label = node.label or deployment.run.label_column
         options = TableOptions(label, None, None, node.split or None, node.image or None, node.ignore)
         source = load_like(Path(node.data), options, deployment.feature_columns, classes)
         columns = list(source.options.get("columns", []))
         raw, labels, is_test, is_val = source.features.raw, source.labels, source.is_test, source.is_val
     else:
-        found = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
-        raw = as_features(found.x, found.tokens)
-        labels = _class_numbers(found.y, classes, node.data)
+        examples = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
+        raw = as_features(examples.x, examples.tokens)
+        labels = _class_numbers(examples.y, classes, node.data)
         is_test, is_val = (
-            None if flag is None else _flags(flag, len(labels), node.data) for flag in (found.test, found.val)
+            None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
         )
         columns = []
     if len(raw) != len(labels):
         raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
     val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
-    kept = rows if is_val is None else rows.filter(~is_val)
+    rest = rows if is_val is None else rows.filter(~is_val)
     if is_test is None:
         key = name_keys(rng.root(deployment.seed, "test-split"), [node.client])
-        train, test = hold_out(kept, deployment.test_fraction, key)
+        train, test = hold_out(rest, deployment.test_fraction, key)
     else:
-        train, test = kept.filter(~is_test[kept.rows]), kept.filter(is_test[kept.rows])
-    made = Federation(
+        train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
+    federation = Federation(
         Features(raw), labels, len(classes), train, val, test, [node.client],
         class_names=classes, description={"dataset": node.data, "partition": "given"},
     )  # fmt: skip
-    return OwnData(made, columns)
-
-
-def scale(deployment: Deployment, mean: Tensor | None = None, std: Tensor | None = None) -> tuple[Any, Any]:
-    """(mean, std) of all features: those found together, one number to divide by, or nothing."""
-    if deployment.scaling == STANDARD:
-        return mean, std
-    return None, None if deployment.scaling == NONE else torch.tensor(deployment.divisor, dtype=torch.float32)
+    return ClientData(federation, columns)
 
 
 def _calls_function(data: str) -> bool:
@@ -206,12 +200,14 @@ def _from_function(node: NodeSettings) -> Examples:
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise DataError(f"{path} has no function {name!r}")
-    found = function(dict(node.extra or {}))
-    if isinstance(found, Examples):
-        return found
-    if isinstance(found, tuple) and len(found) == 2:
-        return Examples(*found)
-    raise DataError(f"{node.data} should return (x, y) or kinfed.deploy.node_data.Examples; got {type(found).__name__}")
+    result = function(dict(node.extra or {}))
+    if isinstance(result, Examples):
+        return result
+    if isinstance(result, tuple) and len(result) == 2:
+        return Examples(*result)
+    raise DataError(
+        f"{node.data} should return (x, y) or kinfed.deploy.node_data.Examples; got {type(result).__name__}"
+    )
 
 
 def _from_npz(path: Path) -> Examples:

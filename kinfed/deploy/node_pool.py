@@ -7,17 +7,17 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, RoundInfo, privacy_profile
+from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, privacy_profile
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Population
+from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.node import EVALUATE, TRAIN
 from kinfed.deploy.settings import Deployment
@@ -26,35 +26,8 @@ from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
-from kinfed.privacy.ledger import Event, covers
+from kinfed.privacy.ledger import Event, dominates
 from kinfed.server.screening import UpdateSpec
-
-Method = Algorithm[Any, Any, Any, Any]
-
-
-@dataclass(frozen=True)
-class Roster:
-    """The clients of a deployment, in the order of their numbers; what the server knows of them."""
-
-    names: list[str]
-    counts: Tensor  # [K, 3] training, validation and test examples
-    shape: tuple[int, ...]
-    columns: list[str]
-    tokens: bool = False
-    groups: list[str] = field(default_factory=list)  # [K] names of groups, where nodes have any
-    mean: Tensor | None = None
-    std: Tensor | None = None
-
-    @property
-    def group_names(self) -> list[str]:
-        return sorted(set(self.groups))
-
-    def group(self, number: int) -> int:
-        return self.group_names.index(self.groups[number]) if self.groups else -1
-
-    def population(self, seed: int, participation: float) -> Population:
-        groups = torch.tensor([self.group(k) for k in range(len(self.names))]) if self.groups else None
-        return Population(len(self.names), seed, participation, groups, len(self.group_names))
 
 
 class NodePool:
@@ -65,8 +38,8 @@ class NodePool:
         self.deployment, self.run, self.roster, self.exchange = deployment, run, roster, exchange
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
-        self.short = 0  # rounds in a row without quorum
-        self._update_spec = UpdateSpec.from_update(up, deployment.largest_norm)
+        self.rounds_without_quorum = 0  # the last ones, in a row
+        self._update_spec = UpdateSpec.from_update(up, deployment.run.largest_norm)
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
@@ -81,8 +54,8 @@ class NodePool:
             for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
         }
         updates: dict[int, Tree] = {}
-        asked: dict[int, list[Event]] = {}
-        nbytes, bad = 0, dict[int, str]()
+        events: dict[int, list[Event]] = {}
+        nbytes, rejections = 0, dict[int, str]()
 
         def take(name: str, answer: Packet) -> None:
             nonlocal nbytes
@@ -90,35 +63,36 @@ class NodePool:
             self._check_signature(orders[name], answer)
             nbytes += answer.nbytes
             try:
-                events = self._events(k, answer)
-                if refused := answer.about.get("refused"):
+                gradients = self._events(k, answer)
+                if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
                 up = self._checked(answer.group("up"))
             except MessageError as error:
-                bad[k] = str(error)
+                rejections[k] = str(error)
                 raise
-            if answer.about.get("lost"):
+            if answer.header.get("lost"):
                 self.exchange.say(
                     f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
                 )
-            updates[k], asked[k] = up, events
+            updates[k], events[k] = up, gradients
 
-        needed = self.deployment.needed(len(ids))
-        reasons = self.exchange.ask(TRAIN, orders, self.deployment.deadline, take, needed)
-        for name, why in sorted(reasons.items()):
-            self.exchange.say(f"round {round}: without {name}: {why}")
-        record = self._record(ids, asked) if self._private else None
+        needed = self.deployment.needed_updates(len(ids))
+        reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
+        for name, reason in sorted(reasons.items()):
+            if self._number(name) not in rejections:  # those are the run's to report
+                self.exchange.say(f"round {round}: without {name}: {reason}")
+        record = self._record(ids, events) if self._private else None
         enough = len(updates) >= needed
-        self.short = 0 if enough else self.short + 1
+        self.rounds_without_quorum = 0 if enough else self.rounds_without_quorum + 1
         if not enough:
             self.exchange.say(
                 f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
             )
-            return Reply(ids[:0], None, nbytes, sorted(bad), bad, record)
-        counted = sorted(updates)
-        self.accepted[counted] = round
-        up = self._up.stack([updates[k] for k in counted])
-        return Reply(torch.tensor(counted), up, nbytes, sorted(bad), bad, record)
+            return Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
+        numbers = sorted(updates)
+        self.accepted[numbers] = round
+        up = self._up.stack([updates[k] for k in numbers])
+        return Reply(torch.tensor(numbers), up, nbytes, sorted(rejections), rejections, record)
 
     def evaluate(
         self,
@@ -138,28 +112,28 @@ class NodePool:
             model = None if server_model is None else server_model(one[None])
             groups = {} if model is None else {"server_model": {"model": model}}
             orders[self.roster.names[k]] = self._order(EVALUATE, k, round, download(one[None]), groups, split=split)
-        found: dict[int, Packet] = {}
-        asked: dict[int, list[Event]] = {}
+        by_client: dict[int, Packet] = {}
+        events: dict[int, list[Event]] = {}
 
         def take(name: str, answer: Packet) -> None:
             self._check_signature(orders[name], answer)
             k = self._number(name)
             for group in ("personal", *(["server_model"] if server_model is not None else [])):
                 _checked_score(answer.group(group))
-            found[k], asked[k] = answer, _listed(answer)
+            by_client[k], events[k] = answer, _reported_events(answer)
 
-        reasons = self.exchange.ask(EVALUATE, orders, self.deployment.deadline, take, 1)
-        for name, why in sorted(reasons.items()):
-            self.exchange.say(f"evaluation after round {round}: without {name}: {why}")
-        who = sorted(found)
-        answers = [found[k] for k in who]
-        record = _joined(asked, EVALUATION) if self._private else None
-        if not who:
+        reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
+        for name, reason in sorted(reasons.items()):
+            self.exchange.say(f"evaluation after round {round}: without {name}: {reason}")
+        numbers = sorted(by_client)
+        answers = [by_client[k] for k in numbers]
+        record = _make_record(events, EVALUATION) if self._private else None
+        if not numbers:
             return Evaluation(ids[:0], None, None, record=record)
         others = sorted({name for a in answers for name in a.groups if name.startswith("other.")})
         figures = set.intersection(*(set(a.group("figures")) for a in answers))
         return Evaluation(
-            torch.tensor(who),
+            torch.tensor(numbers),
             _scores([a.group("personal") for a in answers]),
             _scores([a.group("server_model") for a in answers]) if server_model is not None else None,
             {name: torch.cat([a.group("figures")[name].reshape(1) for a in answers]) for name in sorted(figures)},
@@ -199,24 +173,24 @@ class NodePool:
     ) -> Packet:
         scale = {"mean": self.roster.mean, "std": self.roster.std}
         inputs = {name: tensor for name, tensor in scale.items() if tensor is not None}
-        about = {
+        header = {
             "kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k],
             "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
             "group": self.roster.group(k), "noise": self._noise, **more,
         }  # fmt: skip
-        return Packet(about, {"down": down.named(), "inputs": inputs, **(groups or {})})
+        return Packet(header, {"down": down.named(), "inputs": inputs, **(groups or {})})
 
     @staticmethod
     def _check_signature(order: Packet, answer: Packet) -> None:
         for key in ("run", "round", "number", "kind", "name"):
-            if answer.about.get(key) != order.about[key]:
-                raise MessageError(f"an answer with {key} {answer.about.get(key)!r} instead of {order.about[key]!r}")
+            if answer.header.get(key) != order.header[key]:
+                raise MessageError(f"an answer with {key} {answer.header.get(key)!r} instead of {order.header[key]!r}")
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
-        complaint = self._update_spec.violation(tensors)
-        if complaint is not None:
-            raise MessageError(complaint)
+        violation = self._update_spec.violation(tensors)
+        if violation is not None:
+            raise MessageError(violation)
         return tree_of(self._up, tensors)
 
     # ---- privacy ----
@@ -230,24 +204,24 @@ class NodePool:
         gradients = profile.per_round
         q = float(
             (self.algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0)
-        )  # to the bit as in the books
+        )  # to the bit as in the budget
         return tuple(Event(q, number, int(b)) for number, b in sorted(gradients.items()) if int(b))
 
     def _events(self, k: int, answer: Packet) -> list[Event]:
         if not self._private:
             return []
-        events = _listed(answer)
-        if not covers(self._plan(k), tuple(sorted(events))):
+        events = _reported_events(answer)
+        if not dominates(self._plan(k), tuple(sorted(events))):
             raise MessageError("it computed more private gradients than the method takes in a round")
         return events
 
-    def _record(self, ids: Tensor, asked: Mapping[int, list[Event]]) -> Record:
+    def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
         """Of everyone called. Who did not answer may have computed all the same, and the answer may yet be read by
         somebody: it counts in full."""
-        return _joined({k: asked.get(k) or list(self._plan(k)) for k in ids.tolist()}, TRAINING)
+        return _make_record({k: events.get(k) or list(self._plan(k)) for k in ids.tolist()}, TRAINING)
 
 
-def sample_update(algorithm: Method, task: Task, server: Tree, roster: Roster, classes: int) -> dict[str, Tensor]:
+def sample_update(algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Roster, classes: int) -> dict[str, Tensor]:
     """An update [1, ...] as the method makes it, of a client with made-up examples: what fields, types and shapes to
     expect of real ones."""
     plain = task.inner if isinstance(task, PrivateTask) else task
@@ -265,19 +239,21 @@ def sample_update(algorithm: Method, task: Task, server: Tree, roster: Roster, c
     return dict(up.named())
 
 
-def _listed(answer: Packet) -> list[Event]:
+def _reported_events(answer: Packet) -> list[Event]:
     try:
-        return [Event(float(q), int(gradients), int(samples)) for q, gradients, samples in answer.want("asked", list)]
+        return [
+            Event(float(q), int(gradients), int(samples)) for q, gradients, samples in answer.require("gradients", list)
+        ]
     except (TypeError, ValueError):
         raise MessageError("an answer without a readable list of what its data were asked") from None
 
 
-def _joined(asked: Mapping[int, list[Event]], phase: int) -> Record:
-    """A record as the loop's books take it. Keys of samples are made up: the real ones do not leave a node. Those of an
+def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
+    """A record as the budget takes it. Keys of samples are made up: the real ones do not leave a node. Those of an
     evaluation are others than those of a round."""
     record = Record(phase)
-    for k, events in sorted(asked.items()):
-        for event in events:
+    for k, own in sorted(events.items()):
+        for event in own:
             for _ in range(event.batches):
                 key = len(record.calls) if phase == TRAINING else -1 - len(record.calls)
                 record.calls[key], record.drawn[key] = event.gradients, (k, event.q)
@@ -297,8 +273,8 @@ def _checked_score(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _scores(found: list[dict[str, Tensor]]) -> Score:
+def _scores(answers: list[dict[str, Tensor]]) -> Score:
     def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in found])
+        return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in answers])
 
     return Score(column("correct", torch.float64), column("loss", torch.float64), column("count", torch.int64))

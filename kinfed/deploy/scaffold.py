@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from kinfed.core import storage
+from kinfed.deploy.settings import SECTIONS, describe_setting
 from kinfed.errors import ConfigError, StorageError
 
 _PYPROJECT = """\
@@ -26,50 +28,9 @@ publisher = "kinfed"
 serverapp = "kinfed_app:server_app"
 clientapp = "kinfed_app:client_app"
 
+# "" is: not set. What stands here can be overridden:  flwr run . <superlink> --run-config 'rounds=40 lr=0.1'
 [tool.flwr.app.config]
-# ---- who takes part, and for how long to wait ----
-out = "runs/{name}"      # folder on the server's machine; the same folder again: the run is resumed
-clients = "3"            # how many, or their names: "hospital-a,hospital-b,hospital-c"
-quorum = 2               # updates without which a round does not count; 0: of more than half of those called
-deadline = 600.0         # seconds that a round waits for its clients
-wait = 600.0             # seconds that the start waits for all clients
-patience = 3             # rounds in a row without quorum after which the run stops
-participation = 1.0      # share of the clients called in a round
-
-# ---- what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models) ----
-method = "ditto"
-options = ""             # of the method and the model: "lam=0.5 model.width=8"
-model = "mlp"
-rounds = 20
-seed = 0
-lr = 0.05
-batch = 20
-steps = 20               # local steps per round, or ...
-epochs = 0               # ... epochs instead (then steps = 0)
-momentum = 0.0
-weight-decay = 0.0
-lr-decay = 1.0           # factor of the learning rate per round
-augment = ""
-eval-every = 5           # rounds between evaluations; each writes every node's personal model to its vault
-
-# ---- the data, which stay on the nodes ----
-classes = "10"           # how many (labels 0, 1, ...), or their names: "benign,malignant"
-label-column = "label"   # in tables; a node may call it otherwise (label in its node-config)
-features = ""            # columns in their order; empty: all others, which must agree at all nodes
-scaling = "standard"     # mean 0, variance 1 over all clients (two sums per feature leave a node); "none"; or "255"
-test-fraction = 0.25     # of a node's examples, where it does not name its test examples itself
-validation = 0.0         # share of training examples for validation; 0: a fifth where the method needs it
-
-# ---- protection ----
-largest-norm = 0.0       # longer updates are rejected; 0: no bound
-robust = ""              # a robust average instead of the mean (docs/methods.md); its options: "robust.share=0.2"
-dp-noise = 0.0           # differential privacy (docs/privacy.md): noise, or ...
-dp-epsilon = 0.0         # ... the epsilon to find it for
-dp-clip = 0.0
-dp-delta = 0.0
-dp-budget = 0.0
-dp-strict = false
-"""
+{settings}"""
 
 _SHIM = '''\
 """What Flower starts. All code is in kinfed, which is installed on the server and on every node."""
@@ -108,7 +69,7 @@ def load(node):
     return Examples(np.array(x), np.array(y), test=np.array(test))
 '''
 
-FILES = {"pyproject.toml": _PYPROJECT, "kinfed_app.py": _SHIM, "node/load_data.py": _DATA}
+_COMMENT_COLUMN = 26  # where the texts about settings begin
 
 
 def make_app(folder: Path) -> list[Path]:
@@ -118,9 +79,24 @@ def make_app(folder: Path) -> list[Path]:
         raise ConfigError(f"the folder's name becomes the app's, so it begins with a letter; got {folder.name!r}")
     if folder.exists() and any(folder.iterdir()):
         raise StorageError(f"{folder} holds files already; choose a new folder")
-    written = []
-    for path, text in FILES.items():
-        storage.make_folder((folder / path).parent)
-        storage.write_atomically(folder / path, text.replace("{name}", name).encode())
-        written.append(folder / path)
-    return written
+    project = _PYPROJECT.format(name=name, settings=_settings_table(f"runs/{name}"))
+    paths = []
+    for file, text in (("pyproject.toml", project), ("kinfed_app.py", _SHIM), ("node/load_data.py", _DATA)):
+        path = folder / file
+        storage.make_folder(path.parent)
+        storage.write_atomically(path, text.encode())
+        paths.append(path)
+    return paths
+
+
+def _settings_table(out: str) -> str:
+    """Every setting with its default and its text, as TOML. A JSON value of Flower's few types is a TOML value."""
+    sections = []
+    for heading, names in SECTIONS.items():
+        lines = [f"# ---- {heading} ----"]
+        for name in names:
+            default, text = describe_setting(name)
+            line = f"{name.replace('_', '-')} = {json.dumps(out if name == 'out' else default)}"
+            lines.append(f"{line:<{_COMMENT_COLUMN}} # {text}")
+        sections.append("\n".join(lines) + "\n")
+    return "\n".join(sections)

@@ -1,7 +1,10 @@
 """What the operator of a deployment configures: `[tool.flwr.app.config]` of the app's pyproject.toml.
 
-Flower hands the same flat table to the server and to every node, and `flwr run --run-config` overrides it. It knows no
-null, so 0 and "" stand for "not set". Keys may be written with dashes or underscores.
+Flower hands the same flat table to the server and to every node, and `flwr run --run-config` overrides what is in it.
+It knows no null, so "" stands for "not set": the default applies. Keys may be written with dashes or underscores.
+
+A `Deployment` has what only a deployment has; all other settings are those of a run (`RunConfig`), with their meanings.
+`SECTIONS` is the table as `kinfed deploy init` writes it, and says which settings of a run a deployment takes.
 """
 
 from __future__ import annotations
@@ -12,80 +15,62 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from kinfed.algorithms import changes_data, make_algorithm
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.errors import ConfigError, unknown_name
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import Named, RunConfig, make_config
 
 STANDARD, NONE = "standard", "none"
+AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs validation and none is asked for
 
-# Settings of the run (runs.config) that mean here what they mean there, and those of them for which 0 is "not set".
-_PASSED_ON = (
-    "model", "rounds", "participation", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay",
-    "augment", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict", "eval_every", "robust",
-)  # fmt: skip
-_ZERO_IS_UNSET = ("steps", "epochs", "augment", "robust", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget")
-# How to run, not what to compute: they may change between the start of a run and its resumption.
-_INCIDENTAL = ("out", "quorum", "deadline", "wait", "patience", "rounds")
+SECTIONS = {
+    "who takes part, and for how long to wait": (
+        "out", "clients", "quorum", "deadline", "wait", "patience", "participation",
+    ),
+    "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
+        "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "momentum", "weight_decay",
+        "lr_decay", "lr_floor", "augment", "eval_every",
+    ),
+    "the data, which stay on the nodes": (
+        "classes", "label_column", "features", "scaling", "test_fraction", "validation",
+    ),
+    "protection (docs/deployment.md, docs/privacy.md)": (
+        "largest_norm", "robust", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict",
+    ),
+}  # fmt: skip
+SETTINGS = [name for names in SECTIONS.values() for name in names]
+# Defaults that are others than those of a simulation.
+RUN_DEFAULTS = {"rounds": 20, "participation": 1.0, "label_column": "label"}
 
 
 class Deployment(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    out: str = "runs/deployment"
-    """Folder of the run on the server's machine; a new `flwr run` with the same folder resumes it."""
-    clients: str = "3"
-    """How many clients there are, or their names separated by commas."""
-    quorum: int = Field(0, ge=0)
-    """Updates without which a round does not count; 0: of more than half of those called."""
-    deadline: float = Field(600.0, gt=0)
-    """Seconds that a round waits for its clients."""
-    wait: float = Field(600.0, gt=0)
-    """Seconds that the start waits for all clients to appear."""
-    patience: int = Field(3, ge=1)
-    """Rounds in a row without quorum after which the run stops."""
-
-    method: str = "ditto"
-    options: str = ""
-    """Options of the method and, after "model.", of the model: "lam=0.5 model.width=8"."""
-    model: str = "mlp"
-    rounds: int = Field(20, ge=1)
-    seed: int = 0
-    participation: float = 1.0
-    lr: float = 0.05
-    batch: int = 20
-    steps: int = Field(0, ge=0)
-    epochs: int = Field(0, ge=0)
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    augment: str = ""
-    eval_every: int = Field(5, ge=0)
-
-    classes: str = "10"
-    """How many classes (labels 0, 1, ...), or their names separated by commas."""
-    label_column: str = "label"
-    features: str = ""
-    """Feature columns separated by commas; empty: all columns without another role, which must agree at all nodes."""
-    scaling: str = STANDARD
-    """standard: mean 0 and variance 1 over all clients (two sums per feature leave every node); none; or a number to
-    divide by."""
-    test_fraction: float = Field(0.25, ge=0, lt=1)
-    validation: float = Field(0.0, ge=0, lt=1)
-    """Share of training examples kept for validation; 0: a fifth where the method needs it, else none."""
-
-    largest_norm: float = Field(0.0, ge=0)
-    """An update whose Euclidean norm is larger is rejected; 0: no bound."""
-    robust: str = ""
-    """A robust average instead of the mean, by name; its options go into `options` after "robust."."""
-
-    dp_noise: float = 0.0
-    dp_epsilon: float = 0.0
-    dp_clip: float = 0.0
-    dp_delta: float = 0.0
-    dp_budget: float = 0.0
-    dp_strict: bool = False
+    out: str = Field("runs/deployment", description="Folder on the server's machine; the same again resumes the run.")
+    clients: str = Field("3", description='How many, or their names: "hospital-a,hospital-b,hospital-c".')
+    quorum: int = Field(
+        0, ge=0, description="Updates that a round needs to count (0: of more than half of the called)."
+    )
+    deadline: float = Field(600.0, gt=0, description="Seconds that a round waits for its clients.")
+    wait: float = Field(600.0, gt=0, description="Seconds that the start waits for all clients to appear.")
+    patience: int = Field(3, ge=1, description="Rounds in a row without quorum after which the run stops.")
+    method: str = Field("ditto", description="Method (kinfed list algorithms).")
+    options: str = Field(
+        "", description='Of the method, the model and the rule: "lam=0.5 model.width=8 robust.share=0.2".'
+    )
+    seed: int = Field(0, description="Of all draws but the noise and samples of private training.")
+    classes: str = Field("10", description='How many (labels 0, 1, ...), or their names: "benign,malignant".')
+    features: str = Field(
+        "", description="Columns in their order (default: all others, which must agree at all nodes)."
+    )
+    scaling: str = Field(
+        STANDARD,
+        description='"standard": mean 0, variance 1 over all (two sums per feature leave a node); "none"; "255".',
+    )
+    test_fraction: float = Field(0.25, ge=0, lt=1, description="Of examples, where a node does not name its test ones.")
+    run_settings: dict[str, Any] = Field(default_factory=dict, exclude=True)  # of `RunConfig`, where given
 
     @field_validator("clients", "classes", "scaling", mode="before")
     @classmethod
@@ -94,27 +79,33 @@ class Deployment(BaseModel):
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Deployment:
-        given = {key.replace("-", "_"): value for key, value in values.items()}
-        unknown = sorted(set(given) - set(cls.model_fields))
-        if unknown:
-            raise unknown_name("setting of the deployment", unknown[0], cls.model_fields)
+    def parse(cls, table: Mapping[str, Any]) -> Deployment:
+        values = {key.replace("-", "_"): value for key, value in table.items()}
+        if unknown := sorted(values.keys() - set(SETTINGS)):
+            raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
+        values = {name: value for name, value in values.items() if value != ""}
+        own = {name: value for name, value in values.items() if name in cls.model_fields}
         try:
-            made = cls(**given)
+            deployment = cls(**own, run_settings={name: values[name] for name in values.keys() - own.keys()})
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(f"{first['loc'][0]}: {first['msg']}; got {first['input']!r}") from None
-        _ = made.num_clients, made.class_names, made.divisor, made.run, made.algorithm
-        if changes_data(made.algorithm):
+        deployment.check()
+        return deployment
+
+    def check(self) -> None:
+        """Refuse what cannot work, as far as the settings alone tell."""
+        for part in ("num_clients", "class_names", "divisor", "run", "algorithm"):
+            getattr(self, part)  # each checks its values when it is made
+        if changes_data(self.algorithm):
             raise ConfigError(
-                f"{made.method} has clients share examples, which no node of a deployment does; choose another method"
+                f"{self.method} has clients share examples, which no node of a deployment does; choose another method"
             )
-        if made.run.privacy is not None and made.scaling == STANDARD and made.dp_strict:
+        if self.run.privacy is not None and self.scaling == STANDARD and self.run.dp_strict:
             raise ConfigError(
                 'dp_strict: epsilon does not cover the sums that scaling = "standard" takes from every node; '
                 'use scaling = "none" or a number'
             )
-        return made
 
     @property
     def num_clients(self) -> int:
@@ -158,7 +149,7 @@ class Deployment(BaseModel):
             raise ConfigError(f"scaling divides by a positive number; got {self.scaling}")
         return number
 
-    def needed(self, called: int) -> int:
+    def needed_updates(self, called: int) -> int:
         """Updates without which a round of so many called clients does not count."""
         rule = self.run.robust_rule
         needed = min(self.quorum, called) if self.quorum else called // 2 + 1
@@ -166,31 +157,30 @@ class Deployment(BaseModel):
 
     @cached_property
     def run(self) -> RunConfig:
-        """The same as the configuration of a run, for all that simulations and deployments share."""
-        settings = {name: getattr(self, name) for name in _PASSED_ON}
-        settings = {name: None if name in _ZERO_IS_UNSET and not value else value for name, value in settings.items()}
-        dataset = {name: getattr(self, name) for name in ("classes", "features", "scaling", "test_fraction")}
+        """The configuration of the run. What decides results and only a deployment has, stands in it as the options of
+        its data set."""
+        data = {name: getattr(self, name) for name in ("classes", "features", "scaling", "test_fraction", "clients")}
+        method = self.method.strip()
         owned = ("model.", "robust.")
-        sets = tuple(o if o.startswith(owned) else f"{self.method}.{o}" for o in self.options.split())
-        algorithm = self.method.strip()
-        return make_config(
-            None,
-            settings | {
-                "dataset": {"name": "deployment", **dataset, "clients": self.clients},
-                "algorithms": algorithm, "seeds": (self.seed,), "checkpoint_every": 1, "save_models": False,
-                "validation": self.validation or "auto",
-            },
-            sets,
-        )  # fmt: skip
+        sets = tuple(text if text.startswith(owned) else f"{method}.{text}" for text in self.options.split())
+        fixed = {
+            "dataset": {"name": "deployment", **data}, "algorithms": method, "seeds": (self.seed,),
+            "checkpoint_every": 1, "save_models": False,
+        }  # fmt: skip
+        return make_config(None, {**RUN_DEFAULTS, **self.run_settings, **fixed}, sets)
 
     @cached_property
-    def algorithm(self) -> Algorithm[Any, Any, Any, Any]:
-        options = dict(self.run.algorithms[self.method])
+    def algorithm(self) -> AnyAlgorithm:
+        if list(self.run.algorithms) != [self.method.strip()]:
+            raise ConfigError(f"a deployment runs one method, given by its name; got {self.method!r}")
+        options = dict(self.run.algorithms[self.method.strip()])
         return make_algorithm(options.pop("method"), self.run.training, options)
 
     @property
     def validation_share(self) -> float:
-        return self.validation or (0.2 if "needs validation" in self.algorithm.traits else 0.0)
+        if self.run.validation != "auto":
+            return self.run.validation
+        return AUTOMATIC_VALIDATION if "needs validation" in self.algorithm.traits else 0.0
 
     @property
     def folder(self) -> Path:
@@ -199,9 +189,18 @@ class Deployment(BaseModel):
     def fingerprint(self) -> str:
         """Equal for deployments that compute the same; more rounds only continue a run, unless noise was planned for
         so many of them."""
-        settings = self.model_dump(exclude=set(_INCIDENTAL))
-        rounds = self.rounds if self.dp_epsilon else 1
-        return self.run.model_copy(update={"rounds": rounds}).fingerprint(settings)
+        rounds = 1 if self.run.dp_epsilon is None else self.run.rounds
+        return self.run.model_copy(update={"rounds": rounds}).fingerprint()
+
+
+def describe_setting(name: str) -> tuple[Any, str]:
+    """The default of a setting, "" where there is none, and its one line of text."""
+    own: dict[str, FieldInfo] = Deployment.model_fields
+    field = own[name] if name in own else RunConfig.model_fields[name]
+    default: Any = RUN_DEFAULTS.get(name, field.default)
+    if isinstance(default, Named):
+        default = default.name
+    return "" if default is None else default, field.description or ""
 
 
 def distinct(what: str, text: str) -> list[str]:

@@ -9,13 +9,12 @@ and resumed from its last checkpoint. So the state *before* the last round stays
 next message, says which round it went on from. The two are replaced together, in one rename: at every moment the file
 holds a round and the one before it, complete. `version` counts the writes.
 
-State of another run or client is refused, whatever the name of the file. Nothing is pickled.
+A file names the run and the client that it belongs to, and is refused for any other. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from torch import Tensor
 
 from kinfed.core import storage
@@ -38,7 +38,7 @@ _NOW, _BEFORE = "now.", "before."
 
 
 @dataclass(frozen=True)
-class Held:
+class EntryInfo:
     """One line of `kinfed vault list`."""
 
     run: str
@@ -69,8 +69,8 @@ class Vault:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).expanduser()
 
-    def entry(self, run: str, client: str) -> Entry:
-        return Entry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
+    def entry(self, run: str, client: str) -> VaultEntry:
+        return VaultEntry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
 
     def secret(self, client: str) -> Secret:
         """The client's own, made at the first use. Only the owner of the files may read it."""
@@ -91,30 +91,30 @@ class Vault:
             )
         return Secret(key)
 
-    def held(self) -> list[Held]:
+    def entries(self) -> list[EntryInfo]:
         """What is in the vault, oldest first. A damaged entry is an error that names it."""
-        found = []
+        entries = []
         for path in sorted(self.folder.glob(f"*/*/{_STATE}")):
             meta, nbytes = _metadata(path), path.stat().st_size
             model = path.parent / _MODEL
-            found.append(
-                Held(
+            entries.append(
+                EntryInfo(
                     meta["run"], meta["client"], meta["method"], int(meta["round"]), int(meta["version"]),
                     nbytes + (model.stat().st_size if model.exists() else 0), meta["saved"], model.exists(),
                 )
             )  # fmt: skip
-        return sorted(found, key=lambda one: one.saved)
+        return sorted(entries, key=lambda entry: entry.saved)
 
     def model_path(self, run: str | None = None, client: str | None = None) -> Path:
         """The personal model of a run and client; of the newest run where none is named."""
-        there = [held for held in self.held() if run in (None, held.run) and client in (None, held.client)]
-        with_model = [held for held in there if held.has_model]
+        matching = [entry for entry in self.entries() if run in (None, entry.run) and client in (None, entry.client)]
+        with_model = [entry for entry in matching if entry.has_model]
         if not with_model:
             wanted = f"run {run or 'any'}, client {client or 'any'}"
-            more = "; models come with the first evaluation" if there else ""
+            more = "; models come with the first evaluation" if matching else ""
             raise ConfigError(f"the vault {self.folder} holds no model of {wanted}{more}")
-        if len({held.client for held in with_model}) > 1:
-            names = ", ".join(sorted({held.client for held in with_model}))
+        if len({entry.client for entry in with_model}) > 1:
+            names = ", ".join(sorted({entry.client for entry in with_model}))
             raise ConfigError(f"the vault holds models of several clients; choose one with --client: {names}")
         newest = with_model[-1]
         return self.entry(newest.run, newest.client).folder / _MODEL
@@ -123,7 +123,7 @@ class Vault:
         """Remove a run's states and models; the names of the clients that had any. Secrets stay: noise already drawn
         must not be drawn anew."""
         folder = self.folder / storage.file_name(run)
-        gone = [held.client for held in self.held() if held.run == run and client in (None, held.client)]
+        gone = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
         if not gone:
             raise ConfigError(
                 f"the vault {self.folder} holds nothing of run {run!r}" + (f", {client}" if client else "")
@@ -137,7 +137,7 @@ class Vault:
         return gone
 
 
-class Entry:
+class VaultEntry:
     """What one client keeps of one run."""
 
     def __init__(self, folder: Path, run: str, client: str) -> None:
@@ -153,26 +153,27 @@ class Entry:
 
     def state(self, round: int) -> dict[str, Tensor] | None:
         """The state after that round; None where it is not here (or `round` is 0: there was none)."""
-        found = self._read()
-        return None if found is None else found.after(round)
+        state = self._read()
+        return None if state is None else state.after(round)
 
     def keep(self, round: int, tensors: Mapping[str, Tensor], before: int, method: str) -> int:
         """Store the state after `round`, beside the one that it was made from (that after round `before`)."""
-        found = self._read()
-        older = {} if found is None else found.after(before) or {}
-        content = {_NOW + name: t for name, t in tensors.items()} | {_BEFORE + name: t for name, t in older.items()}
-        number = 1 if found is None else found.version + 1
-        has_older = found is not None and found.after(before) is not None
-        about = {
+        last = self._read()
+        older = None if last is None else last.after(before)
+        content = {_NOW + name: t for name, t in tensors.items()} | {
+            _BEFORE + name: t for name, t in (older or {}).items()
+        }
+        number = 1 if last is None else last.version + 1
+        metadata = {
             "format": FORMAT, "kinfed": package_version("kinfed"), "run": self.run, "client": self.client,
-            "method": method, "round": str(round), "before": str(before if has_older else 0), "version": str(number),
-            "saved": datetime.now(UTC).isoformat(timespec="seconds"),
+            "method": method, "round": str(round), "before": str(0 if older is None else before),
+            "version": str(number), "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         }  # fmt: skip
-        storage.write_tensors(self.folder / _STATE, content, about)
+        storage.write_tensors(self.folder / _STATE, content, metadata)
         return number
 
-    def keep_model(self, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-        storage.write_tensors(self.folder / _MODEL, tensors, dict(about))
+    def keep_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        storage.write_tensors(self.folder / _MODEL, tensors, metadata)
 
     def _read(self) -> _State | None:
         path = self.folder / _STATE
@@ -217,11 +218,10 @@ def _private_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
+    lock = FileLock(path, mode=0o600)
     with storage.storage_errors("lock", path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock.acquire()
     try:
-        with storage.storage_errors("lock", path):
-            fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(file)
+        lock.release()

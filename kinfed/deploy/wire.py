@@ -1,6 +1,6 @@
-"""What is in a message: a few words about it, and trees of tensors as named arrays.
+"""What is in a message: a header, and trees of tensors as named arrays.
 
-The words are JSON; the arrays are numbers in a fixed layout. Nothing in a message names a class, a function or a file,
+The header is JSON; the arrays are numbers in a fixed layout. Nothing in a message names a class, a function or a file,
 so reading one can build nothing but numbers. What type of tree the arrays belong to, both sides know from the method.
 """
 
@@ -34,31 +34,31 @@ class MessageError(KinfedError):
 
 @dataclass(frozen=True)
 class Packet:
-    about: dict[str, Any] = field(default_factory=dict)  # JSON values
+    header: dict[str, Any] = field(default_factory=dict)  # JSON values
     groups: dict[str, Arrays] = field(default_factory=dict)  # "down", "up", ...: tensors by name
 
-    def words(self) -> str:
-        return json.dumps({"format": FORMAT, **self.about})
+    def header_json(self) -> str:
+        return json.dumps({"format": FORMAT, **self.header})
 
     @classmethod
-    def read(cls, words: object, groups: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> Packet:
+    def read(cls, header_json: object, groups: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]) -> Packet:
         try:
-            about = json.loads(str(words))
-            format = about.pop("format")
+            header = json.loads(str(header_json))
+            format = header.pop("format")
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-            raise MessageError("a message without readable words about it") from None
+            raise MessageError("a message without a readable header") from None
         if format != FORMAT:
             raise MessageError(
                 f"a message of format {format}; this version of kinfed speaks format {FORMAT}: install the same one "
                 "everywhere"
             )
-        return cls(about, {name: {key: _tensor(key, a) for key, a in some.items()} for name, some in groups.items()})
+        return cls(header, {name: {key: _tensor(key, a) for key, a in some.items()} for name, some in groups.items()})
 
     def group(self, name: str) -> Arrays:
         return self.groups.get(name, {})
 
-    def want(self, key: str, kind: type) -> Any:
-        value = self.about.get(key)
+    def require(self, key: str, kind: type) -> Any:
+        value = self.header.get(key)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise MessageError(f"a message should say {key} ({kind.__name__}); it says {value!r}")
         return value
@@ -83,10 +83,10 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
     """(Down, Up) of a method, as its `client_update` declares them."""
     hints = typing.get_type_hints(type(algorithm).client_update)
     down, up = hints["down"], typing.get_args(hints["return"])[1]
-    for what, found in (("down", down), ("the update", up)):
-        if not (isinstance(found, type) and issubclass(found, Tree)):
+    for what, kind in (("down", down), ("the update", up)):
+        if not (isinstance(kind, type) and issubclass(kind, Tree)):
             raise TypeError(
-                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {found}"
+                f"client_update of {type(algorithm).__name__} must say of which class {what} is; got {kind}"
             )
     return down, up
 

@@ -23,17 +23,19 @@ from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.mixture import task_for
-from kinfed.engine.task import Score, Task
+from kinfed.engine.task import Task
+from kinfed.errors import PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
-from kinfed.pools.memory import keep_freed_memory
+from kinfed.pools.collect import ReplyCollector, join_evaluations
 from kinfed.pools.store import ClientStore
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
-MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter, ...
-STEP_FLOPS = 10_000_000  # ... unless a step of a chunk is then less work than the Python that starts it
+MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
+STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
+THREAD_START_SECONDS = 60.0  # for worker threads to start; they need milliseconds
 
 
 class LocalPool:
@@ -56,7 +58,6 @@ class LocalPool:
         self.seed = seed
         self.workers = workers or available_cores()
         self._chunk = chunk
-        keep_freed_memory()
         self._threads: ThreadPoolExecutor | None = None
 
         def fresh(ids: Tensor) -> Tree:
@@ -71,9 +72,9 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        updates = _Updates(ids, self.clients)
+        updates = _OrderedUpdates(ids, self.clients)
 
-        def training(number: int) -> None:
+        def train_chunk(number: int) -> None:
             piece = pieces[number]
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
@@ -84,7 +85,7 @@ class LocalPool:
                 good = up.finite_rows(len(who)) & client.finite_rows(len(who))
             updates.add(number, piece, client, up, good)
 
-        for _ in self._map(training, range(len(pieces))):
+        for _ in self._map(train_chunk, range(len(pieces))):
             pass
         return updates.reply()
 
@@ -103,39 +104,28 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        def training(piece: Tensor) -> tuple[Score, Score | None, dict[str, Tensor], Tensor | None, dict[str, Score]]:
+        def evaluate_chunk(piece: Tensor) -> Evaluation:
             who = ids[piece]
             cohort = self._cohort(who, round)
             with _named("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                theta, *others = deployed_models(self.algorithm, self.task, state, down, cohort).items()
-            part: Split = getattr(cohort, split)
-            other = None if server_model is None else server_model(who)
-            return (
-                task_for(self.task, theta[1]).score(theta[1], part),
-                None if other is None else self.task.score(other, part),
+                models = deployed_models(self.algorithm, self.task, state, down, cohort)
+            examples: Split = getattr(cohort, split)
+            scores = {name: task_for(self.task, theta).score(theta, examples) for name, theta in models.items()}
+            deployed, *others = models
+            shared = None if server_model is None else server_model(who)
+            return Evaluation(
+                who,
+                scores[deployed],
+                None if shared is None else self.task.score(shared, examples),
                 self.algorithm.client_figures(state),
-                theta[1].clone() if keep_models else None,
-                {name: task_for(self.task, model).score(model, part) for name, model in others},
+                models[deployed].clone() if keep_models else None,
+                {name: scores[name] for name in others},
             )
 
-        results = list(self._map(training, pieces))
-        back = torch.argsort(torch.cat(pieces))
-        figures = {
-            name: torch.cat([_cpu(r[2][name]) for r in results])[back] for name in (results[0][2] if results else {})
-        }
-        models = torch.cat([r[3] for r in results if r[3] is not None])[back] if keep_models else None
-        others = [r[1] for r in results if r[1] is not None]
-        alternatives = {name: _join([r[4][name] for r in results], back) for name in (results[0][4] if results else {})}
-        return Evaluation(
-            ids,
-            _join([r[0] for r in results], back),
-            _join(others, back) if others else None,
-            figures,
-            models,
-            alternatives,
-        )
+        parts = list(self._map(evaluate_chunk, pieces))
+        return join_evaluations(ids, pieces, parts)
 
     def states(self) -> dict[str, Tensor]:
         return self.clients.named()
@@ -172,8 +162,8 @@ class LocalPool:
         return self._threads.map(function, list(jobs))
 
 
-class _Updates:
-    """What the chunks of a round bring home, taken in by the workers themselves.
+class _OrderedUpdates:
+    """Updates and new client states of the chunks of a round, taken in by the workers themselves.
 
     Chunks enter in their own order, whichever is done first, so that what is kept does not depend on the number of
     workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
@@ -182,9 +172,7 @@ class _Updates:
     def __init__(self, ids: Tensor, clients: ClientStore[Tree]) -> None:
         self._ids = ids
         self._clients = clients
-        self._replied = torch.zeros(len(ids), dtype=torch.bool)
-        self._rows: Tree | None = None  # of all updates, in the order of `ids`
-        self._nbytes = 0
+        self._collector = ReplyCollector(ids)
         self._lock = threading.Lock()
         self._early: dict[int, tuple[Tensor, Tree, Tree, Tensor]] = {}
         self._next = 0
@@ -198,24 +186,17 @@ class _Updates:
                 self._next += 1
 
     def _enter(self, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
-        self._nbytes += up.nbytes
-        self._replied[piece] = good
-        if not bool(good.all()):
-            keep = good.nonzero().squeeze(1)
-            piece, client, up = piece[keep], client.take(keep), up.take(keep)
+        nbytes, rejected = up.nbytes, self._ids[piece[~good]].tolist()
+        if rejected:
+            usable = good.nonzero().squeeze(1)
+            piece, client, up = piece[usable], client.take(usable), up.take(usable)
+        # First the update: it may show the state before this round, which then changes.
+        self._collector.add(piece, up, nbytes, rejected=rejected)
         if len(piece):
-            if self._rows is None:
-                self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
-            self._rows.put(piece, up)  # first: an update may show the state before this round, which now changes
             self._clients.put(self._ids[piece], client)
 
     def reply(self) -> Reply:
-        if self._rows is None:
-            return Reply(self._ids[:0], None, self._nbytes, self._ids.tolist())
-        if bool(self._replied.all()):
-            return Reply(self._ids, self._rows, self._nbytes)
-        good = self._replied.nonzero().squeeze(1)
-        return Reply(self._ids[good], self._rows.take(good), self._nbytes, self._ids[~self._replied].tolist())
+        return self._collector.reply()
 
 
 def available_cores() -> int:
@@ -233,13 +214,18 @@ def _one_core_threads(count: int) -> ThreadPoolExecutor:
     def start() -> None:
         torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
         torch.set_num_threads(1)
-        all_set.wait()
+        all_set.wait(THREAD_START_SECONDS)
 
     threads = ThreadPoolExecutor(count, "kinfed", initializer=start)
     for _ in range(count):
         threads.submit(int)  # a job finds nobody idle, so each starts one more thread
-    all_set.wait()
-    torch.set_num_threads(before)
+    try:
+        all_set.wait(THREAD_START_SECONDS)
+    except threading.BrokenBarrierError:
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise PoolError(f"not all of {count} worker threads started; use fewer with --workers") from None
+    finally:
+        torch.set_num_threads(before)
     return threads
 
 
@@ -251,15 +237,3 @@ def _named(stage: str, ids: Tensor, round: int) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"in {stage} of client(s) {ids.tolist()} in round {round}")
         raise
-
-
-def _cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu")
-
-
-def _join(scores: list[Score], back: Tensor) -> Score:
-    return Score(
-        torch.cat([s.correct for s in scores])[back],
-        torch.cat([s.loss for s in scores])[back],
-        torch.cat([s.count for s in scores])[back],
-    )

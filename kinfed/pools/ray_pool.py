@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -32,15 +33,16 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm
-from kinfed.core.tree import Tree
+from kinfed.core.registry import PLUGIN_PREFIX
+from kinfed.core.tree import Tree, is_broadcast
 from kinfed.data.federation import Federation
-from kinfed.engine.task import Score, Task
+from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
+from kinfed.pools.collect import ReplyCollector, join_evaluations
 from kinfed.pools.local_pool import available_cores
-from kinfed.pools.shard import cut, deal, expected_work
+from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import Worker, compact
-from kinfed.privacy.dpsgd import Record
 
 try:
     import ray
@@ -67,32 +69,35 @@ class RayCluster:
             raise ConfigError("this process is connected to a Ray cluster already; leave ray_address out to use it")
         ray.util.register_serializer(Tensor, serializer=_to_bytes, deserializer=_from_bytes)
         self.size = workers or max(int(_cpus(ray.available_resources)), 1)  # others may be at work there
-        self._places: list[_Place] = []
+        self._slots: list[_WorkerSlot] = []
 
     def pool(self, algorithm: Algorithm[Any, Any, Any, Any], task: Task, federation: Federation, seed: int) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":
             raise ConfigError(f"the ray pool computes on CPUs; got device {task.device}; use --device cpu")
-        members = deal(expected_work(algorithm, federation), min(self.size, federation.num_clients))
-        missing = range(len(self._places), len(members))
-        self._places += [_Place(n, worker) for n, worker in zip(missing, _started(len(missing), 1), strict=True)]
-        places = self._places[: len(members)]
-        opened = partial(_Opened, uuid.uuid4().hex, algorithm, task, seed, federation)
-        for place, ids in zip(places, members, strict=True):
-            place.prepare(opened(ids))
-        return RayPool(places, members, federation.num_clients)
+        members = balance(expected_work(algorithm, federation), min(self.size, federation.num_clients))
+        missing = range(len(self._slots), len(members))
+        self._slots += [_WorkerSlot(n, worker) for n, worker in zip(missing, _started(len(missing), 1), strict=True)]
+        slots = self._slots[: len(members)]
+        if type(algorithm).__module__.startswith(PLUGIN_PREFIX):  # a file that workers elsewhere do not have
+            pickler: Any = ray.cloudpickle
+            pickler.register_pickle_by_value(sys.modules[type(algorithm).__module__])
+        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, federation)
+        for slot, ids in zip(slots, members, strict=True):
+            slot.prepare(spec(ids))
+        return RayPool(slots, members, federation.num_clients)
 
     def close(self) -> None:
         """Ends the workers; and Ray itself, where it was started or joined here."""
-        for place in self._places:
-            place.end()
-        self._places.clear()
+        for slot in self._slots:
+            slot.end()
+        self._slots.clear()
         if self._ours and ray.is_initialized():
             ray.shutdown()
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _RunSpec:
     """What a worker must know before its first round of a run."""
 
     run: str
@@ -102,34 +107,36 @@ class _Opened:
     federation: Federation
     ids: Tensor
 
-    def same_data(self, other: _Opened | None) -> bool:
+    def same_data(self, other: _RunSpec | None) -> bool:
         return other is not None and self.federation is other.federation and torch.equal(self.ids, other.ids)
 
 
 @dataclass
-class _Place:
-    """One worker's place: the process that fills it at the moment, and what another one would need to take it over."""
+class _WorkerSlot:
+    """One worker: the process at the moment, and what another one would need to take its place."""
 
     number: int
     worker: Any
-    opened: _Opened | None = None
-    kept: list[tuple[Tensor, Any]] = field(default_factory=list)  # (ids, reference to Kept), the oldest first
+    spec: _RunSpec | None = None
+    snapshots: list[tuple[Tensor, Any]] = field(
+        default_factory=list
+    )  # (ids, reference to a StateSnapshot), the oldest first
 
-    def prepare(self, opened: _Opened) -> None:
-        before, self.opened, self.kept = self.opened, opened, []
+    def prepare(self, spec: _RunSpec) -> None:
+        before, self.spec, self.snapshots = self.spec, spec, []
         if self.worker is None:  # none could be had when the last one ended
             before = None
             (self.worker,) = _started(1, num_cpus=0)
-        if opened.same_data(before):
-            self.ask(_open(opened))
+        if spec.same_data(before):
+            self.ask(_start_run(spec))
         else:
-            self.ask(_hold(opened))
-            self.ask(_open(opened))
+            self.ask(_load_shard(spec))
+            self.ask(_start_run(spec))
 
-    def keep(self, ids: Tensor, reference: Any) -> None:
-        """States of these clients, newer than all before. What is older than others of all its clients is let go."""
-        self.kept = [(old, held) for old, held in self.kept if not bool(torch.isin(old, ids).all())]
-        self.kept.append((ids, reference))
+    def remember(self, ids: Tensor, reference: Any) -> None:
+        """Remember the newest states of these clients; drop snapshots whose clients all have newer ones."""
+        self.snapshots = [(old, snapshot) for old, snapshot in self.snapshots if not bool(torch.isin(old, ids).all())]
+        self.snapshots.append((ids, reference))
 
     def ask(self, call: Callable[[Any], Any]) -> Any:
         """The result of a call; made again at a new worker where this one has gone."""
@@ -147,13 +154,13 @@ class _Place:
         raise AssertionError("unreachable")
 
     def _replace(self) -> None:
-        assert self.opened is not None
+        assert self.spec is not None
         self.end()
         (self.worker,) = _started(1, num_cpus=0)  # a machine may be gone with its cores; the others' must do
         try:
-            _get(_hold(self.opened)(self.worker))
-            _get(_open(self.opened)(self.worker))
-            _get(self.worker.restore.remote(*(held for _, held in self.kept)))
+            _get(_load_shard(self.spec)(self.worker))
+            _get(_start_run(self.spec)(self.worker))
+            _get(self.worker.restore.remote(*(snapshot for _, snapshot in self.snapshots)))
         except exceptions.ObjectLostError as error:
             raise PoolError(
                 self._sentence("was lost with its machine, and states of its clients too", error)
@@ -167,7 +174,7 @@ class _Place:
         self.worker = None
 
     def _sentence(self, what: str, error: Exception) -> str:
-        clients = 0 if self.opened is None else len(self.opened.ids)
+        clients = 0 if self.spec is None else len(self.spec.ids)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return f"Ray worker {self.number} with {clients} clients {what} ({reason.split('. ')[0][:200]})"
 
@@ -175,26 +182,29 @@ class _Place:
 class RayPool:
     """Clients at the places of a cluster. Kept in step with kinfed.pools.base.Pool."""
 
-    def __init__(self, places: list[_Place], members: list[Tensor], num_clients: int) -> None:
-        self._places = places
-        self._home = torch.zeros(num_clients, dtype=torch.int64)
+    def __init__(self, slots: list[_WorkerSlot], members: list[Tensor], num_clients: int) -> None:
+        self._slots = slots
+        self._slot_of = torch.zeros(num_clients, dtype=torch.int64)
         for number, ids in enumerate(members):
-            self._home[ids] = number
+            self._slot_of[ids] = number
 
     def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
-        send = _Sender(download)
-        calls: list[tuple[_Place, Tensor, Callable[[Any], Any], Any]] = []
-        for place, mine in self._shares(ids):
+        send = _BroadcastCache(download)
+        calls: list[tuple[_WorkerSlot, Tensor, Callable[[Any], Any], Any]] = []
+        for slot, mine in self._shares(ids):
             own = None if effort is None else effort[mine]
             call = partial(_train, ids[mine], send(ids[mine]), round, own)
-            calls.append((place, mine, call, call(place.worker)))
-        total = _Gathered(len(ids))
-        for place, mine, again, references in calls:
+            calls.append((slot, mine, call, call(slot.worker)))
+        collector = ReplyCollector(ids)
+        for slot, mine, again, references in calls:
             reply: Reply
-            reply, states = place.result(references, again)
-            place.keep(reply.ids, states)
-            total.add(mine[torch.isin(ids[mine], reply.ids)], reply)
-        return total.reply(ids)
+            reply, states = slot.result(references, again)
+            slot.remember(reply.ids, states)
+            collector.add(
+                mine[torch.isin(ids[mine], reply.ids)], reply.up, reply.nbytes,
+                rejected=reply.rejected, reasons=reply.reasons, record=reply.record,
+            )  # fmt: skip
+        return collector.reply()
 
     def evaluate(
         self,
@@ -206,19 +216,19 @@ class RayPool:
         server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
-        send, send_shared = _Sender(download), _Sender(server_model or (lambda who: None))
-        calls: list[tuple[_Place, Tensor, Callable[[Any], Any], Any]] = []
-        for place, mine in self._shares(ids):
+        send, send_shared = _BroadcastCache(download), _BroadcastCache(server_model or (lambda who: None))
+        calls: list[tuple[_WorkerSlot, Tensor, Callable[[Any], Any], Any]] = []
+        for slot, mine in self._shares(ids):
             mine = mine[torch.argsort(ids[mine])]
             who = ids[mine]
             call = partial(_evaluate, who, send(who), round, split, send_shared(who), keep_models)
-            calls.append((place, mine, call, call(place.worker)))
-        found = [(mine, place.result(reference, call)) for place, mine, call, reference in calls]
-        return _joined(ids, torch.cat([mine for mine, _ in found]), [evaluation for _, evaluation in found])
+            calls.append((slot, mine, call, call(slot.worker)))
+        parts = [slot.result(reference, call) for slot, _, call, reference in calls]
+        return join_evaluations(ids, [mine for _, mine, _, _ in calls], parts)
 
     def states(self) -> dict[str, Tensor]:
-        calls = [(place, _states(place.worker)) for place in self._places]
-        parts = [place.result(reference, _states) for place, reference in calls]
+        calls = [(slot, _states(slot.worker)) for slot in self._slots]
+        parts = [slot.result(reference, _states) for slot, reference in calls]
         order = torch.argsort(torch.cat([part["ids"] for part in parts]))
         parts = [part for part in parts if len(part["ids"])] or parts[:1]  # those without clients know no fields
         return {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
@@ -227,30 +237,32 @@ class RayPool:
         ids = tensors.get("ids")
         if ids is None:
             raise CheckpointError("client states without the ids of their clients")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._home):
-            raise CheckpointError(f"client states of ids up to {int(ids.max())}; there are {len(self._home)} clients")
-        for number, place in enumerate(self._places):
-            mine = (self._home[ids] == number).nonzero().squeeze(1)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._slot_of):
+            raise CheckpointError(
+                f"client states of ids up to {int(ids.max())}; there are {len(self._slot_of)} clients"
+            )
+        for number, slot in enumerate(self._slots):
+            mine = (self._slot_of[ids] == number).nonzero().squeeze(1)
             part = {name: tensor.index_select(0, mine) for name, tensor in tensors.items()}
-            place.kept = []
-            _, states = place.ask(partial(_load, ray.put(part)))
-            place.keep(part["ids"], states)
+            slot.snapshots = []
+            _, states = slot.ask(partial(_load, ray.put(part)))
+            slot.remember(part["ids"], states)
 
     def close(self) -> None:
         """The workers stay for the next pool; what they would need to go on with this one is let go."""
-        for place in self._places:
-            place.kept = []
+        for slot in self._slots:
+            slot.snapshots = []
 
-    def _shares(self, ids: Tensor) -> Iterator[tuple[_Place, Tensor]]:
+    def _shares(self, ids: Tensor) -> Iterator[tuple[_WorkerSlot, Tensor]]:
         """Every place with the positions in `ids` of its clients."""
-        home = self._home[ids]
-        for number, place in enumerate(self._places):
-            mine = (home == number).nonzero().squeeze(1)
+        slot_of = self._slot_of[ids]
+        for number, slot in enumerate(self._slots):
+            mine = (slot_of == number).nonzero().squeeze(1)
             if len(mine):
-                yield place, mine
+                yield slot, mine
 
 
-class _Sender:
+class _BroadcastCache:
     """Rows for one worker after the other, put into Ray's store; the same row for all clients is put there once."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
@@ -263,7 +275,7 @@ class _Sender:
             return None
         tensors = [rows] if isinstance(rows, Tensor) else list(rows.named().values())
         addresses = [tensor.data_ptr() for tensor in tensors]
-        common = all(tensor.stride(0) == 0 or len(tensor) == 1 for tensor in tensors)
+        common = all(is_broadcast(tensor) or len(tensor) == 1 for tensor in tensors)
         if common and self._common is not None and self._common[0] == addresses:
             return self._common[2]
         small = rows[:1] if isinstance(rows, Tensor) and common else compact(rows) if isinstance(rows, Tree) else rows
@@ -273,80 +285,15 @@ class _Sender:
         return reference
 
 
-class _Gathered:
-    """Replies of the workers to one round, in the order of the clients."""
-
-    def __init__(self, clients: int) -> None:
-        self._replied = torch.zeros(clients, dtype=torch.bool)
-        self._rows: Tree | None = None
-        self._total = Reply(torch.zeros(0, dtype=torch.int64), None, 0)
-
-    def add(self, positions: Tensor, reply: Reply) -> None:
-        self._total.nbytes += reply.nbytes
-        self._total.rejected += reply.rejected
-        self._total.reasons |= reply.reasons
-        self._total.record = _together(self._total.record, reply.record)
-        if reply.up is None:
-            return
-        self._replied[positions] = True
-        if self._rows is None:
-            self._rows = reply.up.map(lambda tensor: tensor.new_empty(len(self._replied), *tensor.shape[1:]))
-        self._rows.put(positions, reply.up)
-
-    def reply(self, ids: Tensor) -> Reply:
-        total, good = self._total, self._replied.nonzero().squeeze(1)
-        total.rejected.sort()
-        total.ids = ids[good]
-        if self._rows is not None:
-            total.up = self._rows if len(good) == len(ids) else self._rows.take(good)
-        return total
-
-
-def _joined(ids: Tensor, positions: Tensor, parts: list[Evaluation]) -> Evaluation:
-    """One evaluation from those of the workers, whose clients are ids[positions]."""
-    back = torch.argsort(positions)
-
-    def rows(tensors: list[Tensor]) -> Tensor:
-        return torch.cat(tensors)[back]
-
-    def scores(some: list[Score | None]) -> Score | None:
-        known = [score for score in some if score is not None]
-        if not known:
-            return None
-        return Score(*(rows([getattr(score, name) for score in known]) for name in ("correct", "loss", "count")))
-
-    models = [part.models for part in parts if part.models is not None]
-    alternatives = {name: scores([part.alternatives[name] for part in parts]) for name in parts[0].alternatives}
-    record = None
-    for part in parts:
-        record = _together(record, part.record)
-    return Evaluation(
-        ids,
-        scores([part.personal for part in parts]),
-        scores([part.server_model for part in parts]),
-        {name: rows([part.figures[name] for part in parts]) for name in parts[0].figures},
-        rows(models) if models else None,
-        {name: score for name, score in alternatives.items() if score is not None},
-        record,
-    )
-
-
-def _together(one: Record | None, other: Record | None) -> Record | None:
-    if one is None or other is None:
-        return one or other
-    one.join(other)
-    return one
-
-
 # ---- calls to a worker, as functions of it, so that another one can be asked the same ----
 
 
-def _hold(opened: _Opened) -> Callable[[Any], Any]:
-    return lambda worker: worker.hold.remote(cut(opened.federation, opened.ids))
+def _load_shard(spec: _RunSpec) -> Callable[[Any], Any]:
+    return lambda worker: worker.load_shard.remote(make_shard(spec.federation, spec.ids))
 
 
-def _open(opened: _Opened) -> Callable[[Any], Any]:
-    return lambda worker: worker.open.remote(opened.run, opened.algorithm, opened.task, opened.seed)
+def _start_run(spec: _RunSpec) -> Callable[[Any], Any]:
+    return lambda worker: worker.start_run.remote(spec.run, spec.algorithm, spec.task, spec.seed)
 
 
 def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, worker: Any) -> Any:

@@ -26,7 +26,7 @@ def expected_work(algorithm: Algorithm[Any, Any, Any, Any], federation: Federati
     return trained + federation.test.count
 
 
-def deal(work: Tensor, shards: int) -> list[Tensor]:
+def balance(work: Tensor, shards: int) -> list[Tensor]:
     """Ids of each shard, ascending, with about equal sums of work: the largest first, each to who has least so far.
 
     No shard has more than 4/3 of the least possible largest sum (Graham 1969)."""
@@ -43,41 +43,41 @@ def deal(work: Tensor, shards: int) -> list[Tensor]:
 
 @dataclass
 class Shard(Federation):
-    home: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [K] whose data are here
+    slot_of: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # [K] whose data are here
     longest: dict[str, int] = field(default_factory=dict)  # most examples of any client of the whole, by split
 
     def check(self) -> None:
         """The whole federation was checked; a part of it need not pass, as most of its clients have nothing here."""
 
     def cohort(self, ids: Tensor, seed: int, round: int, effort: Tensor | None = None) -> Cohort:
-        if not bool(self.home[ids].all()):
-            away = ids[~self.home[ids]].tolist()
+        if not bool(self.slot_of[ids].all()):
+            away = ids[~self.slot_of[ids]].tolist()
             raise ValueError(f"clients {away} do not live in this shard")
         cohort = super().cohort(ids, seed, round, effort)
         parts = {name: replace(getattr(cohort, name), longest=self.longest[name]) for name in SPLITS}
         return replace(cohort, **parts)
 
 
-def cut(federation: Federation, ids: Tensor) -> Shard:
+def make_shard(federation: Federation, ids: Tensor) -> Shard:
     """The shard of these clients: a copy of the examples they own, each once, and nothing of the others."""
-    home = torch.zeros(federation.num_clients, dtype=torch.bool)
-    home[ids] = True
-    owned = {name: _only(federation.split(name), home) for name in SPLITS}
-    kept, place = torch.unique(torch.cat([ragged.rows for ragged in owned.values()]), return_inverse=True)
+    slot_of = torch.zeros(federation.num_clients, dtype=torch.bool)
+    slot_of[ids] = True
+    owned = {name: _only(federation.split(name), slot_of) for name in SPLITS}
+    snapshots, slot = torch.unique(torch.cat([ragged.rows for ragged in owned.values()]), return_inverse=True)
     sizes = [len(ragged.rows) for ragged in owned.values()]
-    moved = dict(zip(owned, torch.split(place, sizes), strict=True))
+    moved = dict(zip(owned, torch.split(slot, sizes), strict=True))
     whole = {f.name: getattr(federation, f.name) for f in fields(Federation)}
     all_ = federation.features
     own = {
-        "features": Features(all_.rows(kept), all_.mean, all_.std, all_.device, all_.vectors),
-        "labels": federation.labels[kept],
-        "tags": None if federation.tags is None else federation.tags[kept],
+        "features": Features(all_.rows(snapshots), all_.mean, all_.std, all_.device, all_.vectors),
+        "labels": federation.labels[snapshots],
+        "tags": None if federation.tags is None else federation.tags[snapshots],
         **{name: Ragged(ragged.offsets, moved[name]) for name, ragged in owned.items()},
     }
     longest = {name: int(federation.split(name).count.max()) for name in SPLITS}
-    return Shard(**(whole | own), home=home, longest=longest)
+    return Shard(**(whole | own), slot_of=slot_of, longest=longest)
 
 
-def _only(ragged: Ragged, home: Tensor) -> Ragged:
+def _only(ragged: Ragged, slot_of: Tensor) -> Ragged:
     """The lists of those at home; the others' are empty."""
-    return ragged.filter(home[ragged.owner])
+    return ragged.filter(slot_of[ragged.owner])

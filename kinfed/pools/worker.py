@@ -7,8 +7,7 @@ another worker (`restore`), should this one be lost: nothing is acknowledged who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,11 @@ from kinfed.errors import CheckpointError
 from kinfed.pools.base import Evaluation, Reply
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
-from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
+from kinfed.privacy.dpsgd import EVALUATION, TRAINING, recorded
 
 
 @dataclass
-class Kept:
+class StateSnapshot:
     """States of some clients after a round of one run."""
 
     run: str
@@ -40,34 +39,34 @@ class Worker:
         self._pool: LocalPool | None = None
         self._run = ""
 
-    def hold(self, shard: Shard) -> None:
+    def load_shard(self, shard: Shard) -> None:
         """The data of this worker's clients, for all methods until others come."""
         self.close()
         self._shard = shard
 
-    def open(self, run: str, algorithm: Algorithm[Any, Any, Any, Any], task: Task, seed: int) -> None:
+    def start_run(self, run: str, algorithm: Algorithm[Any, Any, Any, Any], task: Task, seed: int) -> None:
         """A new run: clients without a state."""
         self.close()
         assert self._shard is not None
         self._run = run
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1)
 
-    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, Kept]:
-        with _recorded(self.pool.task, TRAINING) as record:
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
+        with recorded(self.pool.task, TRAINING) as record:
             reply = self.pool.train(ids, _rows(ids, down), round, effort)
         reply.record = record
-        return reply, self._kept(reply.ids)
+        return reply, self._snapshot(reply.ids)
 
     def evaluate(
         self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
     ) -> Evaluation:
-        with _recorded(self.pool.task, EVALUATION) as record:
+        with recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
                 ids,
                 _rows(ids, down),
                 round,
                 split=split,
-                server_model=None if server_model is None else lambda who: _take(server_model, _places(ids, who)),
+                server_model=None if server_model is None else lambda who: _take(server_model, _positions(ids, who)),
                 keep_models=keep_models,
             )
         evaluation.record = record
@@ -76,22 +75,22 @@ class Worker:
     def states(self) -> dict[str, Tensor]:
         return self.pool.states()
 
-    def load(self, tensors: Mapping[str, Tensor]) -> tuple[int, Kept]:
+    def load(self, tensors: Mapping[str, Tensor]) -> tuple[int, StateSnapshot]:
         """Take over states of a checkpoint: of how many clients, and as what another worker would need."""
         self.pool.load(tensors)
         ids = self.pool.clients.seen
-        return len(ids), self._kept(ids)
+        return len(ids), self._snapshot(ids)
 
-    def restore(self, *kept: Kept) -> None:
+    def restore(self, *snapshots: StateSnapshot) -> None:
         """Take over the states of a worker that was lost, the oldest first."""
-        for some in kept:
+        for some in snapshots:
             if some.run != self._run:
                 raise CheckpointError(f"client states of run {some.run!r} do not belong to run {self._run!r}")
             if len(some.ids):
                 self.pool.clients.put(some.ids, some.rows)
 
-    def _kept(self, ids: Tensor) -> Kept:
-        return Kept(self._run, ids, self.pool.clients.take(ids) if len(ids) else Nothing())
+    def _snapshot(self, ids: Tensor) -> StateSnapshot:
+        return StateSnapshot(self._run, ids, self.pool.clients.take(ids) if len(ids) else Nothing())
 
     def close(self) -> None:
         if self._pool is not None:
@@ -112,23 +111,14 @@ def compact(rows: Tree) -> Tree:
 
 def _rows(ids: Tensor, down: Tree) -> Callable[[Tensor], Tree]:
     """What `download` is to a local pool, from compact rows."""
-    return lambda who: down.map(lambda tensor: _take(tensor, _places(ids, who)))
+    return lambda who: down.map(lambda tensor: _take(tensor, _positions(ids, who)))
 
 
-def _places(ids: Tensor, who: Tensor) -> Tensor:
+def _positions(ids: Tensor, who: Tensor) -> Tensor:
     return torch.searchsorted(ids, who)
 
 
-def _take(tensor: Tensor, places: Tensor) -> Tensor:
+def _take(tensor: Tensor, positions: Tensor) -> Tensor:
     if len(tensor) == 1:
-        return tensor.expand(len(places), *tensor.shape[1:])
-    return tensor.index_select(0, places)
-
-
-@contextmanager
-def _recorded(task: Task, phase: int) -> Iterator[Record | None]:
-    if not isinstance(task, PrivateTask):
-        yield None
-        return
-    with task.recording(phase) as record:
-        yield record
+        return tensor.expand(len(positions), *tensor.shape[1:])
+    return tensor.index_select(0, positions)

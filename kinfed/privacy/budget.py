@@ -1,4 +1,5 @@
-"""The privacy of one method under one seed: what every client's data have been asked, and who may still be asked.
+"""The privacy budget of one method under one seed: which gradients of every client's data were taken, and who has
+enough left for another round.
 
 Epsilon covers all gradients of a client's training data in all rounds, also those of a personal model that never leaves
 the client, and those of one personalization: a client may publish the model it uses.
@@ -17,14 +18,14 @@ from kinfed.algorithms.base import Algorithm, PrivacyProfile, privacy_profile
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
-from kinfed.privacy.ledger import Event, Events, Ledger, covers, together
+from kinfed.privacy.ledger import Event, Events, Ledger, dominates, merge
 from kinfed.privacy.noise import Source
 from kinfed.privacy.policy import Privacy
 
 Method = Algorithm[Any, Any, Any, Any]
 
 
-def open_accounts(
+def make_budget(
     privacy: Privacy,
     algorithm: Method,
     task: Task,
@@ -32,8 +33,8 @@ def open_accounts(
     count: Tensor,
     calls: Tensor,
     spent: Ledger | None = None,
-) -> Accounts:
-    """The private form of a task (`accounts.task`) and the books that go with it.
+) -> PrivacyBudget:
+    """The private form of a task (`budget.task`) and what is counted of it.
 
     `count` [K] training examples, `calls` [K] how often each client will be called as far as one can tell, `spent`
     what was asked before this method began (in a warm start)."""
@@ -48,15 +49,14 @@ def open_accounts(
         after = _events(profile.per_personalization, algorithm, count) or []
         assert each is not None  # checked before the run
         planned = [
-            together(together(before, each[m], int(calls[m])), after[m])
-            for m, before in enumerate(spent.events(len(count)))
+            merge(merge(before, each[m], int(calls[m])), after[m]) for m, before in enumerate(spent.events(len(count)))
         ]
         noise = noise_for(privacy.epsilon, planned, privacy.delta)
-    return Accounts(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
+    return PrivacyBudget(privacy, algorithm, PrivateTask(task, privacy.clip, noise, source), count, calls, spent)
 
 
-class Accounts:
-    """The server loop enters here what it does with the private task."""
+class PrivacyBudget:
+    """What the server loop does with the private task is counted here."""
 
     def __init__(
         self, privacy: Privacy, algorithm: Method, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
@@ -74,35 +74,36 @@ class Accounts:
         self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
         self._calls = calls.clone()
-        self._cleared = torch.zeros(len(count), dtype=torch.int64)  # rounds that surely fit into the limit
+        self._allowance = torch.zeros(len(count), dtype=torch.int64)  # rounds that surely fit into the limit still
 
-    # ---- who may be asked ----
+    # ---- who may take part ----
 
-    def admit(self, ids: Tensor) -> Tensor:
+    def within_budget(self, ids: Tensor) -> Tensor:
         """Those of the clients whose budget allows one more round. Decided before the round, from what it can take at
         most; clients left out are sent nothing."""
         if self.limit is None:
             return ids
-        unsure = ids[self._cleared[ids] == 0]
-        if len(unsure):
-            self._clear(unsure, self.limit)
-        allowed = self._cleared[ids] > 0
+        used_up = ids[self._allowance[ids] == 0]
+        if len(used_up):
+            self._renew_allowance(used_up, self.limit)
+        allowed = self._allowance[ids] > 0
         self.refused[ids[~allowed]] = True
-        self._cleared[ids[allowed]] -= 1
+        self._allowance[ids[allowed]] -= 1
         self._calls[ids[allowed]] -= 1
         return ids[allowed]
 
-    def _clear(self, ids: Tensor, limit: float) -> None:
+    def _renew_allowance(self, ids: Tensor, limit: float) -> None:
+        """Find for these clients how many more rounds the limit allows, up to as many as they will be called."""
         from kinfed.privacy.epsilon import most_rounds
 
         assert self._round is not None  # checked before the run
         spent = self.ledger.events(len(self.refused))
         for client in ids.tolist():
-            far = max(int(self._calls[client]), 1)
-            used = together(spent[client], self._after[client])
-            self._cleared[client] = most_rounds(used, self._round[client], self.noise, self.delta, limit, far)
+            horizon = max(int(self._calls[client]), 1)
+            used = merge(spent[client], self._after[client])
+            self._allowance[client] = most_rounds(used, self._round[client], self.noise, self.delta, limit, horizon)
 
-    # ---- what is asked ----
+    # ---- what was computed ----
 
     @contextmanager
     def recording(self, ids: Tensor) -> Iterator[Record]:
@@ -111,18 +112,18 @@ class Accounts:
             yield record
         if bool(self._holds[ids].any()) and not record.calls:
             raise RuntimeError("clients have trained, and no gradient was recorded: their epsilon would be wrong")
-        self.enter(record)
+        self.record_round(record)
 
-    def enter(self, record: Record) -> None:
-        """Count what a task was asked in a round."""
-        asked, self._samples = record.ledger(), set(record.calls)
-        self._hold_against_plan(asked)
-        if record.judged and not self._uncovered:
+    def record_round(self, record: Record) -> None:
+        """Count what a round has computed."""
+        round, self._samples = record.ledger(), set(record.calls)
+        self._check_declared(round)
+        if record.evaluated_models and not self._uncovered:
             raise ConfigError(
                 f"{type(self._algorithm).__name__} judges models on a client's examples while it trains, and does not "
                 "say in its privacy profile what of this leaves the client (uncovered); epsilon would not cover it"
             )
-        self.ledger = self.ledger.join(asked)
+        self.ledger = self.ledger.join(round)
 
     @contextmanager
     def evaluating(self) -> Iterator[Record]:
@@ -136,11 +137,12 @@ class Accounts:
                 f"{name} personalizes on the samples of its last round; give those batches a stream of their own"
             )
 
-    def _hold_against_plan(self, asked: Ledger) -> None:
+    def _check_declared(self, round: Ledger) -> None:
+        """Refuse a round that took more than the method's privacy profile says."""
         if self._round is None:
             return
-        for client, events in enumerate(asked.events(len(self.refused))):
-            if not covers(self._round[client], events):
+        for client, events in enumerate(round.events(len(self.refused))):
+            if not dominates(self._round[client], events):
                 raise ConfigError(
                     f"{type(self._algorithm).__name__} computed more gradients in a round than its privacy "
                     f"profile says: "
@@ -152,7 +154,7 @@ class Accounts:
     def events(self) -> list[Events]:
         """Of every client, were it to make and publish its personal model now."""
         spent = self.ledger.events(len(self.refused))
-        return [together(before, after) for before, after in zip(spent, self._after, strict=True)]
+        return [merge(before, after) for before, after in zip(spent, self._after, strict=True)]
 
     def epsilon(self) -> list[float]:
         from kinfed.privacy.epsilon import epsilon
@@ -187,11 +189,11 @@ class Accounts:
     # ---- for a checkpoint ----
 
     def named(self) -> dict[str, Tensor]:
-        return self.ledger.named() | {"cleared": self._cleared, "calls": self._calls, "refused": self.refused}
+        return self.ledger.named() | {"allowance": self._allowance, "calls": self._calls, "refused": self.refused}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.ledger = Ledger.load(tensors)
-        for name, mine in (("cleared", self._cleared), ("calls", self._calls), ("refused", self.refused)):
+        for name, mine in (("allowance", self._allowance), ("calls", self._calls), ("refused", self.refused)):
             if name not in tensors or tensors[name].shape != mine.shape:
                 raise CheckpointError(f"the checkpoint has no record of clients' privacy ({name}) that fits this run")
             mine.copy_(tensors[name])

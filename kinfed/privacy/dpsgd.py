@@ -33,15 +33,15 @@ TRAINING, EVALUATION = 0, 1
 
 @dataclass
 class Record:
-    """What a task was asked between two moments: gradients by sample, and whether models were judged on examples."""
+    """What a task was asked between two moments: gradients by sample, and whether models were evaluated on examples."""
 
     phase: int = TRAINING
     calls: dict[int, int] = field(default_factory=dict)  # gradients so far on each sample, by its key
     drawn: dict[int, tuple[int, float]] = field(default_factory=dict)  # whose sample it is, and its q
-    judged: bool = False
+    evaluated_models: bool = False
 
-    def number(self, ids: Tensor, draw: PoissonSample) -> Tensor:
-        """[n] how many gradients came before this one on each row's sample."""
+    def next_index(self, ids: Tensor, draw: PoissonSample) -> Tensor:
+        """[n] how many gradients came before this one on each row's sample, which it now counts among them."""
         before = []
         for client, key, q in zip(ids.tolist(), draw.key.tolist(), draw.q.tolist(), strict=True):
             before.append(self.calls.get(key, 0))
@@ -55,7 +55,7 @@ class Record:
         for key, gradients in other.calls.items():
             self.calls[key] = self.calls.get(key, 0) + gradients
         self.drawn |= other.drawn
-        self.judged |= other.judged
+        self.evaluated_models |= other.evaluated_models
 
     def ledger(self) -> Ledger:
         ledger = Ledger()
@@ -67,7 +67,7 @@ class Record:
 class PrivateTask(Task):
     """`inner`, with gradients clipped to norm `clip` per example and noise of `noise` times that norm in their sum.
 
-    Every gradient is entered in a record; `recording` opens one. Threads may train different clients at once."""
+    Every gradient goes into a record; `recording` opens it. Threads may train different clients at once."""
 
     def __init__(self, inner: Task, clip: float, noise: float, source: Source) -> None:
         if not 0 < clip < float("inf"):
@@ -83,9 +83,15 @@ class PrivateTask(Task):
 
     @contextmanager
     def recording(self, phase: int = TRAINING) -> Iterator[Record]:
-        self._record = Record(phase)
+        """A record of what is asked inside. There is one at a time: what went into an inner record would be missing
+        from the outer one, and epsilon would be too small."""
+        record = Record(phase)
+        with self._lock:
+            if self._record is not None:
+                raise RuntimeError("a record of private gradients is open already; close it before another one")
+            self._record = record
         try:
-            yield self._record
+            yield record
         finally:
             self._record = None
 
@@ -107,20 +113,20 @@ class PrivateTask(Task):
                 "a private gradient needs a Poisson sample of the client's examples; these were chosen otherwise: use "
                 "steps and poisson = true in the method's local work"
             )
-        name = self._enter(batch.ids, draw)
+        name = self._name_gradients(batch.ids, draw)
         g = self._clipped(theta, batch, draw)
         if self.noise:
             scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
             g.addcmul_(self.source(name, theta), scale[:, None])
         return g
 
-    def _enter(self, ids: Tensor, draw: PoissonSample) -> Tensor:
+    def _name_gradients(self, ids: Tensor, draw: PoissonSample) -> Tensor:
         """The names of these gradients; from now on they count."""
         if self._record is None:
             raise RuntimeError("nobody keeps a record of private gradients; ask for them inside `recording()`")
         with self._lock:
-            number = self._record.number(ids, draw)
-        return rng.fold(draw.key, self._record.phase, number)
+            index = self._record.next_index(ids, draw)
+        return rng.fold(draw.key, self._record.phase, index)
 
     def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample) -> Tensor:
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
@@ -140,17 +146,27 @@ class PrivateTask(Task):
         return torch.where(finite.any(1, keepdim=True), g, 0.0)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        self._judge()
+        self._note_evaluation()
         return self.inner.logits(theta, x)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        self._judge()
+        self._note_evaluation()
         return self.inner.losses(theta, batch)
 
     def score(self, theta: Tensor, part: Split) -> Score:
-        self._judge()
+        self._note_evaluation()
         return self.inner.score(theta, part)
 
-    def _judge(self) -> None:
+    def _note_evaluation(self) -> None:
         if self._record is not None:
-            self._record.judged = True
+            self._record.evaluated_models = True
+
+
+@contextmanager
+def recorded(task: Task, phase: int) -> Iterator[Record | None]:
+    """The record of a private task, in a place of its own such as another process; None for any other task."""
+    if not isinstance(task, PrivateTask):
+        yield None
+        return
+    with task.recording(phase) as record:
+        yield record

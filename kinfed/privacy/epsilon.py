@@ -21,7 +21,7 @@ import numpy as np
 from scipy import optimize
 
 from kinfed.errors import ConfigError
-from kinfed.privacy.ledger import Event, Events, skyline, together
+from kinfed.privacy.ledger import Event, Events, maximal, merge
 
 try:
     import dp_accounting
@@ -118,13 +118,13 @@ def _as_dp_event(event: Event, noise: float) -> Any:
 
 def largest(all_events: Iterable[Events], noise: float, delta: float, measure: Measure = epsilon) -> float:
     """The largest epsilon of any client; only those that no other client surely exceeds are computed."""
-    return max((measure(events, noise, delta) for events in skyline(all_events)), default=0.0)
+    return max((measure(events, noise, delta) for events in maximal(all_events)), default=0.0)
 
 
 def noise_for(target: float, all_events: Iterable[Events], delta: float) -> float:
     """The least noise (to 0.1 %, rounded up) with which no client's epsilon exceeds the target; 1 if none is asked."""
     noise = 0.0
-    for events in sorted(skyline(all_events), key=lambda events: _guess(events, 1.0, delta), reverse=True):
+    for events in sorted(maximal(all_events), key=lambda events: _guess(events, 1.0, delta), reverse=True):
         if not noise or epsilon(events, noise, delta) > target:
             noise = _noise_of_one(target, events, delta)
     return noise or 1.0
@@ -149,7 +149,7 @@ def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget:
     """How many more rounds of `each` the budget allows after `spent`, up to `horizon`."""
 
     def fits(rounds: int) -> bool:
-        return epsilon(together(spent, each, rounds), noise, delta) <= budget
+        return epsilon(merge(spent, each, rounds), noise, delta) <= budget
 
     if fits(horizon):
         return horizon

@@ -1,4 +1,4 @@
-"""What has been asked of every client's training data: the books from which epsilon is computed.
+"""Which gradients were taken of every client's training data: the ledger from which epsilon is computed.
 
 One entry says: client m drew `batches` Poisson samples, each example joining with chance q, and `gradients` noisy
 gradients were computed on each of them. Gradients on one sample are kept apart from gradients on different ones,
@@ -55,10 +55,10 @@ class Ledger:
 
     def events(self, num_clients: int) -> list[Events]:
         """For every client, what it was asked."""
-        found: list[list[Event]] = [[] for _ in range(num_clients)]
+        by_client: list[list[Event]] = [[] for _ in range(num_clients)]
         for (client, q, gradients), batches in self.batches.items():
-            found[client].append(Event(q, gradients, batches))
-        return [tuple(sorted(events)) for events in found]
+            by_client[client].append(Event(q, gradients, batches))
+        return [tuple(sorted(events)) for events in by_client]
 
     def named(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -81,7 +81,7 @@ class Ledger:
         return ledger
 
 
-def together(one: Events, other: Events, times: int = 1) -> Events:
+def merge(one: Events, other: Events, times: int = 1) -> Events:
     """What both ask of one client, the other one several times."""
     total: dict[tuple[float, int], int] = {}
     for events, factor in ((one, 1), (other, times)):
@@ -90,7 +90,7 @@ def together(one: Events, other: Events, times: int = 1) -> Events:
     return tuple(sorted(Event(q, k, batches) for (q, k), batches in total.items() if batches))
 
 
-def covers(bound: Events, events: Events) -> bool:
+def dominates(bound: Events, events: Events) -> bool:
     """Whether `events` can surely have no larger epsilon than `bound`, whatever the noise: every sample of theirs can
     be paired with one of the bound that has at least its q and at least its gradients."""
     if not events or not bound:
@@ -104,13 +104,13 @@ def _at_least(events: Events, gradients: int) -> int:
     return sum(e.batches for e in events if e.gradients >= gradients)
 
 
-def skyline(all_events: Iterable[Events]) -> list[Events]:
-    """Those that no other covers: the largest epsilon is among theirs, whatever the noise."""
-    kept: list[Events] = []
+def maximal(all_events: Iterable[Events]) -> list[Events]:
+    """Those that no other dominates: the largest epsilon is among theirs, whatever the noise."""
+    maxima: list[Events] = []
     for events in sorted(set(all_events), key=_size, reverse=True):
-        if events and not any(covers(other, events) for other in kept):
-            kept = [other for other in kept if not covers(events, other)] + [events]
-    return kept
+        if events and not any(dominates(other, events) for other in maxima):
+            maxima = [other for other in maxima if not dominates(events, other)] + [events]
+    return maxima
 
 
 def _size(events: Events) -> float:

@@ -1,7 +1,7 @@
 """Where the noise comes from.
 
 A source gives standard normal noise for a named gradient: `source(name [n], theta [n, P]) -> [n, P]`. A name stands for
-one gradient of one client (which sample of its examples, and the how manieth gradient on it).
+one gradient of one client: which sample of its examples, and the index of the gradient on that sample.
 
 In a simulation noise is a function of (seed, name) like every other draw, so runs repeat and resume bit for bit. At a
 real client that would be no noise at all: whoever knows the seed can subtract it. There a `Secret` takes the place of
@@ -30,7 +30,7 @@ BLOCK = 1 << 15  # pairs of draws made at once: few enough to stay in cache
 SECRET_BYTES = 32
 
 
-def simulated(seed: int) -> Source:
+def seeded_noise(seed: int) -> Source:
     """Noise that everyone with the seed can repeat: for simulations only."""
     root = rng.root(seed, "dp-noise")
 
@@ -83,7 +83,7 @@ class Secret:
             _box_muller_(out[row : row + 1], 0, u[None, :, 0], u[None, :, 1])
         return out.to(theta.device, theta.dtype)
 
-    def conceal(self, data: Cohort) -> Cohort:
+    def with_secret_sampling(self, data: Cohort) -> Cohort:
         """The same data with training batches sampled by the secret instead of the run's seed."""
         seed = int.from_bytes(self._hash(8, "sampling"), "little", signed=True)
         return replace(data, train=replace(data.train, seed=seed))

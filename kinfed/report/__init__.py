@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.runs.reader import RunFolderError, load_runs
+from kinfed.runs.reader import load_runs
+from kinfed.runs.run_files import RunFolderError
 
 __all__ = ["RunFolderError", "build", "write_page"]
 

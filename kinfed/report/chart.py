@@ -136,7 +136,7 @@ def size_axis(sizes: Iterable[int]) -> Layout:
     return log_axis(title, min(positive), max(positive)) if wide else axis(title)
 
 
-def group_ticks(groups: Sequence[int], names: tuple[str, ...] | None, places: Sequence[float]) -> Layout:
+def group_ticks(groups: Sequence[int], names: Sequence[str] | None, places: Sequence[float]) -> Layout:
     """Names of groups in the middle of their members, for an axis along which members of a group are neighbours.
 
     groups: of the member at each of the places along the axis; names: of the groups.
@@ -150,7 +150,7 @@ def group_ticks(groups: Sequence[int], names: tuple[str, ...] | None, places: Se
     }
 
 
-def group_name(names: tuple[str, ...] | None, group: int) -> str:
+def group_name(names: Sequence[str] | None, group: int) -> str:
     return names[group] if names is not None and 0 <= group < len(names) else f"group {group}"
 
 

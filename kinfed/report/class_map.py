@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from kinfed.data.describe import Description
 from kinfed.report.chart import (
     Figure,
     Trace,
@@ -23,7 +24,6 @@ from kinfed.report.chart import (
 )
 from kinfed.report.marks import bars, heat, in_view, ramp
 from kinfed.report.palette import MUTED, faded
-from kinfed.runs.reader import Federation
 
 MAX_COLUMNS = 100  # clients shown one by one
 POOLED_COLUMNS = 50
@@ -41,7 +41,7 @@ class ClientColumn:
     group: int | None
 
 
-def client_columns(federation: Federation) -> list[ClientColumn]:
+def client_columns(federation: Description) -> list[ClientColumn]:
     """Columns of the map in reading order: by group if groups are known, then by main class, then by its share."""
     groups = federation.groups
 
@@ -68,9 +68,9 @@ def client_columns(federation: Federation) -> list[ClientColumn]:
     return [ClientColumn(f"{len(part)} clients of similar mix", part, None) for part in parts]
 
 
-def class_map(federations: dict[int, Federation]) -> Figure | None:
+def class_map(federations: dict[int, Description]) -> Figure | None:
     """Above: how many examples; below: of which classes. One column per client, or per pool of many clients."""
-    by_seed = {seed: f for seed, f in sorted(federations.items()) if f.names and f.class_names}
+    by_seed = {seed: f for seed, f in sorted(federations.items()) if f.names and f.class_labels}
     if not by_seed:
         return None
     data: list[Trace] = []
@@ -81,7 +81,7 @@ def class_map(federations: dict[int, Federation]) -> Figure | None:
         data += in_view(f"seed-{seed}", _marks(one, columns, middles))
         views.append(View(f"seed-{seed}", f"Seed {seed}", _named_groups(one, columns, middles)))
     federation = next(iter(by_seed.values()))
-    classes, pooled = len(federation.class_names), len(federation.names) > MAX_COLUMNS
+    classes, pooled = len(federation.class_labels), len(federation.names) > MAX_COLUMNS
     height = 230 + min(max(classes, 6) * 22, 480)
     upper = 100 / (height - 100)  # the share of the plot area above the map
     ticks = range(0, classes, math.ceil(classes / 26))
@@ -92,7 +92,7 @@ def class_map(federations: dict[int, Federation]) -> Figure | None:
         range=[classes - 0.5, -0.5],
         showgrid=False,
         tickvals=list(ticks),
-        ticktext=[short(federation.class_names[c]) for c in ticks],
+        ticktext=[short(federation.class_labels[c]) for c in ticks],
     )
     return Figure(
         description="How many training examples each client holds, and the share of each class among them.",
@@ -115,7 +115,7 @@ def _middles(columns: Sequence[ClientColumn]) -> list[float]:
     return [sum(gaps[: i + 1]) + i + 0.5 for i in range(len(columns))]
 
 
-def _named_groups(federation: Federation, columns: Sequence[ClientColumn], middles: list[float]) -> dict[str, Any]:
+def _named_groups(federation: Description, columns: Sequence[ClientColumn], middles: list[float]) -> dict[str, Any]:
     """Names of the groups below their columns, as long as there is room for them."""
     groups = [column.group for column in columns if column.group is not None]
     if not 1 < len(set(groups)) <= MAX_NAMED_GROUPS:
@@ -123,9 +123,9 @@ def _named_groups(federation: Federation, columns: Sequence[ClientColumn], middl
     return {f"xaxis.{key}": value for key, value in group_ticks(groups, federation.group_names, middles).items()}
 
 
-def _marks(federation: Federation, columns: Sequence[ClientColumn], middles: list[float]) -> list[Trace]:
+def _marks(federation: Description, columns: Sequence[ClientColumn], middles: list[float]) -> list[Trace]:
     """Bars of sizes and the map of shares. The map is given by the edges of its cells; gaps are cells without value."""
-    sizes = federation.sizes
+    sizes = federation.sizes()
     edges = [0.0]
     cells: list[ClientColumn | None] = []
     for column, middle in zip(columns, middles, strict=True):
@@ -134,11 +134,11 @@ def _marks(federation: Federation, columns: Sequence[ClientColumn], middles: lis
             cells.append(None)
         edges.append(middle + 0.5)
         cells.append(column)
-    shares: list[list[float | None]] = [[] for _ in federation.class_names]
-    details: list[list[list[Any] | None]] = [[] for _ in federation.class_names]
+    shares: list[list[float | None]] = [[] for _ in federation.class_labels]
+    details: list[list[list[Any] | None]] = [[] for _ in federation.class_labels]
     for cell in cells:
         total = 0 if cell is None else sum(sizes[m] for m in cell.clients)
-        for c, name in enumerate(federation.class_names):
+        for c, name in enumerate(federation.class_labels):
             count = 0 if cell is None else sum(federation.train[m][c] for m in cell.clients)
             shares[c].append(None if cell is None else 100 * count / max(total, 1))
             details[c].append(None if cell is None else [cell.label, escape(name), count])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kinfed.data.describe import Description
 from kinfed.report.chart import Layout, client_label, escape, group_name, group_ticks
-from kinfed.runs.reader import Federation
 
 MAX_NAMED_GROUPS = 12  # along an axis
 MAX_NAMED_CLIENTS = 25
@@ -16,20 +16,20 @@ MAX_NAMED_CLIENTS = 25
 class ClientGroups:
     """Names of the clients, the group each trains in, and the group each is judged on."""
 
-    names: tuple[str, ...]
-    groups: tuple[int, ...] | None
-    targets: tuple[int, ...] | None
-    group_names: tuple[str, ...] | None
+    names: Sequence[str]
+    groups: Sequence[int] | None
+    targets: Sequence[int] | None
+    group_names: Sequence[str] | None
 
     @classmethod
-    def of(cls, federation: Federation | None, count: int) -> ClientGroups:
+    def of(cls, federation: Description | None, count: int) -> ClientGroups:
         """Clients are numbered where there is no description of as many."""
         if federation is None or len(federation.names) != count:
-            return cls(tuple(str(m) for m in range(count)), None, None, None)
+            return cls([str(m) for m in range(count)], None, None, None)
         groups, moved = federation.groups, federation.description.get("target_of")
         targets = groups
         if groups is not None and isinstance(moved, list) and sorted(moved) == list(range(count)):
-            targets = tuple(groups[m] for m in moved)
+            targets = [groups[m] for m in moved]
         return cls(federation.names, groups, targets, federation.group_names)
 
     def client(self, m: int) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.data.describe import Description
 from kinfed.report.palette import Style, styles
-from kinfed.runs.reader import KINDS, Federation, Kind, Run, Trial
+from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column"),
@@ -90,7 +91,7 @@ class Comparison:
         return tuple(kind for kind in KINDS if any(method.final(kind, self.metric) for method in self.methods))
 
     @property
-    def federations(self) -> dict[int, Federation]:
+    def federations(self) -> dict[int, Description]:
         return {seed: federation for run in reversed(self.runs) for seed, federation in run.federations.items()}
 
     @property

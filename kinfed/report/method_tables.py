@@ -46,7 +46,7 @@ METHOD = TableColumn("Method", "name")
 
 
 @dataclass(frozen=True)
-class ResultColumn:
+class MethodColumn:
     key: str
     column: TableColumn
     values: Callable[[Method], dict[int, float]]  # by seed
@@ -67,10 +67,10 @@ class ResultColumn:
         )
 
 
-def _metric_column(kind: Kind, metric: str) -> ResultColumn:
+def _metric_column(kind: Kind, metric: str) -> MethodColumn:
     heading, definition = METRICS[metric]
     loss = metric == "loss"
-    return ResultColumn(
+    return MethodColumn(
         f"{kind}_{metric}",
         TableColumn(heading, "figure", KIND_NAMES[kind], "" if loss else "%", definition, sortable=True),
         lambda method: method.final(kind, metric),
@@ -82,12 +82,12 @@ def _metric_column(kind: Kind, metric: str) -> ResultColumn:
 
 def _cost_column(
     key: str, heading: str, definition: str, of_trial: Callable[[Trial], float], scale: float, digits: int
-) -> ResultColumn:
+) -> MethodColumn:
     def values(method: Method) -> dict[int, float]:
         return {trial.seed: of_trial(trial) for trial in method.complete_trials}
 
     column = TableColumn(heading, "figure", "Cost", definition=definition, sortable=True)
-    return ResultColumn(key, column, values, scale, digits, judged=False)
+    return MethodColumn(key, column, values, scale, digits, judged=False)
 
 
 COST_COLUMNS = (
@@ -105,7 +105,7 @@ MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _TABLE_METRIC
 ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRICS), *COST_COLUMNS)
 
 
-def results_table(comparison: Comparison, columns: Sequence[ResultColumn] = MAIN_COLUMNS) -> TextTable:
+def results_table(comparison: Comparison, columns: Sequence[MethodColumn] = MAIN_COLUMNS) -> TextTable:
     """One row per method: mean and standard deviation over seeds."""
     winners: list[int | None] = []
     for column in columns:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from kinfed.data.describe import Description
 from kinfed.report.comparison import Comparison, Method, display_name, options_of
 from kinfed.report.formats import format_number, plural
 from kinfed.report.statistics import Difference, average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.runs.reader import Federation, Kind, Run
+from kinfed.runs.reader import Kind, Run
 
 
 def brief(value: Any) -> str:
@@ -184,17 +185,17 @@ def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method
     return next(m for m in comparison.methods if m.index == first), rows
 
 
-def data_sentence(federation: Federation) -> str:
-    sizes = sorted(federation.sizes)
+def data_sentence(federation: Description) -> str:
+    sizes = sorted(federation.sizes())
     held = [sum(count > 0 for count in counts) for counts in federation.train]
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
     return (
         f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
-        f"(median {median(sizes):g}), of {classes} out of {len(federation.class_names)} classes."
+        f"(median {median(sizes):g}), of {classes} out of {len(federation.class_labels)} classes."
     )
 
 
-def data_notes(federations: Mapping[int, Federation]) -> list[str]:
+def data_notes(federations: Mapping[int, Description]) -> list[str]:
     """What was noted while sharing out the data, once where it holds for all seeds."""
     by_note: dict[str, list[int]] = {}
     for seed, federation in sorted(federations.items()):

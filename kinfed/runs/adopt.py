@@ -1,14 +1,14 @@
 """A client that joins after a run: it gets what the federation has learned, fitted to its own data.
 
-    found = adopt("runs/first", newcomer_from_table("runs/first", "new.csv", label_column="y"), "cgpfl")
-    found.adopted.accuracy, found.model                      its own held-out examples; [P]
+    adoption = adopt("runs/first", newcomer_from_table("runs/first", "new.csv", label_column="y"), "cgpfl")
+    adoption.adopted.accuracy, adoption.model                its own held-out examples; [P]
 
 A newcomer is a client that was never called. Wherever the server keeps something by client, its final state gets one
 more row, as `init_server` makes it; methods with several models then find the newcomer's place by its training loss
-(`Algorithm.adopt`). From there the newcomer does what every client of the method does when it is called: it receives
-its message, trains by the method's rule and keeps its state, for as many rounds as clients of the run took part in.
-What it would send is dropped: nobody else is needed, and the server's models stay what they are. What `personalize`
-gives is its model.
+(`Algorithm.place_newcomer`). From there the newcomer does what every client of the method does when it is called: it
+receives its message, trains by the method's rule and keeps its state, for as many rounds as clients of the run took
+part in. What it would send is dropped: nobody else is needed, and the server's models stay what they are. What
+`personalize` gives is its model.
 
 Beside it stand the server's model as it is, and the control: training alone, from a random start, on the same batches.
 Inputs are scaled and classes numbered as the run wrote them down.
@@ -16,49 +16,44 @@ Inputs are scaled and classes numbered as the run wrote them down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
-from kinfed.algorithms import changes_data, make_algorithm
-from kinfed.algorithms.base import Algorithm, RoundInfo, deployed_models
+from kinfed.algorithms import changes_data
+from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.data.federation import Cohort, Federation
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
-from kinfed.engine.models import build_model
-from kinfed.engine.task import ModuleTask, Score, Task, make_task
-from kinfed.errors import ConfigError, DataError, ModelError
-from kinfed.runs.checkpoint import Checkpoints
-from kinfed.runs.config import RunConfig, make_config
-from kinfed.runs.export import chosen, state_dict
-from kinfed.runs.folder import RunFolder
-
-Method = Algorithm[Any, Any, Any, Any]
+from kinfed.engine.task import Score, Task
+from kinfed.errors import ConfigError, DataError
+from kinfed.runs.export import state_dict
+from kinfed.runs.finished import FinishedRun
+from kinfed.runs.run_files import RunFiles, pick
 
 NAME = "newcomer"
 
 
 @dataclass(frozen=True)
-class Judged:
+class HeldOutMetrics:
     """A model on the newcomer's held-out examples."""
 
     accuracy: float
     loss: float
 
     @classmethod
-    def of(cls, score: Score) -> Judged | None:
+    def from_score(cls, score: Score) -> HeldOutMetrics | None:
         n = int(score.count[0])
         return cls(float(score.correct[0]) / n, float(score.loss[0]) / n) if n else None
 
@@ -70,9 +65,9 @@ class Adoption:
     rounds: int  # of local training, alone as well as adopted
     n_train: int
     n_test: int
-    alone: Judged | None  # None: no example was held out
-    server: Judged | None  # the server's model as it is; None where the method has none
-    adopted: Judged | None
+    alone: HeldOutMetrics | None  # None: no example was held out
+    server: HeldOutMetrics | None  # the server's model as it is; None where the method has none
+    adopted: HeldOutMetrics | None
     place: str  # the context or cluster joined, "" where there is none
     model: Tensor  # [P]
 
@@ -87,105 +82,15 @@ class Adoption:
         table.add_column("model")
         table.add_column("accuracy", justify="right")
         table.add_column("loss", justify="right")
-        for name, judged in (("alone", self.alone), ("server's model", self.server), ("adopted", self.adopted)):
-            shown = ("-", "-") if judged is None else (f"{100 * judged.accuracy:.2f} %", f"{judged.loss:.4f}")
-            table.add_row(name, *shown)
+        for name, metrics in (("alone", self.alone), ("server's model", self.server), ("adopted", self.adopted)):
+            cells = ("-", "-") if metrics is None else (f"{100 * metrics.accuracy:.2f} %", f"{metrics.loss:.4f}")
+            table.add_row(name, *cells)
         return table
 
     def save(self, folder: Path | str, path: Path | str) -> None:
         """The adopted model, for `module.load_state_dict(safetensors.torch.load_file(path))`."""
         about = {"client": NAME, "algorithm": self.algorithm, "seed": str(self.seed)}
-        storage.write_tensors(Path(path), state_dict(Path(folder), self.model), about)
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """One seed of a run folder, as far as a newcomer needs it."""
-
-    folder: Path
-    seed: int
-    config: RunConfig
-    fingerprint: str
-    federation: Mapping[str, Any]  # federation-<seed>.json
-
-    @classmethod
-    def open(cls, folder: Path | str, seed: int | None = None) -> FinishedRun:
-        run = RunFolder(folder)
-        envelope = run.config()
-        config = make_config(None, envelope["config"])
-        number = int(chosen("seed", None if seed is None else str(seed), [str(s) for s in config.seeds], first=True))
-        return cls(run.path, number, config, envelope["fingerprint"], run.read_federation(number))
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.federation["names"])
-
-    @property
-    def classes(self) -> list[str]:
-        named: list[str] | None = self.federation["class_names"]
-        return named or [str(number) for number in range(self.federation["num_classes"])]
-
-    @property
-    def groups(self) -> list[str]:
-        """Names of the clients' groups, by number; none where they have no groups."""
-        groups: list[int] | None = self.federation["groups"]
-        named: list[str] | None = self.federation["group_names"]
-        return [] if groups is None else named or [str(number) for number in range(max(groups) + 1)]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of an example."""
-        return tuple(self.federation["inputs"]["shape"])
-
-    def method(self, label: str) -> Method:
-        options = dict(self.config.algorithms[label])
-        training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
-        return make_algorithm(options.pop("method"), training, options)
-
-    def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
-        """The model of the run; `model` builds it where the run was given a module of the caller's own."""
-        named = self.config.model
-        build = model or (lambda: build_model(named.name, self.shape, len(self.classes), named.options))
-        task = make_task(build, backend=self.config.backend)
-        layout = storage.read_json(self.folder / "model.json")["layers"]
-        if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
-            what = "the model given" if model else f"model {named.name}, which the configuration names,"
-            raise ModelError(
-                f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
-            )
-        return task
-
-    def population(self, newcomers: int = 0, group: int = 0) -> Population:
-        """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
-        groups = self.federation["groups"]
-        return Population(
-            len(self.federation["names"]) + newcomers,
-            self.seed,
-            self.config.participation,
-            None if groups is None else torch.tensor([*groups, *[group] * newcomers]),
-            0 if groups is None else max(groups) + 1,
-        )
-
-    def final(self, name: str, last: int) -> dict[str, Tensor]:
-        """What the checkpoint of a part of the run holds after its last round."""
-        snapshot = Checkpoints(self.folder / "checkpoints", self.fingerprint).latest(name)
-        if snapshot is None or snapshot.round < last:
-            reached = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
-            raise ConfigError(f"{name} {reached}; finish the run first: kinfed run --out {self.folder} --resume")
-        return snapshot.tensors
-
-    def start(self) -> Tensor | None:
-        """[P] where all methods of the run began, if not at random."""
-        for name, rounds in (("warm-start", self.config.warm_start), ("pretrained", self.config.pretrain)):
-            if rounds:
-                return self.final(f"{name}-{self.seed}", rounds)["w"]
-        return None
-
-    def server(self, label: str, method: Method, task: Task) -> Tree:
-        tensors = self.final(f"{label}-{self.seed}", self.config.warm_start + self.config.rounds)
-        state = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
-        server: Tree = method.init_server(task, self.population()).like(state)
-        return server
+        storage.write_tensors(Path(path), state_dict(RunFiles(folder), self.model), about)
 
 
 def newcomer_from_table(
@@ -202,9 +107,9 @@ def newcomer_from_table(
     """The newcomer as a federation of one: features and classes as in the run, some examples held out."""
     run, path = FinishedRun.open(folder, seed), Path(table)
     options = TableOptions(label_column, None, None, split_column, image_column, ignore)
-    columns = run.federation["description"].get("dataset_options", {}).get("columns") or None
-    source = load_like(path, options, columns, run.classes)
-    raw, inputs = source.features.raw, run.federation["inputs"]
+    columns = run.description.description.get("dataset_options", {}).get("columns") or None
+    source = load_like(path, options, columns, run.description.class_labels)
+    raw, inputs = source.features.raw, run.description.inputs
     if prod(raw.shape[1:]) != prod(run.shape):
         raise DataError(
             f"the models of {run.folder} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
@@ -223,9 +128,16 @@ def newcomer_from_table(
         train = rows.filter(~(source.is_test | source.is_val))
         val, test = rows.filter(source.is_val), rows.filter(source.is_test)
     return Federation(
-        Features(raw.reshape(-1, *run.shape), mean, std), source.labels, len(run.classes), train, val, test, [NAME],
-        class_names=run.classes, description={"dataset": str(path), "partition": "given"},
-    )  # fmt: skip
+        Features(raw.reshape(-1, *run.shape), mean, std),
+        source.labels,
+        run.description.num_classes,
+        train,
+        val,
+        test,
+        [NAME],
+        class_names=run.description.class_labels,
+        description={"dataset": str(path), "partition": "given"},
+    )
 
 
 def adopt(
@@ -243,8 +155,8 @@ def adopt(
     `rounds` of local training; as many as a client of the run took part in where none is given. `group` is needed
     where the method tells clients apart by group. `model` builds the module where the run was given one."""
     run = FinishedRun.open(folder, seed)
-    label = chosen("algorithm", algorithm, list(run.config.algorithms))
-    method, task = run.method(label), run.task(model)
+    label = run.files.label(algorithm)
+    method, task = run.algorithm(label), run.task(model)
     if changes_data(method):
         raise ConfigError(
             f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
@@ -257,7 +169,7 @@ def adopt(
         rounds = max(1, round(run.config.participation * run.config.rounds))
     elif rounds < 1:
         raise ConfigError(f"a newcomer trains for at least one round; got {rounds}")
-    task.start = run.start()
+    random_start, task = task, task.starting_at(run.start())
     server = with_newcomer(run, label, method, task, group)
     cohort = _cohort(run, newcomer, 1)
     if not _download(method, server, run).named():
@@ -266,28 +178,27 @@ def adopt(
     models = method.server_models(server)
     server_model = None if models is None else models.rows(cohort.ids)
     theta = _trained(method, task, server, run, newcomer, rounds)
-    task.start = None
-    alone = _trained(Local(method.training), task, Nothing(), run, whole, rounds)
+    alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
     return Adoption(
         algorithm=label,
         seed=run.seed,
         rounds=rounds,
         n_train=int(cohort.train.count[0]),
         n_test=int(cohort.test.count[0]),
-        alone=Judged.of(task.score(alone, cohort.test)),
-        server=None if server_model is None else Judged.of(task.score(server_model, cohort.test)),
-        adopted=Judged.of(task_for(task, theta).score(theta, cohort.test)),
+        alone=HeldOutMetrics.from_score(task.score(alone, cohort.test)),
+        server=None if server_model is None else HeldOutMetrics.from_score(task.score(server_model, cohort.test)),
+        adopted=HeldOutMetrics.from_score(task_for(task, theta).score(theta, cohort.test)),
         place=_place(method, server),
         model=theta[0],
     )
 
 
-def with_newcomer(run: FinishedRun, label: str, method: Method, task: Task, group: str | None) -> Tree:
+def with_newcomer(run: FinishedRun, label: str, method: AnyAlgorithm, task: Task, group: str | None) -> Tree:
     """The run's server with one more client, who was never called: wherever it keeps something by client, the row of
     `init_server` stands at the end."""
     if group is not None and not run.groups:
         raise ConfigError(f"the clients of {run.folder} have no groups; leave out the newcomer's")
-    number = 0 if group is None else run.groups.index(chosen("group", group, run.groups))
+    number = 0 if group is None else run.groups.index(pick("group", group, run.groups))
     before = method.init_server(task, run.population()).named()
     after = method.init_server(task, run.population(1, number)).named()
     if group is None and len(run.groups) > 1:
@@ -314,7 +225,9 @@ def _grown(name: str, tensor: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return tensor
 
 
-def _trained(method: Method, task: Task, server: Tree, run: FinishedRun, newcomer: Federation, rounds: int) -> Tensor:
+def _trained(
+    method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun, newcomer: Federation, rounds: int
+) -> Tensor:
     """The newcomer's model [1, P] after some rounds with a server that stays as it is."""
     down = _download(method, server, run)
     client = method.init_client(task, _cohort(run, newcomer, 0))
@@ -326,7 +239,7 @@ def _trained(method: Method, task: Task, server: Tree, run: FinishedRun, newcome
     return theta
 
 
-def _download(method: Method, server: Tree, run: FinishedRun) -> Tree:
+def _download(method: AnyAlgorithm, server: Tree, run: FinishedRun) -> Tree:
     """The message that the newcomer gets when everybody takes part."""
     planned, _ = method.plan(server, _everyone(run), RoundInfo(run.config.rounds + 1, run.population(1)))
     down: Tree = method.download(planned, _everyone(run)[-1:])
@@ -349,13 +262,14 @@ def _cohort(run: FinishedRun, newcomer: Federation, round: int) -> Cohort:
 def _check_fits(run: FinishedRun, newcomer: Federation) -> None:
     if len(newcomer) != 1:
         raise ConfigError(f"one client joins at a time; got a federation of {len(newcomer)}")
-    if newcomer.features.shape != run.shape or newcomer.num_classes != len(run.classes):
+    classes = run.description.num_classes
+    if newcomer.features.shape != run.shape or newcomer.num_classes != classes:
         raise ConfigError(
-            f"the models of {run.folder} take examples of shape {list(run.shape)} and know {len(run.classes)} classes; "
+            f"the models of {run.folder} take examples of shape {list(run.shape)} and know {classes} classes; "
             f"the newcomer has {list(newcomer.features.shape)} and {newcomer.num_classes}"
         )
 
 
-def _place(method: Method, server: Tree) -> str:
+def _place(method: AnyAlgorithm, server: Tree) -> str:
     models = method.server_models(server)
     return "" if models is None or models.assignment is None else f"server model {int(models.assignment[-1])}"

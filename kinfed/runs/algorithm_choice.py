@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kinfed.core.options import declared
 from kinfed.core.registries import registry_of
 from kinfed.runs.plain_values import plain
 
@@ -82,8 +83,18 @@ def _described(method: Any) -> dict[str, Any]:
             f"algorithms are names, or objects of a class derived from kinfed.Algorithm; got {method!r}{hint}"
         )
     options = {METHOD: _registered_name(type(method))}
+    known = declared(type(method))
     for name, value in _changed(method).items():
-        options |= _changed(value) if name == "training" else {name: value}
+        if name == "training":
+            options |= _changed(value)
+        elif name in known:
+            options[name] = value
+        else:
+            where = f"{type(method).__name__}.{name}"
+            raise ValueError(
+                f"{where} is {value!r} and not declared as an option, so that the run could not record it; declare it: "
+                f'{name} = option({getattr(type(method), name, value)!r}, "what it is")'
+            )
     return options
 
 

@@ -1,15 +1,22 @@
-"""Where two trees of plain values and tensors differ, in words."""
+"""Whether two run folders hold the same results, and where two trees of values differ, in words."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfed.core import storage
+from kinfed.runs.config import NON_RESULT_SETTINGS
+from kinfed.runs.run_files import RunFiles
+
 _ABSENT = object()
+_SHOWN_DIFFERENCES = 20  # per file
 
 
 def differences(
@@ -47,3 +54,84 @@ def _shown(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} with mean {mean!r}"
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_time(field: str) -> bool:
+    """Whether a field holds wall-clock time: seconds, train_seconds, seconds_waiting."""
+    return "seconds" in field.split("_")
+
+
+def strip_times(record: Any) -> Any:
+    """The record without its wall-clock fields, at any depth."""
+    if isinstance(record, Mapping):
+        return {key: strip_times(value) for key, value in record.items() if not is_time(key)}
+    if isinstance(record, list | tuple):
+        return [strip_times(value) for value in record]
+    return record
+
+
+def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bool = True) -> list[str]:
+    """What differs between two run folders, one sentence each; empty if they hold the same results.
+
+    Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
+    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same
+    experiment on another pool).
+    """
+    a, b = Path(run_a), Path(run_b)
+    for folder in (a, b):
+        RunFiles(folder).envelope  # noqa: B018  (a folder that is no run is an error, not a run without differences)
+    names = {
+        path.relative_to(folder).as_posix()
+        for folder in (a, b)
+        for pattern in ("config.json", "rounds.jsonl", "clients.csv", "summary.json", "federation-*.json", "models/*")
+        for path in folder.glob(pattern)
+        if not path.name.startswith(".") and (config or path.name != "config.json")
+    }
+    sentences: list[str] = []
+    for name in sorted(names):
+        if missing := [str(folder) for folder in (a, b) if not (folder / name).exists()]:
+            sentences.append(f"{name}: missing in {missing[0]}")
+            continue
+        ours, theirs = _contents(a, name), _contents(b, name)
+        changes = list(differences(ours, theirs, tolerance, (f"in {a}", f"in {b}")))
+        if not changes and name in ("rounds.jsonl", "clients.csv") and list(ours) != list(theirs):
+            changes = ["the same lines in another order"]
+        sentences += [f"{name}: {change}" for change in changes[:_SHOWN_DIFFERENCES]]
+        if len(changes) > _SHOWN_DIFFERENCES:
+            sentences.append(f"{name}: and {len(changes) - _SHOWN_DIFFERENCES} more differences")
+    return sentences
+
+
+def _contents(folder: Path, name: str) -> Any:
+    """A file as values to compare, without times and versions; lines under names that say what they are about."""
+    path = folder / name
+    if name == "config.json":
+        return {key: value for key, value in RunFiles(folder).settings.items() if key not in NON_RESULT_SETTINGS}
+    if name == "rounds.jsonl":
+        records = RunFiles(folder).records()
+        return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
+    if name == "clients.csv":
+        with storage.storage_errors("read", path), path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
+        return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)
+    if path.suffix == ".safetensors":
+        return storage.read_tensors(path)
+    content = strip_times(storage.read_json(path))
+    return {key: value for key, value in content.items() if key not in ("kinfed", "versions")}
+
+
+def _by_name(lines: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, value in lines:
+        while name in named:
+            name += " (again)"
+        named[name] = value
+    return named
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

@@ -29,18 +29,18 @@ from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.budget import open_accounts
+from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.noise import seeded_noise
 from kinfed.runs.build import build_federation
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.method_run import Interrupted as Interrupted
-from kinfed.runs.method_run import MethodRun
+from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.results import ClientTable, MethodResult, RunResult
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop
 from kinfed.server.robust import check_robust
 from kinfed.server.schedule import Schedule
@@ -93,8 +93,7 @@ def run(
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration that a run folder holds."""
-    settings: dict[str, Any] = RunFolder(folder).config()["config"]
-    return make_config(None, settings)
+    return RunFiles(folder).config
 
 
 class Experiment:
@@ -238,15 +237,13 @@ class Experiment:
         config, schedule = self.config, self.config.schedule
         data = self.federation(seed)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
-        base = self.task()
-        base.start = start.model
-        task: Task = base
+        task: Task = self.task().starting_at(start.model)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
             calls = torch.bincount(torch.cat(active), minlength=data.num_clients)
-            budget = open_accounts(
-                config.privacy, algorithm, task, simulated(seed), data.train.count, calls, start.ledger
+            budget = make_budget(
+                config.privacy, algorithm, task, seeded_noise(seed), data.train.count, calls, start.ledger
             )
             task = budget.task
         pool: Pool
@@ -291,7 +288,6 @@ class Experiment:
         if snapshot is not None:
             return CommonStart(snapshot.tensors["w"].to(task.device))
         algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), self.federation(seed).pooled()
-        task.start = None
         pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
         with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
             w = self._server_model_after(rounds, loop, "pre-training")

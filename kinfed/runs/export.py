@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from kinfed.core import storage
+from kinfed.data.describe import Description
 from kinfed.engine.mixture import num_components
 from kinfed.engine.task import ModuleTask
-from kinfed.errors import ConfigError, ModelError, StorageError
-from kinfed.runs.folder import RunFolder
-
-_BUFFERS = "models/buffers.safetensors"
+from kinfed.errors import ModelError, StorageError
+from kinfed.runs.results import client_number
+from kinfed.runs.run_files import BUFFERS, RunFiles
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
     buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
     if buffers:
         storage.make_folder(folder / "models")
-        storage.write_tensors(folder / _BUFFERS, buffers)
+        storage.write_tensors(folder / BUFFERS, buffers)
 
 
-def state_dict(folder: Path, row: Tensor) -> dict[str, Tensor]:
+def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
     """What `module.load_state_dict` takes, for one row of a run's models."""
-    layout = storage.read_json(folder / "model.json")
+    layout = run.layout()
     P = layout["parameters"]
     try:
         components = num_components(len(row), P)
     except ModelError as error:
-        raise StorageError(f"{folder / 'model.json'} does not describe these models: {error}") from error
-    buffers = storage.read_tensors(folder / _BUFFERS) if (folder / _BUFFERS).exists() else {}
+        raise StorageError(f"{run.path / 'model.json'} does not describe these models: {error}") from error
+    buffers = run.buffers()
     if components is None:
         return _parameters(layout["layers"], row) | buffers
     out = {"pi": row[components * P :].clone()}
@@ -78,22 +78,15 @@ def export_model(
     """Write the client's personal model as a state dict in safetensors:
 
     model.load_state_dict(safetensors.torch.load_file(path))"""
-    run = RunFolder(folder)
-    config: dict[str, Any] = run.config()["config"]
-    algorithm = chosen("algorithm", algorithm, list(config["algorithms"]))
-    seed = int(chosen("seed", None if seed is None else str(seed), [str(s) for s in config["seeds"]], first=True))
-    data = storage.read_json(folder / f"federation-{seed}.json")
-    names = data["names"]
-    if client not in names:
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ConfigError(f"no client is called {client!r}; there are {shown}")
-    row = run.read_models(algorithm, seed).personal[names.index(client)]
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    data = run.description(seed)
+    row = run.models(algorithm, seed).personal[client_number(data.names, client)]
     path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
-    name = storage.read_json(folder / "model.json")["model"]
+    name = run.layout()["model"]
     metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name}
-    if "inputs" in data:  # absent in runs of earlier versions
-        metadata["inputs"] = _inputs_of_run(data, config)
-    storage.write_tensors(path, state_dict(folder, row), metadata)
+    metadata["inputs"] = _inputs_of_run(data, run.config.model.options)
+    storage.write_tensors(path, state_dict(run, row), metadata)
     return Exported(path, f"{name}, {len(row)} parameters")
 
 
@@ -113,23 +106,11 @@ def inputs_metadata(
     return json.dumps({**plain, **scale, "options": dict(options)})
 
 
-def _inputs_of_run(data: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    inputs, model = data["inputs"], config["model"]
-    classes = data["class_names"] or [str(number) for number in range(data["num_classes"])]
-    columns = data["description"].get("dataset_options", {}).get("columns") or None
-    options = {key: value for key, value in model.items() if key != "name"}
+def _inputs_of_run(data: Description, options: Mapping[str, Any]) -> str:
+    columns = data.description.get("dataset_options", {}).get("columns") or None
+    inputs = data.inputs
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
-    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, classes, options)
-
-
-def chosen(kind: str, given: str | None, there: list[str], first: bool = False) -> str:
-    if given is None:
-        if len(there) > 1 and not first:
-            raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(there)}")
-        return there[0]
-    if given not in there:
-        raise ConfigError(f"the run has no {kind} {given!r}; it has {', '.join(there)}")
-    return given
+    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, data.class_labels, options)
 
 
 def _names(layers: list[dict[str, Any]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""The files of a run folder: how they are written, kept consistent, and compared.
+"""The files of a run folder: how they are written and kept consistent. How they are read: kinfed.runs.run_files.
 
     config.json              {"kinfed", "versions", "fingerprint", "config"}; written first
     rounds.jsonl             one line per (algorithm, seed, round)
@@ -25,8 +25,7 @@ import math
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -39,7 +38,7 @@ from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
-from kinfed.runs.config import NON_RESULT_SETTINGS
+from kinfed.runs.run_files import RunFiles, models_path, read_journal, round_key
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -53,26 +52,14 @@ CLIENT_COLUMNS = (
     "server_loss",
 )
 _HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file cannot be read on Windows
-_SHOWN_DIFFERENCES = 20  # per file
 
 
 class FolderInUse(StorageError):
     """Another process writes this run."""
 
 
-@dataclass(frozen=True)
-class Models:
-    personal: Tensor  # [K, P]  what each client would deploy
-    server: ServerModels | None  # where the server has models of its own
-
-    @property
-    def server_model(self) -> Tensor | None:
-        """[P] where the server has one model for all clients."""
-        return None if self.server is None or self.server.assignment is not None else self.server.models[0]
-
-
 class RunFolder:
-    """RunFolder(path) reads. Writing needs `open`, which takes the folder's lock until `close`:
+    """Made by `open`, which takes the folder's lock until `close`:
 
     with RunFolder.open(path, config, fingerprint) as run:
         run.append_round({...})
@@ -144,7 +131,7 @@ class RunFolder:
             )
 
     def _refuse_other_run(self, config: Mapping[str, Any], fingerprint: str, resume: bool) -> None:
-        there = self.config()
+        there = RunFiles(self.path).envelope
         if there["fingerprint"] == fingerprint:
             if not resume:
                 raise StorageError(
@@ -222,57 +209,32 @@ class RunFolder:
         """
         self._require_lock()
 
-        def kept(record: dict[str, Any]) -> bool:
+        def keep(record: dict[str, Any]) -> bool:
             ours = record["algorithm"] == algorithm and record["seed"] == seed
             return not ours or (round is not None and record["round"] <= round)
 
         if self._rounds is not None:
             os.close(self._rounds)
             self._rounds = None
-        remaining = self._rewrite_rounds(kept)
-        known = [record["round"] for record in remaining if _identity(record)[:2] == (algorithm, seed)]
+        remaining = self._rewrite_rounds(keep)
+        known = [record["round"] for record in remaining if round_key(record)[:2] == (algorithm, seed)]
         if known and max(known) != round:
             raise StorageError(
                 f"{self._rounds_path} ends at round {max(known)} of {algorithm} with seed {seed}, but there is a "
                 f"checkpoint of round {round}; restore the file, or choose another folder with --out"
             )
 
-    def records(self) -> list[dict[str, Any]]:
-        """All complete lines; a last one that is being written, or was cut by a crash, is not among them."""
-        return [record for _, record in self._parse_rounds(self._read_rounds())]
-
     @property
     def _rounds_path(self) -> Path:
         return self.path / "rounds.jsonl"
 
-    def _read_rounds(self) -> bytes:
-        with storage.storage_errors("read", self._rounds_path):
-            return self._rounds_path.read_bytes() if self._rounds_path.exists() else b""
-
-    def _parse_rounds(self, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-        lines = text.removesuffix(b"\n").split(b"\n") if text else []
-        found = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-                _identity(record)
-            except (ValueError, LookupError, TypeError):
-                if number == len(lines):
-                    break
-                raise StorageError(
-                    f"{self._rounds_path} is damaged: line {number} of {len(lines)} is not a round; restore the file, "
-                    "or delete that line if you can do without it"
-                ) from None
-            found.append((line, record))
-        return found
-
-    def _rewrite_rounds(self, kept: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         """Keep some lines, byte for byte, and end with a line break; the file is left alone if that is its state."""
-        text = self._read_rounds()
-        lines = [(line, record) for line, record in self._parse_rounds(text) if kept(record)]
-        wanted = b"".join(line + b"\n" for line, _ in lines)
-        if wanted != text:
-            storage.write_atomically(self._rounds_path, wanted)
+        path = self._rounds_path
+        lines = [(line, record) for line, record in read_journal(path) if keep(record)]
+        text = b"".join(line + b"\n" for line, _ in lines)
+        if path.exists() and path.read_bytes() != text:
+            storage.write_atomically(path, text)
         return [record for _, record in lines]
 
     # Files written as a whole
@@ -280,15 +242,6 @@ class RunFolder:
     @property
     def _config_path(self) -> Path:
         return self.path / "config.json"
-
-    def config(self) -> dict[str, Any]:
-        """{"kinfed", "versions", "fingerprint", "config"}: the last is the configuration given to `open`."""
-        if not self._config_path.exists():
-            raise StorageError(f"{self.path} is no run folder: it has no config.json; give the folder of a run")
-        envelope = storage.read_json(self._config_path)
-        if not isinstance(envelope, dict) or not {"fingerprint", "config"} <= envelope.keys():
-            raise StorageError(f"{self._config_path} has no fingerprint and config; was it written by kinfed?")
-        return envelope
 
     def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty.
@@ -325,10 +278,6 @@ class RunFolder:
         self._require_lock()
         storage.write_json(self.path / f"federation-{seed}.json", federation)
 
-    def read_federation(self, seed: int) -> dict[str, Any]:
-        record: dict[str, Any] = storage.read_json(self.path / f"federation-{seed}.json")
-        return record
-
     def write_models(self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None) -> None:
         """personal [K, P], and the server's models where there are any."""
         self._require_lock()
@@ -339,31 +288,10 @@ class RunFolder:
             tensors["server"] = server.models[0] if server.assignment is None else server.models
             if server.assignment is not None:
                 tensors["assignment"] = server.assignment
-        path = self._models_path(algorithm, seed)
+        path = models_path(self.path, algorithm, seed)
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
         storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
-
-    def read_models(self, algorithm: str, seed: int) -> Models:
-        path = self._models_path(algorithm, seed)
-        if not path.exists():
-            stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
-            raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
-        tensors = storage.read_tensors(path)
-        if "personal" not in tensors:
-            raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
-        if "server" not in tensors:
-            return Models(tensors["personal"], None)
-        assignment = tensors.get("assignment")
-        rows = tensors["server"] if assignment is not None else tensors["server"][None]
-        return Models(tensors["personal"], ServerModels(rows, assignment))
-
-    def _models_path(self, algorithm: str, seed: int) -> Path:
-        return self.path / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
-
-
-def _identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
-    return record["algorithm"], record["seed"], record["round"]
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:
@@ -384,84 +312,3 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     raise ValueError(f"a cell of clients.csv is one value; got {value}")
-
-
-def is_time(field: str) -> bool:
-    """Whether a field holds wall-clock time: seconds, train_seconds, seconds_waiting."""
-    return "seconds" in field.split("_")
-
-
-def strip_times(record: Any) -> Any:
-    """The record without its wall-clock fields, at any depth."""
-    if isinstance(record, Mapping):
-        return {key: strip_times(value) for key, value in record.items() if not is_time(key)}
-    if isinstance(record, list | tuple):
-        return [strip_times(value) for value in record]
-    return record
-
-
-def same_results(run_a: Path, run_b: Path, *, tolerance: float = 0.0, config: bool = True) -> list[str]:
-    """What differs between two run folders, one sentence each; empty if they hold the same results.
-
-    Ignores times, versions, and settings that do not change results. `tolerance` is the absolute difference that
-    numbers may have (pools agree to 1e-5); `config=False` leaves the configurations out (the same
-    experiment on another pool).
-    """
-    a, b = Path(run_a), Path(run_b)
-    names = {
-        path.relative_to(folder).as_posix()
-        for folder in (a, b)
-        for pattern in ("config.json", "rounds.jsonl", "clients.csv", "summary.json", "federation-*.json", "models/*")
-        for path in folder.glob(pattern)
-        if not path.name.startswith(".") and (config or path.name != "config.json")
-    }
-    found: list[str] = []
-    for name in sorted(names):
-        if missing := [str(folder) for folder in (a, b) if not (folder / name).exists()]:
-            found.append(f"{name}: missing in {missing[0]}")
-            continue
-        ours, theirs = _contents(a, name), _contents(b, name)
-        changes = list(differences(ours, theirs, tolerance, (f"in {a}", f"in {b}")))
-        if not changes and name in ("rounds.jsonl", "clients.csv") and list(ours) != list(theirs):
-            changes = ["the same lines in another order"]
-        found += [f"{name}: {change}" for change in changes[:_SHOWN_DIFFERENCES]]
-        if len(changes) > _SHOWN_DIFFERENCES:
-            found.append(f"{name}: and {len(changes) - _SHOWN_DIFFERENCES} more differences")
-    return found
-
-
-def _contents(folder: Path, name: str) -> Any:
-    """A file as values to compare, without times and versions; lines under names that say what they are about."""
-    path = folder / name
-    if name == "config.json":
-        return {
-            key: value for key, value in RunFolder(folder).config()["config"].items() if key not in NON_RESULT_SETTINGS
-        }
-    if name == "rounds.jsonl":
-        records = RunFolder(folder).records()
-        return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
-    if name == "clients.csv":
-        with storage.storage_errors("read", path), path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
-        return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)
-    if path.suffix == ".safetensors":
-        return storage.read_tensors(path)
-    content = strip_times(storage.read_json(path))
-    return {key: value for key, value in content.items() if key not in ("kinfed", "versions")}
-
-
-def _by_name(lines: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in lines:
-        while name in found:
-            name += " (again)"
-        found[name] = value
-    return found
-
-
-def _number(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell

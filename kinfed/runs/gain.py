@@ -1,4 +1,5 @@
-"""Who gains from federating, and who had better learn alone: expected errors from a table of clients' estimates.
+"""Who gains from federating, and who had better learn alone: expected errors from a table of clients' estimates, or
+from the estimates of a Self-FL run.
 
 A table has one row per client:
 
@@ -35,6 +36,7 @@ from rich.text import Text
 from torch import Tensor
 
 from kinfed.errors import ConfigError, DataError
+from kinfed.runs.run_files import RunFiles
 from kinfed.theory.two_level import Numbers, TwoLevel
 
 Change = Literal["better", "same", "worse"]
@@ -188,6 +190,54 @@ def gain_from_table(path: str | Path, *, s0: float | None = None, margin: float 
         _numbers(table, "n", clients, path),
         clients=clients,
         s0=s0,
+        margin=margin,
+    )
+
+
+def gain_from_run(
+    folder: Path,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    *,
+    s0: float | None = None,
+    margin: float = 0.05,
+) -> GainReport:
+    """``gain_from_arrays`` of a run that holds a Self-FL method; s0 is its last σ_0² unless given.
+
+    The run's own estimates stand for the two-level model's quantities: a client's last model for z_m, its uncertainty
+    σ_m² (movement of its models over the rounds) for s_m, σ_0² for s0. They measure the trajectory of training as much
+    as the sampling of data (docs/selffl.md), so the result says what Self-FL believed, not what is true."""
+    run = RunFiles(folder)
+    records = [
+        record
+        for record in run.records()
+        if (algorithm is None or record["algorithm"] == algorithm)
+        and (seed is None or record["seed"] == seed)
+        and "sigma_m_sq" in (record["method"].get("clients") or {})
+        and (s0 is not None or "sigma0_sq" in record["method"])  # Self-FL's control estimates none
+    ]
+    if not records:
+        wanted = algorithm or "a Self-FL method"
+        raise ConfigError(f"{folder} holds no evaluated round of {wanted} with client variances; run selffl first")
+    algorithm, seed = records[0]["algorithm"], records[0]["seed"]
+    last = [record for record in records if (record["algorithm"], record["seed"]) == (algorithm, seed)][-1]
+    variance = torch.tensor(
+        [value if value is not None else -1.0 for value in last["method"]["clients"]["sigma_m_sq"]], dtype=torch.float64
+    )
+    known = (variance > 0).nonzero().squeeze(1)
+    if len(known) < 2:
+        raise ConfigError(
+            f"only {len(known)} client(s) of {algorithm} trained often enough to have a variance, and two are needed; "
+            "run more rounds"
+        )
+    data = run.description(seed)
+    count = torch.tensor(data.sizes(), dtype=torch.float64)
+    return gain_from_arrays(
+        run.models(algorithm, seed).personal[known],
+        (variance * count)[known],
+        count[known],
+        clients=[data.names[int(k)] for k in known],
+        s0=float(last["method"]["sigma0_sq"]) if s0 is None else s0,
         margin=margin,
     )
 

@@ -185,7 +185,7 @@ class MethodRun:
             return {name: value for name, value in figures.items() if not isinstance(value, Tensor) or not value.dim()}
         models = algorithm.server_models(server)
         if models is not None and models.assignment is not None:
-            figures = figures | {"assignment": models.assignment}
+            figures = {"assignment": models.assignment} | figures  # a method may know who has none yet
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names):
             figures = figures | {"clients": evaluation.figures}
         headline = "accuracy" if self.loop.task.classifies else "loss"

@@ -1,8 +1,8 @@
-"""Reads run folders into plain dataclasses; knows nothing of figures or HTML.
+"""Reads all results of run folders into plain dataclasses, for reports and recipes.
 
 A folder is read as far as it goes: a run that was killed, or is still running, gives what it has written so far
 together with notes that say what is missing. Only a folder that is no run at all, or whose lines lack the fields
-that give them meaning, is an error.
+that give them meaning, is an error. Single files are read by kinfed.runs.run_files.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kinfed.errors import StorageError
+from kinfed.core import storage
+from kinfed.data.describe import Description
+from kinfed.runs.run_files import RunFiles, RunFolderError
 
 Kind = Literal["personal", "server"]
 KINDS: tuple[Kind, Kind] = ("personal", "server")
 Metrics = dict[str, float]
-
-
-class RunFolderError(StorageError):
-    """A folder that cannot be read as a run."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +81,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Who holds how many examples of which class; the lists run over clients, then classes."""
-
-    names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    train: tuple[tuple[int, ...], ...]
-    val: tuple[tuple[int, ...], ...]
-    test: tuple[tuple[int, ...], ...]
-    groups: tuple[int, ...] | None
-    group_names: tuple[str, ...] | None
-    notes: tuple[str, ...] = ()  # what a reader should know about how the data were shared out
-    description: dict[str, Any] = field(default_factory=dict)  # data set, partition and options, all defaults filled in
-
-    @property
-    def sizes(self) -> list[int]:
-        return [sum(counts) for counts in self.train]
-
-
-@dataclass(frozen=True)
 class Run:
     path: Path
     label: str
@@ -110,8 +89,8 @@ class Run:
     versions: dict[str, Any]
     fingerprint: str
     trials: tuple[Trial, ...]
-    federations: dict[int, Federation]  # by seed
-    notes: tuple[str, ...] = field(default=())
+    federations: dict[int, Description]  # who holds what, by seed
+    notes: tuple[str, ...] = ()
 
     @property
     def last_planned_round(self) -> int | None:
@@ -138,10 +117,8 @@ def load_runs(folders: list[Path]) -> list[Run]:
 
 
 def load_run(path: Path, label: str) -> Run:
-    envelope = _read_object(path / "config.json", "a run folder holds config.json and rounds.jsonl")
-    config = envelope.get("config")
-    if not isinstance(config, dict):
-        raise RunFolderError(f'{path / "config.json"} has no "config" object; was it written by kinfed?')
+    files = RunFiles(path)
+    envelope, config = files.envelope, files.settings
     notes: list[str] = []
     lines = _read_rounds(path / "rounds.jsonl", notes)
     clients = _read_clients(path / "clients.csv", notes)
@@ -155,10 +132,10 @@ def load_run(path: Path, label: str) -> Run:
         label=label,
         config=config,
         version=str(envelope.get("kinfed", "unknown")),
-        versions=envelope["versions"] if isinstance(envelope.get("versions"), dict) else {},
-        fingerprint=str(envelope.get("fingerprint", "")),
+        versions=dict(envelope.get("versions") or {}),
+        fingerprint=str(envelope["fingerprint"]),
         trials=tuple(trials),
-        federations=dict(_read_federations(path)),
+        federations=dict(_descriptions(files)),
     )
     return replace(run, notes=tuple(_progress_notes(run) + notes))
 
@@ -168,18 +145,6 @@ def _labels(paths: list[Path]) -> list[str]:
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
     return ["/".join(path.parts[-depth:]) for path in paths]
-
-
-def _read_object(path: Path, expectation: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} does not exist; {expectation}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{path} is not valid JSON ({error}); run again or restore the file") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} should hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 Key = tuple[str, int]  # algorithm, seed
@@ -215,8 +180,8 @@ def _round(record: Any, where: str) -> tuple[Key, Round]:
         return key, Round(
             number=int(record["round"]),
             seconds=float(record.get("seconds") or 0.0),
-            active=_count(record.get("active")),
-            dropped=_count(record.get("dropped")),
+            active=int(record.get("active") or 0),
+            dropped=int(record.get("dropped") or 0),
             bytes_down=float(record.get("bytes_down") or 0),
             bytes_up=float(record.get("bytes_up") or 0),
             metrics=_metrics(record),
@@ -226,11 +191,6 @@ def _round(record: Any, where: str) -> tuple[Key, Round]:
         raise RunFolderError(
             f"{where}: a round needs algorithm, seed and round, and numbers where numbers belong ({error!r})"
         ) from None
-
-
-def _count(value: Any) -> int:
-    """Clients are given as their number or as the list of them."""
-    return len(value) if isinstance(value, list) else int(value or 0)
 
 
 def _metrics(record: dict[str, Any]) -> dict[Kind, Metrics]:
@@ -271,7 +231,7 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientResult]]
 def _read_results(path: Path) -> dict[Key, Final]:
     if not path.exists():
         return {}
-    results = _read_object(path, "").get("results")
+    results = storage.read_json(path).get("results")
     try:
         return {
             (str(entry["algorithm"]), int(entry["seed"])): Final(
@@ -290,39 +250,11 @@ def _read_results(path: Path) -> dict[Key, Final]:
         ) from None
 
 
-def _read_federations(path: Path) -> Iterator[tuple[int, Federation]]:
-    for file in sorted(path.glob("federation-*.json")):
+def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
+    for file in sorted(files.path.glob("federation-*.json")):
         seed = file.stem.removeprefix("federation-")
-        if not seed.lstrip("-").isdecimal():
-            continue
-        record = _read_object(file, "")
-        try:
-            split = {
-                name: tuple(tuple(int(n) for n in counts) for counts in record.get(name) or ())
-                for name in ("train", "val", "test")
-            }
-            names = tuple(map(str, record["names"]))
-            classes = record.get("class_names") or range(int(record["num_classes"]))
-            federation = Federation(
-                names=names,
-                class_names=tuple(map(str, classes)),
-                **split,
-                groups=None if record.get("groups") is None else tuple(map(int, record["groups"])),
-                group_names=None if record.get("group_names") is None else tuple(map(str, record["group_names"])),
-                notes=tuple(map(str, record.get("notes") or ())),
-                description=dict(record.get("description") or {}),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{file}: needs names, num_classes and train counts ({error!r})") from None
-        widths = {len(counts) for counts in federation.train}
-        if len(federation.train) != len(names) or widths - {len(federation.class_names)}:
-            raise RunFolderError(
-                f"{file}: train should hold {len(names)} clients with {len(federation.class_names)} counts each, "
-                f"got {len(federation.train)} clients with {sorted(widths)} counts"
-            )
-        if federation.groups is not None and len(federation.groups) != len(names):
-            raise RunFolderError(f"{file}: {len(federation.groups)} groups given for {len(names)} clients")
-        yield int(seed), federation
+        if seed.lstrip("-").isdecimal():
+            yield int(seed), files.description(int(seed))
 
 
 def _trial(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,19 @@ from typing import Any
 import tomli_w
 from torch import nn
 
-from kinfed.algorithms import make_algorithm
+from kinfed.algorithms import make_algorithm, tuning_space
 from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.algorithms.search_spaces import Range, space_of
 from kinfed.core import rng, storage
+from kinfed.core.options import Range
 from kinfed.data.federation import Federation
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import Metrics, NullObserver
 from kinfed.runs.results import ClientTable
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import RoundReport
 
 try:
@@ -123,7 +124,7 @@ def tune(
 ) -> TuneResult:
     """Tune every method of the configuration with `trials` trials each, the first of them as configured.
 
-    `ranges` replaces ranges of algorithms.search_spaces, by label and option. Options that the configuration sets for a
+    `ranges` replaces ranges that the algorithms declare, by label and option. Options that the configuration sets for a
     method stay as they are. `prune` stops trials early that fall below the median of earlier ones."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
@@ -169,7 +170,7 @@ class Started:
 
 
 def read_tuning(folder: Path) -> Started:
-    found = RunFolder(folder).config()["config"]
+    found = RunFiles(folder).settings
     if "search" not in found:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
     config = make_config(None, {name: value for name, value in found.items() if name in RunConfig.model_fields})
@@ -186,6 +187,41 @@ def _validation(config: RunConfig) -> float:
     return share
 
 
+def space_of(method: str, fixed: Mapping[str, Any], changes: Mapping[str, Range] | None = None) -> dict[str, Range]:
+    """The method's space without the options that the user has fixed, with ranges of the user's own."""
+    space = tuning_space(method)
+    for option, range_ in (changes or {}).items():
+        if option not in space:
+            raise unknown_name(f"tuned option of {method}", option, space)
+        if option in fixed:
+            raise ConfigError(f"{method}.{option} is fixed at {fixed[option]!r} and has a range; keep one of the two")
+        space[option] = range_
+    return {option: range_ for option, range_ in space.items() if option not in fixed}
+
+
+def parse_ranges(texts: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, Range]]:
+    """Ranges by label and option from texts "label.option=low:high"; `methods` says what each label stands for.
+
+    A range is of the same kind as the usual one: logarithmic (unless it begins at 0), whole numbers."""
+    ranges: dict[str, dict[str, Range]] = {}
+    for text in texts:
+        key, _, ends = text.partition("=")
+        label, _, option = key.strip().rpartition(".")
+        low, _, high = ends.partition(":")
+        try:
+            numbers = float(low), float(high)
+        except ValueError:
+            raise ConfigError(f"--range takes label.option=low:high, such as ditto.lam=0.01:10; got {text!r}") from None
+        if label not in methods:
+            raise unknown_name("owner in --range", label, methods)
+        space = tuning_space(methods[label])
+        if option not in space:
+            raise unknown_name(f"tuned option of {methods[label]}", option, space)
+        usual = space[option]
+        ranges.setdefault(label, {})[option] = Range(*numbers, log=usual.log and numbers[0] > 0, whole=usual.whole)
+    return ranges
+
+
 @dataclass
 class _Tuning:
     experiment: Experiment
@@ -196,7 +232,6 @@ class _Tuning:
     done: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._record()
         self._storage = _open_journal(self.folder / "study.jsonl")
 

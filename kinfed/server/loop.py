@@ -17,7 +17,7 @@ from kinfed.data.federation import Population
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError
 from kinfed.pools.base import Evaluation, Pool, Reply
-from kinfed.privacy.budget import Accounts
+from kinfed.privacy.budget import PrivacyBudget
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
 from kinfed.server.screening import screen
@@ -52,7 +52,7 @@ class Loop:
         schedule: Schedule | None = None,
         *,
         first_round: int = 1,
-        privacy: Accounts | None = None,
+        privacy: PrivacyBudget | None = None,
         robust: Rule | None = None,
         largest_norm: float = 0.0,
     ) -> None:
@@ -80,9 +80,9 @@ class Loop:
         active = self.schedule.active(seed, number, self.population.num_clients)
         server, active = self.algorithm.plan(self.server, active, info)
         if self.privacy is not None:
-            admitted = self.privacy.admit(active)
-            if len(admitted) < len(active):  # what the plan sums or chooses is over those who take part
-                server, active = self.algorithm.plan(self.server, admitted, info)[0], admitted
+            allowed = self.privacy.within_budget(active)
+            if len(allowed) < len(active):  # what the plan sums or chooses is over those who take part
+                server, active = self.algorithm.plan(self.server, allowed, info)[0], allowed
         if not len(active):
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)

@@ -17,9 +17,9 @@ from kinfed.data.federation import Federation
 from kinfed.deploy.wire import message_types
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
-from kinfed.privacy.budget import open_accounts
+from kinfed.privacy.budget import make_budget
 from kinfed.privacy.dpsgd import PrivateTask
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import Privacy
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import SEED, Bench, ContractError, Method, State, check, expect, expect_equal, hooked
@@ -84,8 +84,8 @@ def gradients_are_declared(bench: Bench) -> None:
     if profile is None or profile.impossible:
         return
     algorithm, rounds = _private(bench.algorithm), 3
-    budget = open_accounts(
-        Privacy(noise=1.0), algorithm, make_task(bench.model), simulated(SEED), count, torch.full_like(count, rounds)
+    budget = make_budget(
+        Privacy(noise=1.0), algorithm, make_task(bench.model), seeded_noise(SEED), count, torch.full_like(count, rounds)
     )
     try:
         with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, privacy=budget) as loop:
@@ -101,7 +101,7 @@ class _BlindTask(PrivateTask):
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
         assert batch.sample is not None  # of a private run
-        self._enter(batch.ids, batch.sample)
+        self._name_gradients(batch.ids, batch.sample)
         return torch.full_like(theta, 0.01)
 
 
@@ -137,7 +137,7 @@ def _messages(bench: Bench, federation: Federation) -> State:
             sent[f"update {start + number}, {name}"] = tensor.clone()
         return client, up
 
-    task = _BlindTask(make_task(bench.model), 1.0, 0.0, simulated(SEED))
+    task = _BlindTask(make_task(bench.model), 1.0, 0.0, seeded_noise(SEED))
     watched = hooked(algorithm, client_update=client_update)
     with task.recording(), bench.loop(Schedule(), algorithm=watched, federation=federation, task=task) as loop:
         for _ in range(2):

@@ -21,7 +21,7 @@ from kinfed.data.ragged import Ragged
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.budget import Accounts
+from kinfed.privacy.budget import PrivacyBudget
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 
@@ -135,7 +135,7 @@ class Bench:
         task: Task | None = None,
         workers: int = 1,
         chunk: int | None = 2,
-        privacy: Accounts | None = None,
+        privacy: PrivacyBudget | None = None,
     ) -> Iterator[Loop]:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm

@@ -632,3 +632,12 @@ def test_only_the_control_is_a_plain_average():
         assert isinstance(make_algorithm(name, WORK).averages, str)
     parts = {"use_init": False, "use_steps": False, "use_agg": False}
     assert isinstance(make_algorithm("selffl_augmented", WORK, parts).averages, str)  # it sends two models
+
+
+def test_the_control_estimates_no_variance_between_clients():
+    loop = simulate(tiny_federation(), tiny_model, "selffl_control", training=WORK)
+    loop.round()
+    figures = loop.algorithm.figures(loop.server)
+    loop.pool.close()
+    assert float(loop.server.s0) == 0.0
+    assert "sigma0_sq" not in figures

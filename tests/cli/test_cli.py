@@ -138,7 +138,7 @@ BAD = [
     (["run", "--participation", "0"], ["participation", "(0, 1]"]),
     (["run", "--participation", "1.5"], ["participation"]),
     (["run", "--set", "ditto.lamda=1"], ["lamda", "lam"]),
-    (["run", "--set", "ditto.lam=much"], ["ditto.lam", "much"]),
+    (["run", "--set", "ditto.lam=much"], ["ditto: lam", "much"]),
     (["run", "--set", "partition.classes=3"], ["--partition"]),
     (["run", "--seeds", "a"], ["seeds", "whole numbers"]),
     (["run", "--resume"], ["--out"]),

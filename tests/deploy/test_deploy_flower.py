@@ -67,7 +67,7 @@ def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
         return train(ids[:1] if round in missing else ids, download, round, effort)
 
     loop.pool.train = some  # type: ignore[method-assign]
-    for _ in loop.rounds(deployment.rounds):
+    for _ in loop.rounds(deployment.run.rounds):
         pass
     found = loop.evaluate(keep_models=True).models
     assert found is not None
@@ -129,7 +129,7 @@ def evaluate(message, context):
 
 @client_app.train()
 def train(message, context):
-    round = from_records(message.content).about["round"]
+    round = from_records(message.content).header["round"]
     if context.node_config["client"] != "b":
         return honest(message, context)
     if round == 1:
@@ -161,7 +161,7 @@ def test_errors_lies_and_full_disks_cost_their_client_a_round_each(tmp_path: Pat
         net.run(net.app(SETTINGS | {"out": str(out), "deadline": 300.0}, shim=_FAULTY))
         said = net.wait_done(out)
     assert "round 1: without b: ValueError: the scanner is switched off" in said
-    assert "round 2: without b: its update holds NaN or infinity" in said
+    assert "round 2: dropped b: its update holds NaN or infinity" in said
     assert "round 3: without b: StorageError: cannot write" in said
     assert "what was written before is intact" in said
     assert [record["dropped"] for record in records(out)] == [1, 1, 1, 0]

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.cli.app import app
 from kinfed.data.batches import LocalTraining
-from kinfed.deploy.node_data import NodeSettings, load_own
+from kinfed.deploy.node_data import NodeSettings, load_client_data
 from kinfed.deploy.scaffold import make_app
-from kinfed.deploy.settings import Deployment
+from kinfed.deploy.settings import SETTINGS, Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.deploy.wire import message_types
 from kinfed.errors import ConfigError, DataError, StorageError
@@ -57,10 +57,10 @@ def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path) -> None:
         "import numpy as np\ndef load(node):\n    f = np.load(node['file'])\n    return f['x'], f['y']\n"
     )
     found = [
-        load_own(node(table, ignore="name"), DEPLOYMENT),
-        load_own(node(tmp_path / "a.parquet"), DEPLOYMENT),
-        load_own(node(tmp_path / "a.npz"), DEPLOYMENT),
-        load_own(node(f"{tmp_path / 'load.py'}:load", file=str(tmp_path / "a.npz")), DEPLOYMENT),
+        load_client_data(node(table, ignore="name"), DEPLOYMENT),
+        load_client_data(node(tmp_path / "a.parquet"), DEPLOYMENT),
+        load_client_data(node(tmp_path / "a.npz"), DEPLOYMENT),
+        load_client_data(node(f"{tmp_path / 'load.py'}:load", file=str(tmp_path / "a.npz")), DEPLOYMENT),
     ]
     assert [own.columns for own in found] == [["age", "dose"], ["age", "dose"], [], []]
     for own in found:
@@ -72,20 +72,20 @@ def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path) -> None:
 
 def test_a_node_may_name_its_splits_and_its_label(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "a.csv", "krank", split=True)
-    own = load_own(node(table, label="krank", split="fold", ignore="name"), DEPLOYMENT).federation
+    own = load_client_data(node(table, label="krank", split="fold", ignore="name"), DEPLOYMENT).federation
     assert [part.rows.tolist() for part in (own.train, own.val, own.test)] == [
         list(range(0, 20, 3)), list(range(1, 20, 3)), list(range(2, 20, 3)),
     ]  # fmt: skip
     mark = np.arange(20) % 3
     np.savez(tmp_path / "a.npz", x=X, y=Y, test=mark == 2, val=mark == 1)
-    same = load_own(node(tmp_path / "a.npz"), DEPLOYMENT).federation
+    same = load_client_data(node(tmp_path / "a.npz"), DEPLOYMENT).federation
     assert torch.equal(same.train.rows, own.train.rows)
     assert torch.equal(same.val.rows, own.val.rows)
 
 
 def test_the_order_of_columns_is_the_deployments(tmp_path: Path) -> None:
     turned = Deployment.parse({"classes": "no,yes", "label-column": "sick", "features": "dose,age"})
-    own = load_own(node(write_csv(tmp_path / "a.csv")), turned)
+    own = load_client_data(node(write_csv(tmp_path / "a.csv")), turned)
     assert own.columns == ["dose", "age"]
     assert torch.equal(own.federation.features.raw, torch.from_numpy(X[:, ::-1].copy()))
 
@@ -105,7 +105,7 @@ def test_the_order_of_columns_is_the_deployments(tmp_path: Path) -> None:
 def test_bad_arrays_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError, match=message):
-        load_own(node(tmp_path / "a.npz"), DEPLOYMENT)
+        load_client_data(node(tmp_path / "a.npz"), DEPLOYMENT)
 
 
 def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
         ({"client": "a"}, "does not say its data"),
         ({"client": "a", "data": "a.csv", "vualt": "x"}, "did you mean vault"),
         ({"client": "a", "data": "a.csv", "threads": "0"}, "threads"),
-        ({"client": "a", "data": "a.csv", "least_noise": "much"}, "least_noise"),
+        ({"client": "a", "data": "a.csv", "min_noise": "much"}, "min_noise"),
         ({"client": "a,b", "data": "a.csv"}, r"would all have the data 'a.csv'; write \{client\} in it"),
         ({"client": "a, a", "data": "{client}.csv"}, "different names"),
     ):
@@ -124,12 +124,12 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
         ("a.txt", "or .npz file"), (tmp_path / "no.npz", "cannot read"), (f"{tmp_path}/no.py:load", "does not exist"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=message):
-            load_own(node(data), DEPLOYMENT)
+            load_client_data(node(data), DEPLOYMENT)
     (tmp_path / "load.py").write_text("def load(node):\n    return 3\n")
     with pytest.raises(DataError, match=r"should return \(x, y\)"):
-        load_own(node(f"{tmp_path / 'load.py'}:load"), DEPLOYMENT)
+        load_client_data(node(f"{tmp_path / 'load.py'}:load"), DEPLOYMENT)
     with pytest.raises(DataError, match="no function 'other'"):
-        load_own(node(f"{tmp_path / 'load.py'}:other"), DEPLOYMENT)
+        load_client_data(node(f"{tmp_path / 'load.py'}:other"), DEPLOYMENT)
 
 
 # ---- keys and certificates ----
@@ -186,7 +186,7 @@ def test_an_app_folder_holds_every_setting_and_runs_as_it_is(tmp_path: Path) -> 
     project = tomllib.loads((tmp_path / "My study" / "pyproject.toml").read_text())
     assert project["project"]["name"] == "my-study"
     settings = project["tool"]["flwr"]["app"]["config"]
-    assert {key.replace("-", "_") for key in settings} == set(Deployment.model_fields)
+    assert {key.replace("-", "_") for key in settings} == set(SETTINGS)
     assert Deployment.parse(settings).method == "ditto"
     with pytest.raises(StorageError, match="holds files already"):
         make_app(tmp_path / "My study")
@@ -199,7 +199,7 @@ def test_the_example_loader_works(tmp_path: Path) -> None:
     )
     deployment = Deployment.parse({"classes": "sick,well"})
     loader = f"{tmp_path}/app/node/load_data.py:load"
-    own = load_own(node(loader, file=str(tmp_path / "a.csv")), deployment).federation
+    own = load_client_data(node(loader, file=str(tmp_path / "a.csv")), deployment).federation
     assert own.features.raw.tolist() == [[61, 140, 1], [35, 120, 0], [50, 130, 0]]
     assert own.test.rows.tolist() == [1]
 
@@ -216,7 +216,7 @@ def test_the_vault_commands(tmp_path: Path) -> None:
     assert run.invoke(app, ["vault", "export", str(out), "--vault", folder]).exit_code == 0
     assert out.read_bytes() == (entry.folder / "model.safetensors").read_bytes()
     assert run.invoke(app, ["vault", "clear", "r1", "--vault", folder], input="n\n").exit_code == 1
-    assert Vault(tmp_path).held()
+    assert Vault(tmp_path).entries()
     assert run.invoke(app, ["vault", "clear", "r1", "--vault", folder, "--yes"]).exit_code == 0
     assert "empty" in run.invoke(app, ["vault", "list", "--vault", folder]).output
 

@@ -62,7 +62,7 @@ def test_a_repeated_round_starts_where_it_started(tmp_path: Path) -> None:
     vault = Vault(tmp_path)
     kept(vault, [(1, 0), (2, 1), (2, 1)])
     assert value(vault.entry("r1", "a").state(1)) == 1.0
-    assert vault.held()[0].version == 3
+    assert vault.entries()[0].version == 3
 
 
 def test_a_first_round_that_did_not_count_leaves_nothing(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_clearing_a_run_leaves_the_others_and_the_secrets(tmp_path: Path) -> Non
     kept(vault, [(3, 0)], "r2", "a")
     assert vault.clear("r1", "a") == ["a"]
     assert vault.clear("r1") == ["b"]
-    assert [(held.run, held.client, held.round) for held in vault.held()] == [("r2", "a", 3)]
+    assert [(held.run, held.client, held.round) for held in vault.entries()] == [("r2", "a", 3)]
     assert vault.secret("a").key == key
     with pytest.raises(ConfigError, match="nothing of run 'r1'"):
         vault.clear("r1")
@@ -179,7 +179,7 @@ def test_kill_9_at_any_moment_leaves_a_complete_state(tmp_path: Path) -> None:
             said = [int(writer.stdout.readline()) for _ in range(times)][-1]
             writer.send_signal(signal.SIGKILL)
         entry = Vault(tmp_path).entry("r1", "a")
-        last = Vault(tmp_path).held()[0].round
+        last = Vault(tmp_path).entries()[0].round
         assert last >= said
         for number in {last, max(last - 1, 1)}:
             found = entry.state(number)
@@ -202,5 +202,5 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert value(entry.state(1)) == 1.0
-    assert vault.held()[0].round == 1
+    assert vault.entries()[0].round == 1
     assert not [name for name in os.listdir(entry.folder) if name.startswith(".draft")]

@@ -24,9 +24,9 @@ from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.runs.compare import same_results
 from kinfed.runs.config import make_config
-from kinfed.runs.experiment import Interrupted
-from kinfed.runs.folder import same_results
+from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
@@ -113,7 +113,7 @@ def finished(loop: Loop, rounds: int = 4, after: Callable[[int], None] = lambda 
 
 def process_of(loop: Loop, place: int) -> int:
     pool: Any = loop.pool
-    number: int = ray.get(pool._places[place].worker.ready.remote())
+    number: int = ray.get(pool._slots[place].worker.ready.remote())
     return number
 
 
@@ -141,7 +141,7 @@ def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     )
     method = Ditto(LocalTraining(batch=5, steps=1))
     pool = cluster.pool(method, task, data, SEED)
-    where = {ray.get(place.worker.__ray_call__.remote(_node)) for place in pool._places}
+    where = {ray.get(place.worker.__ray_call__.remote(_node)) for place in pool._slots}
     assert len(where) == 2
     loop = Loop(method, task, pool, data.population(SEED), Schedule())
     loop.round()

@@ -22,10 +22,10 @@ from kinfed.data.federation import SPLITS, Federation
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.shard import cut, deal, expected_work
-from kinfed.pools.worker import Kept, Worker, compact
+from kinfed.pools.shard import balance, expected_work, make_shard
+from kinfed.pools.worker import StateSnapshot, Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.noise import seeded_noise
 from kinfed.testing import tiny_federation, tiny_model
 
 SEED = 3
@@ -43,7 +43,7 @@ def whole() -> Federation:
 def test_everybody_is_dealt_once_and_no_shard_has_much_more_work_than_need_be(work: list[int], shards: int) -> None:
     shards = min(shards, len(work))
     cost = torch.tensor(work)
-    members = deal(cost, shards)
+    members = balance(cost, shards)
     assert sorted(torch.cat(members).tolist()) == list(range(len(work)))
     assert all(len(ids) and ids.tolist() == sorted(ids.tolist()) for ids in members)
     largest = max(int(cost[ids].sum()) for ids in members)
@@ -52,10 +52,10 @@ def test_everybody_is_dealt_once_and_no_shard_has_much_more_work_than_need_be(wo
 
 
 def test_a_client_with_much_work_gets_a_shard_of_its_own() -> None:
-    assert [ids.tolist() for ids in deal(torch.tensor([10, 100, 10, 10]), 2)] == [[1], [0, 2, 3]]
-    assert [len(ids) for ids in deal(torch.zeros(6, dtype=torch.int64), 3)] == [2, 2, 2]
+    assert [ids.tolist() for ids in balance(torch.tensor([10, 100, 10, 10]), 2)] == [[1], [0, 2, 3]]
+    assert [len(ids) for ids in balance(torch.zeros(6, dtype=torch.int64), 3)] == [2, 2, 2]
     with pytest.raises(ValueError, match="got 5"):
-        deal(torch.tensor([1, 1]), 5)
+        balance(torch.tensor([1, 1]), 5)
 
 
 def test_work_is_counted_in_examples_of_a_round_and_an_evaluation() -> None:
@@ -72,7 +72,7 @@ def test_work_is_counted_in_examples_of_a_round_and_an_evaluation() -> None:
 def test_a_shard_holds_its_clients_examples_and_nobody_elses() -> None:
     data = replace(whole(), tags=torch.arange(len(whole().labels)))
     ids = torch.tensor([1, 3, 4])
-    shard = cut(data, ids)
+    shard = make_shard(data, ids)
     owned = sum(int(data.split(name).count[ids].sum()) for name in SPLITS)
     assert len(shard.features) == len(shard.labels) == owned < len(data.features)
     for k in ids.tolist():
@@ -92,7 +92,7 @@ def test_a_shard_holds_its_clients_examples_and_nobody_elses() -> None:
 def test_examples_that_two_clients_share_are_there_once() -> None:
     method = make_algorithm("fedavg_data", WORK)
     data, _ = prepare_data(method, whole(), whole().population(SEED))
-    shard = cut(data, torch.arange(6))
+    shard = make_shard(data, torch.arange(6))
     distinct = torch.unique(torch.cat([data.split(name).rows for name in SPLITS]))
     assert len(shard.features) == len(distinct)
 
@@ -104,8 +104,8 @@ def workers_of(method: Any, task: Any, data: Federation, members: list[list[int]
     made = []
     for ids in members:
         worker = Worker()
-        worker.hold(cut(data, torch.tensor(ids)))
-        worker.open(run, method, task, SEED)
+        worker.load_shard(make_shard(data, torch.tensor(ids)))
+        worker.start_run(run, method, task, SEED)
         made.append(worker)
     return made
 
@@ -129,10 +129,10 @@ def test_two_workers_do_what_one_local_pool_does(method: Any) -> None:
         wanted = pool.train(torch.arange(6), lambda who: message(task, len(who)), round, effort)
         for worker, members in zip(workers, MEMBERS, strict=True):
             ids = torch.tensor(members)
-            reply, kept = worker.train(ids, compact(message(task, 3)), round, effort[ids])
+            reply, snapshots = worker.train(ids, compact(message(task, 3)), round, effort[ids])
             torch.testing.assert_close(reply.up.delta, wanted.up.delta[ids], rtol=0, atol=1e-6)
-            assert kept.ids.tolist() == members
-            assert kept.run == "run"
+            assert snapshots.ids.tolist() == members
+            assert snapshots.run == "run"
     want = pool.evaluate(torch.arange(6), lambda who: message(task, len(who)), 2, server_model=lambda who: message(task, len(who)).w, keep_models=True)  # fmt: skip # noqa: E501
     for worker, members in zip(workers, MEMBERS, strict=True):
         ids = torch.tensor(members)
@@ -155,11 +155,11 @@ def test_a_workers_states_can_be_taken_over_by_another() -> None:
     """The states that came with the replies, the oldest first, are all that a new worker needs."""
     task, data, method = make_task(tiny_model), whole(), Ditto(WORK)
     (first,) = workers_of(method, task, data, [[0, 1, 2, 3]])
-    kept: list[Kept] = []
+    snapshots: list[StateSnapshot] = []
     for round, ids in ((1, [0, 1, 2]), (2, [1, 2]), (3, [2])):
-        kept.append(first.train(torch.tensor(ids), compact(message(task, len(ids))), round, None)[1])
+        snapshots.append(first.train(torch.tensor(ids), compact(message(task, len(ids))), round, None)[1])
     (second,) = workers_of(method, task, data, [[0, 1, 2, 3]])
-    second.restore(*kept)
+    second.restore(*snapshots)
     ours, theirs = second.states(), first.states()
     assert ours.keys() == theirs.keys()
     assert sorted(ours["ids"].tolist()) == [0, 1, 2]
@@ -174,9 +174,9 @@ def test_states_of_another_run_are_refused() -> None:
     task, data = make_task(tiny_model), whole()
     (one,) = workers_of(Ditto(WORK), task, data, [[0, 1]], run="one")
     (other,) = workers_of(Ditto(WORK), task, data, [[0, 1]], run="other")
-    _, kept = one.train(torch.tensor([0, 1]), compact(message(task, 2)), 1, None)
+    _, snapshots = one.train(torch.tensor([0, 1]), compact(message(task, 2)), 1, None)
     with pytest.raises(CheckpointError, match="states of run 'one' do not belong to run 'other'"):
-        other.restore(kept)
+        other.restore(snapshots)
     assert other.states()["ids"].tolist() == []
 
 
@@ -184,9 +184,9 @@ def test_states_of_a_checkpoint_come_back_as_what_another_worker_needs() -> None
     task, data = make_task(tiny_model), whole()
     one, other, third = (workers_of(Ditto(WORK), task, data, [[0, 1, 2]])[0] for _ in range(3))
     one.train(torch.tensor([0, 2]), compact(message(task, 2)), 1, None)
-    count, kept = other.load(one.states())
+    count, snapshots = other.load(one.states())
     assert count == 2
-    third.restore(kept)
+    third.restore(snapshots)
     assert torch.equal(third.states()["rows.v"], one.states()["rows.v"])
     with pytest.raises(CheckpointError):
         other.load({"ids": torch.tensor([0]), "rows.v": torch.zeros(1, 3)})
@@ -196,10 +196,10 @@ def test_a_round_in_which_nobody_has_a_usable_update_keeps_nothing() -> None:
     task, data = make_task(tiny_model), whole()
     (worker,) = workers_of(Ditto(WORK), task, data, [[0, 1]])
     bad = ModelDown(torch.full((1, task.num_params), torch.nan))
-    reply, kept = worker.train(torch.tensor([0, 1]), bad, 1, None)
+    reply, snapshots = worker.train(torch.tensor([0, 1]), bad, 1, None)
     assert reply.rejected == [0, 1]
-    assert isinstance(kept.rows, Nothing)
-    worker.restore(kept)
+    assert isinstance(snapshots.rows, Nothing)
+    worker.restore(snapshots)
     assert worker.states()["ids"].tolist() == []
 
 
@@ -231,7 +231,7 @@ def test_private_gradients_are_recorded_where_they_are_taken() -> None:
     data, method = whole(), FedAvg(work)
 
     def private() -> PrivateTask:
-        return PrivateTask(make_task(tiny_model), 1.0, 1.0, simulated(SEED))
+        return PrivateTask(make_task(tiny_model), 1.0, 1.0, seeded_noise(SEED))
 
     task = private()
     pool = LocalPool(method, task, data, SEED, workers=1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from kinfed.privacy.ledger import Event, Events, Ledger, covers, skyline, together
+from kinfed.privacy.ledger import Event, Events, Ledger, dominates, maximal, merge
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 
@@ -155,16 +155,16 @@ def test_books_keep_clients_rates_and_samples_apart() -> None:
 
 
 def test_what_covers_what() -> None:
-    assert covers(asked(0.2, 10, 2), asked(0.1, 10, 1))
-    assert covers((Event(0.1, 1, 5), Event(0.1, 2, 5)), asked(0.1, 10, 1))
-    assert not covers((Event(0.1, 1, 5), Event(0.1, 2, 5)), asked(0.1, 6, 2))
-    assert not covers(asked(0.1, 10, 2), asked(0.1, 11, 1))
-    assert not covers(asked(0.1, 10), asked(0.2, 1))
-    assert covers(asked(0.1, 1), ())
-    assert covers((), ())
-    assert not covers((), asked(0.1, 1))
+    assert dominates(asked(0.2, 10, 2), asked(0.1, 10, 1))
+    assert dominates((Event(0.1, 1, 5), Event(0.1, 2, 5)), asked(0.1, 10, 1))
+    assert not dominates((Event(0.1, 1, 5), Event(0.1, 2, 5)), asked(0.1, 6, 2))
+    assert not dominates(asked(0.1, 10, 2), asked(0.1, 11, 1))
+    assert not dominates(asked(0.1, 10), asked(0.2, 1))
+    assert dominates(asked(0.1, 1), ())
+    assert dominates((), ())
+    assert not dominates((), asked(0.1, 1))
     # Both of the second need the one strong sample of the first.
-    assert not covers((Event(0.2, 2, 1), Event(0.05, 5, 1)), (Event(0.1, 2, 1), Event(0.2, 1, 1)))
+    assert not dominates((Event(0.2, 2, 1), Event(0.05, 5, 1)), (Event(0.1, 2, 1), Event(0.2, 1, 1)))
 
 
 events_of_a_client = st.builds(
@@ -181,10 +181,10 @@ def test_the_largest_is_on_the_skyline(clients: list[Events]) -> None:
     def measure(events: Events) -> float:
         return sum(e.q**1.5 * math.expm1(e.gradients / 2) * e.batches for e in events)
 
-    line = skyline(clients)
+    line = maximal(clients)
     assert set(line) <= set(clients)
     assert max(map(measure, line), default=0.0) == max(map(measure, clients), default=0.0)
-    assert all(any(covers(kept, events) for kept in line) for events in clients if events)
+    assert all(any(dominates(kept, events) for kept in line) for events in clients if events)
 
 
 @given(events_of_a_client, events_of_a_client, st.integers(0, 3))
@@ -192,7 +192,7 @@ def test_putting_together_counts_everything(one: Events, other: Events, times: i
     def samples(events: Events, q: float, gradients: int) -> int:
         return sum(e.batches for e in events if (e.q, e.gradients) == (q, gradients))
 
-    both = together(one, other, times)
+    both = merge(one, other, times)
     for q in (0.1, 0.25, 1.0):
         for k in (1, 2, 3):
             assert samples(both, q, k) == samples(one, q, k) + times * samples(other, q, k)

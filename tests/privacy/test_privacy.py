@@ -24,7 +24,7 @@ from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
 from kinfed.privacy.ledger import Event
-from kinfed.privacy.noise import Secret, simulated
+from kinfed.privacy.noise import Secret, seeded_noise
 from kinfed.testing import tiny_federation
 
 CLASSES = 3
@@ -64,7 +64,7 @@ def starts(task: ModuleTask, n: int) -> Tensor:
 
 @contextmanager
 def private(task: ModuleTask, clip: float = 0.5, noise: float = 0.0, seed: int = 0) -> Iterator[PrivateTask]:
-    made = PrivateTask(task, clip, noise, simulated(seed))
+    made = PrivateTask(task, clip, noise, seeded_noise(seed))
     with made.recording():
         yield made
 
@@ -189,7 +189,7 @@ def noise_of(
     task: ModuleTask, batch: Batch, noise: float = 1.5, seed: int = 0, phase: int = 0, calls: int = 1
 ) -> Tensor:
     """What is added to the clipped gradient, [calls, n, P]."""
-    made = PrivateTask(task, 0.5, noise, simulated(seed))
+    made = PrivateTask(task, 0.5, noise, seeded_noise(seed))
     theta = starts(task, len(batch))
     with private(task) as silent, made.recording(phase):
         return torch.stack([made.grad(theta, batch) - silent.grad(theta, batch) for _ in range(calls)])
@@ -238,7 +238,7 @@ def test_an_empty_sample_is_noise_alone() -> None:
 def test_simulated_noise_is_the_usual_normal_draw(width: int) -> None:
     name = torch.tensor([3, -5])
     expected = rng.normal(rng.fold(rng.root(9, "dp-noise"), name), width).float()
-    assert torch.equal(simulated(9)(name, torch.zeros(2, width)), expected)
+    assert torch.equal(seeded_noise(9)(name, torch.zeros(2, width)), expected)
 
 
 # ---- secrets ----
@@ -262,7 +262,7 @@ def test_a_secret_replaces_the_seed() -> None:
 def test_a_secret_hides_which_examples_are_sampled() -> None:
     data = tiny_federation().cohort(torch.arange(6), 0, 1)
     training = LocalTraining(batch=5, steps=3, poisson=True)
-    hidden = Secret.new().conceal(data)
+    hidden = Secret.new().with_secret_sampling(data)
     seen, unseen = ([batch.x for _, batch in d.train.batches(training)] for d in (data, hidden))
     assert [x.shape for x in seen] != [x.shape for x in unseen] or not torch.equal(seen[0], unseen[0])
     assert (hidden.seed, hidden.val, hidden.test) == (data.seed, data.val, data.test)
@@ -285,17 +285,17 @@ def test_gradients_are_counted_by_client_and_sample() -> None:
     assert batch.sample is not None
     theta = starts(task, 3)
     later = replace(batch, sample=replace(batch.sample, key=batch.sample.key + 1))
-    made = PrivateTask(task, 1.0, 1.0, simulated(0))
+    made = PrivateTask(task, 1.0, 1.0, seeded_noise(0))
     with made.recording() as record:
         made.grad(theta, batch)
         made.descend_(theta[1:], batch.rows(slice(1, None)), 0.1)
         made.grad(theta[:2], later.rows(slice(0, 2)))
     once, twice = Event(0.5, 1, 1), Event(0.5, 2, 1)
     assert record.ledger().events(3) == [(Event(0.5, 1, 2),), (once, twice), (twice,)]
-    assert not record.judged
+    assert not record.evaluated_models
     with made.recording() as record:
         made.losses(theta, batch)
-    assert record.judged
+    assert record.evaluated_models
     assert record.ledger().events(3) == [(), (), ()]
 
 
@@ -303,7 +303,7 @@ def test_methods_that_look_at_examples_are_seen() -> None:
     task = make_task(dense)
     data = Split(Features(torch.zeros(4, 5)), torch.zeros(4).long(), torch.tensor([0]), torch.tensor([0]),
                 torch.tensor([4]), torch.arange(4), 0, 1)  # fmt: skip
-    made = PrivateTask(task, 1.0, 1.0, simulated(0))
+    made = PrivateTask(task, 1.0, 1.0, seeded_noise(0))
     for look in (
         lambda: made.logits(starts(task, 1), torch.zeros(1, 2, 5)),
         lambda: made.score(starts(task, 1), data),
@@ -311,12 +311,12 @@ def test_methods_that_look_at_examples_are_seen() -> None:
     ):
         with made.recording() as record:
             look()
-        assert record.judged
+        assert record.evaluated_models
 
 
 def test_only_poisson_samples_in_a_record() -> None:
     task, batch = make_task(dense), sample(2, 3, (5,))
-    made = PrivateTask(task, 1.0, 1.0, simulated(0))
+    made = PrivateTask(task, 1.0, 1.0, seeded_noise(0))
     with pytest.raises(RuntimeError, match="recording"):
         made.grad(starts(task, 2), batch)
     with made.recording(), pytest.raises(ConfigError, match="Poisson sample"):
@@ -328,7 +328,7 @@ def test_only_poisson_samples_in_a_record() -> None:
 )
 def test_impossible_mechanisms_are_refused(clip: float, noise: float, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        PrivateTask(make_task(dense), clip, noise, simulated(0))
+        PrivateTask(make_task(dense), clip, noise, seeded_noise(0))
 
 
 def test_private_tasks_and_records_travel() -> None:

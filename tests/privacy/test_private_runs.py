@@ -27,12 +27,12 @@ from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.budget import open_accounts
-from kinfed.privacy.ledger import Event, covers, together
-from kinfed.privacy.noise import simulated
+from kinfed.privacy.budget import make_budget
+from kinfed.privacy.ledger import Event, dominates, merge
+from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import Privacy
-from kinfed.runs.experiment import Interrupted
-from kinfed.runs.folder import same_results
+from kinfed.runs.compare import same_results
+from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
@@ -62,7 +62,7 @@ def private_loop(
     data = federation(validation=method.needs_validation) if data is None else data
     active = [schedule.active(0, number, len(data)) for number in range(1, rounds + 1)]
     calls = torch.bincount(torch.cat(active), minlength=len(data))
-    accounts = open_accounts(privacy, method, make_task(tiny_model), simulated(0), data.train.count, calls)
+    accounts = make_budget(privacy, method, make_task(tiny_model), seeded_noise(0), data.train.count, calls)
     pool = LocalPool(method, accounts.task, data, 0, workers=workers, chunk=chunk)
     try:
         yield Loop(method, accounts.task, pool, data.population(0), schedule, privacy=accounts)
@@ -329,7 +329,7 @@ def test_epsilon_counts_every_gradient_of_every_round(finished: Path) -> None:
             q = min(1.0, 5 / n)
             events = tuple(Event(q, k, batches * times) for k, batches in each.items())
             after = (Event(q, 1, 1),) if name == "perfedavg" else ()
-            by_hand.append(together(events, after))
+            by_hand.append(merge(events, after))
         exact = [epsilon(events, 1.5, 1e-5) for events in by_hand]
         assert found[name]["epsilon"] == pytest.approx(exact, rel=1e-12)
         assert found[name]["epsilon_max"] == max(exact)
@@ -522,7 +522,7 @@ def test_stragglers_are_counted_for_what_they_do() -> None:
         effort = schedule.completed_share(0, 1, torch.arange(6))
         assert done == torch.ceil(effort * 4 - 1e-6).long().tolist()
         assert min(done) < 4
-        assert all(covers((Event(1.0, 1, 4),), events) for events in loop.privacy.events())
+        assert all(dominates((Event(1.0, 1, 4),), events) for events in loop.privacy.events())
 
 
 def test_simulated_clients_do_not_share_what_is_asked() -> None:

@@ -60,12 +60,12 @@ def in_the_loop(
         loop = Loop(algorithm, task, pool, world.federation.population(seed, rate), Schedule(rate), first_round=first)
         while loop.completed < last:
             loop.round()
-        models, server = loop.evaluate(keep_models=True).models, algorithm.server_models(loop.server)
+        models, server_models = loop.evaluate(keep_models=True).models, algorithm.server_models(loop.server)
         pool.close()
         assert models is not None
-        assert server is not None
-        task, first = task.starting_at(server.models[0]), last + 1
-    return server.models[0, 0], models.squeeze(1)
+        assert server_models is not None
+        task.start, first = server_models.models[0], last + 1
+    return server_models.models[0, 0], models.squeeze(1)
 
 
 def options_of(rules: Any) -> dict[str, Any]:

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.base import RoundInfo
 from kinfed.cli.app import app
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
-from kinfed.runs.adopt import Adoption, FinishedRun, _grown, adopt, newcomer_from_table, with_newcomer
+from kinfed.runs.adopt import Adoption, _grown, adopt, newcomer_from_table, with_newcomer
 from kinfed.runs.experiment import run
+from kinfed.runs.finished import FinishedRun
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
 REFUSED = {"local", "fedavg_data", "mocha", "pfedhn"}
@@ -113,15 +115,17 @@ def test_every_method_serves_a_newcomer(in_order: Path, method: str) -> None:
 @pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
 def test_the_others_are_served_as_before(in_order: Path, method: str) -> None:
     opened = FinishedRun.open(in_order)
-    made, task = opened.method(method), opened.task(tiny)
+    made, task = opened.algorithm(method), opened.task(tiny)
     before, after = opened.server(method, made, task), with_newcomer(opened, method, made, task, None)
     ids = torch.arange(CLIENTS)
-    ours, theirs = (made.download(made.prepare(server, ids), ids).named() for server in (before, after))
+    about = RoundInfo(4, opened.population())
+    ours, theirs = (made.download(made.plan(server, ids, about)[0], ids).named() for server in (before, after))
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
-    shared = made.global_models(before, ids)
-    if shared is not None:
-        assert torch.equal(shared, made.global_models(after, ids))
+    one, other = made.server_models(before), made.server_models(after)
+    if one is not None:
+        assert other is not None
+        assert torch.equal(one.rows(ids), other.rows(ids))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def cohort(opened: FinishedRun, who: Federation, round: int) -> Any:
 
 def test_fedavg_is_fine_tuned_from_the_servers_model(in_order: Path) -> None:
     opened, who = FinishedRun.open(in_order), newcomer()
-    method, task = opened.method("fedavg"), opened.task(tiny)
+    method, task = opened.algorithm("fedavg"), opened.task(tiny)
     w = opened.server("fedavg", method, task).named()["w"]
     wanted = sgd(task, w[None], cohort(opened, who, 3).batches(method.training))
     found = adopted(in_order, "fedavg", who)
@@ -169,7 +173,7 @@ def test_fedavg_is_fine_tuned_from_the_servers_model(in_order: Path) -> None:
 
 def test_alone_is_local_training_from_the_start(in_order: Path) -> None:
     opened, who = FinishedRun.open(in_order), newcomer()
-    method, task = opened.method("fedavg"), opened.task(tiny)
+    method, task = opened.algorithm("fedavg"), opened.task(tiny)
     theta = task.init(0)[None]
     for number in range(1, 6):
         theta = sgd(task, theta, cohort(opened, who, number).batches(method.training))
@@ -207,8 +211,8 @@ def test_newcomers_find_their_context(from_table: Path, tmp_path: Path, context:
     table = write_table(tmp_path / "new.csv", [client], 40)
     found = adopt(from_table, newcomer_from_table(from_table, table, "kind"), "cgpfl")
     opened = FinishedRun.open(from_table)
-    server: Any = opened.server("cgpfl", opened.method("cgpfl"), opened.task(None))
-    assert found.place == f"context {int(server.context[context])}"
+    server: Any = opened.server("cgpfl", opened.algorithm("cgpfl"), opened.task(None))
+    assert found.place == f"server model {int(server.context[context])}"
     assert found.server is not None
     assert found.adopted is not None
     assert found.server.accuracy >= 0.8
@@ -218,7 +222,7 @@ def test_newcomers_find_their_context(from_table: Path, tmp_path: Path, context:
 @pytest.mark.parametrize("method", ["cfl", "flhc", "cgpfl_heur"])
 def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(in_order: Path, method: str) -> None:
     opened = FinishedRun.open(in_order)
-    made, task = opened.method(method), opened.task(tiny)
+    made, task = opened.algorithm(method), opened.task(tiny)
     server: Any = with_newcomer(opened, method, made, task, None)
     field, models = ("context", "omega") if method == "cgpfl_heur" else ("cluster", "model")
     rows = torch.stack([task.init(0, 1), task.init(0, 2), task.init(0, 3)])
@@ -226,7 +230,7 @@ def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(in_order: Pat
     data = newcomer().cohort(torch.tensor([0]), 0, 1)
     data.ids = torch.tensor([CLIENTS])
     for order in ([0, 1, 2], [2, 0, 1]):
-        placed: Any = made.adopt(task, replace(server, **{models: rows[order], field: label}), data)
+        placed: Any = made.place_newcomer(task, replace(server, **{models: rows[order], field: label}), data)
         losses = [float(task.mean_loss(rows[[k]], data.train)) for k in order]
         assert int(getattr(placed, field)[-1]) == int(np.argmin(losses))
         assert torch.equal(getattr(placed, field)[:-1], label[:-1])
@@ -234,25 +238,25 @@ def test_a_newcomer_joins_the_cluster_with_the_least_training_loss(in_order: Pat
 
 def test_a_context_without_clients_is_not_joined(in_order: Path) -> None:
     opened = FinishedRun.open(in_order)
-    made, task = opened.method("cgpfl"), opened.task(tiny)
+    made, task = opened.algorithm("cgpfl"), opened.task(tiny)
     server: Any = with_newcomer(opened, "cgpfl", made, task, None)
     data = newcomer().cohort(torch.tensor([0]), 0, 1)
     data.ids = torch.tensor([CLIENTS])
     best = sgd(task, task.init(0)[None], data.train.batches(replace(made.training, steps=200)))
     rows = torch.cat([task.init(0, 1)[None], task.init(0, 2)[None], best])
     for label, allowed in (([0, 1] * 4 + [1, -1], {0, 1}), ([0, 1, 2] * 3 + [-1], {2})):
-        placed: Any = made.adopt(task, replace(server, omega=rows, context=torch.tensor(label)), data)
+        placed: Any = made.place_newcomer(task, replace(server, omega=rows, context=torch.tensor(label)), data)
         assert int(placed.context[-1]) in allowed
 
 
 def test_fedfomos_newcomer_prefers_what_does_best_on_its_validation_examples(in_order: Path) -> None:
     opened = FinishedRun.open(in_order)
-    made, task = opened.method("fedfomo"), opened.task(tiny)
+    made, task = opened.algorithm("fedfomo"), opened.task(tiny)
     server: Any = with_newcomer(opened, "fedfomo", made, task, None)
     data = newcomer().with_validation(0.2, 0).cohort(torch.tensor([0]), 0, 1)
     data.ids = torch.tensor([CLIENTS])
     server.theta[4] = torch.nan
-    placed: Any = made.adopt(task, server, data)
+    placed: Any = made.place_newcomer(task, server, data)
     losses = torch.stack([task.mean_loss(server.theta[[m]], data.val)[0] for m in range(CLIENTS)])
     finite = [m for m in range(CLIENTS) if m != 4]
     wanted = sorted(finite, key=lambda m: float(losses[m]))
@@ -318,7 +322,7 @@ def test_features_are_scaled_and_classes_numbered_as_in_the_run(from_table: Path
     who = newcomer_from_table(from_table, table, "kind")
     assert who.labels.tolist() == [3, 3, 3, 1, 1, 1]
     assert who.num_classes == 4
-    inputs = FinishedRun.open(from_table).federation["inputs"]
+    inputs = FinishedRun.open(from_table).description.inputs
     wanted = (torch.arange(1.0, 7.0) - torch.tensor(inputs["mean"])) / torch.tensor(inputs["std"])
     torch.testing.assert_close(who.features.gather(torch.tensor([0]))[0], wanted)
     assert max(abs(v - 1000) for v in inputs["mean"]) < 100
@@ -453,7 +457,7 @@ def test_features_that_blow_up_training_are_named(from_table: Path) -> None:
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
-    from kinfed.runs.experiment import Interrupted
+    from kinfed.runs.method_run import Interrupted
 
     asked = iter([False, False, True])
     with pytest.raises(Interrupted):
@@ -483,7 +487,7 @@ def test_groups_matter_where_the_method_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no group 'clock'; it has phone, watch"):
         adopted(folder, "selffl_cluster", group="clock")
     opened = FinishedRun.open(folder)
-    made, task = opened.method("selffl_cluster"), opened.task(tiny)
+    made, task = opened.algorithm("selffl_cluster"), opened.task(tiny)
     for number, group in enumerate(("phone", "watch")):
         server: Any = with_newcomer(opened, "selffl_cluster", made, task, group)
         assert server.group.tolist() == [0, 1, 0, 1, 0, 1, number]
@@ -511,7 +515,7 @@ def test_the_command(from_table: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "30 training examples, 2 rounds of local training; judged on 10 held-out examples" in text
-    assert "in context" in text
+    assert "in server model" in text
     for row in ("alone", "server's model", "adopted"):
         assert f"{row} " in text
     assert load_file(mine)["1.weight"].shape == (4, 6)

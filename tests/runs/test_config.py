@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.core import storage
+from kinfed.core.options import option
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.runs.config import RunConfig, make_config
@@ -194,8 +195,9 @@ def test_an_infinite_option_runs_and_resumes(infinity: float | str, tmp_path: Pa
 class Mine(FedAvg):
     """FedAvg under another name."""
 
-    share: float = 0.5
-    parts: Any = field(default_factory=list)
+    share: float = option(0.5, "an option of a test")
+    parts: Any = option(None, "another one")
+    hidden: int = 0
 
 
 @pytest.fixture
@@ -249,6 +251,8 @@ def test_a_class_that_is_defined_again_takes_its_own_place(registry: Any) -> Non
 def test_options_of_objects_are_plain_values(registry: Any) -> None:
     with pytest.raises(ConfigError, match=r"mine\.parts must be a plain value.*object"):
         make_config(None, {"algorithms": [Mine(parts=object())]})
+    with pytest.raises(ConfigError, match=r"Mine\.hidden is 3 and not declared as an option.*option\(0"):
+        make_config(None, {"algorithms": [Mine(hidden=3)]})
 
 
 PLUGIN = """

@@ -20,8 +20,10 @@ from torch import nn
 import kinfed
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
-from kinfed.runs.experiment import Interrupted, read_config
-from kinfed.runs.folder import RunFolder, same_results
+from kinfed.runs.compare import same_results
+from kinfed.runs.experiment import read_config
+from kinfed.runs.method_run import Interrupted
+from kinfed.runs.run_files import RunFiles
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
 
@@ -119,7 +121,7 @@ def test_checkpoints_come_as_time_passes_or_by_rounds(
 def test_a_warm_start_is_shared_and_resumes(tmp_path: Path) -> None:
     settings = {**SMALL, "warm_start": 3, "seeds": (0,)}
     whole = kinfed.run(**settings, out=tmp_path / "whole")
-    assert {r["round"] for r in RunFolder(tmp_path / "whole").records()} == {4, 5, 6, 7}
+    assert {r["round"] for r in RunFiles(tmp_path / "whole").records()} == {4, 5, 6, 7}
     cold = kinfed.run(**{**settings, "warm_start": 0})
     assert whole.result("ditto").personal["loss"] < cold.result("ditto").personal["loss"]
     calls = iter(range(10**6))

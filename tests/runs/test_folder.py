@@ -20,8 +20,12 @@ from hypothesis import strategies as st
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core.storage import to_json
+from kinfed.data.describe import describe
 from kinfed.errors import StorageError
-from kinfed.runs.folder import CLIENT_COLUMNS, RunFolder, same_results, strip_times
+from kinfed.runs.compare import same_results, strip_times
+from kinfed.runs.folder import CLIENT_COLUMNS, RunFolder
+from kinfed.runs.run_files import RunFiles
+from kinfed.testing import tiny_federation
 
 CONFIG: dict[str, Any] = {"rounds": 60, "seeds": [0, 1], "algorithms": {"local": {}, "ditto": {"lam": 1.0}}}
 
@@ -44,7 +48,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_a_new_folder_gets_its_configuration_first(tmp_path: Path) -> None:
     with opened(tmp_path / "deep" / "run") as run:
-        envelope = run.config()
+        envelope = RunFiles(run.path).envelope
     assert envelope["fingerprint"] == "mine"
     assert envelope["config"] == CONFIG
     assert envelope["versions"].keys() == {"python", "torch", "numpy"}
@@ -110,21 +114,19 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"config": {')
     with pytest.raises(StorageError, match=r"config\.json is damaged: not valid JSON"):
         opened(tmp_path, resume=True)
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(StorageError, match="it holds a list, not an object"):
-        opened(tmp_path, resume=True)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(StorageError, match="has no fingerprint and config"):
-        opened(tmp_path, resume=True)
+    for text, words in (("[1]", "holds a list, not an object"), ('{"config": 3}', "has no fingerprint and config")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(StorageError, match=words):
+            opened(tmp_path, resume=True)
     with pytest.raises(StorageError, match="is no run folder"):
-        RunFolder(tmp_path / "absent").config()
+        _ = RunFiles(tmp_path / "absent").envelope
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with opened(tmp_path):
         with pytest.raises(StorageError, match=rf"is being written by process {os.getpid()} on .*; wait until it ends"):
             opened(tmp_path, resume=True)
-        RunFolder(tmp_path).records()  # readers are welcome
+        RunFiles(tmp_path).records()  # readers are welcome
     opened(tmp_path, resume=True).close()
 
 
@@ -186,9 +188,9 @@ def test_a_line_is_readable_at_once(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         for round in (1, 2):
             run.append_round(record("ditto", 0, round))
-            assert RunFolder(tmp_path).records()[-1]["round"] == round
+            assert RunFiles(tmp_path).records()[-1]["round"] == round
         run.sync()
-    assert RunFolder(tmp_path / "absent").records() == []
+    assert RunFiles(tmp_path / "absent").records() == []
 
 
 @settings(max_examples=60)
@@ -221,11 +223,12 @@ def test_rewinding_leaves_other_trials_alone(tmp_path: Path) -> None:
             run.append_round(record(*which))
         run.rewind("ditto", 1, 2)
         run.rewind("fedavg", 0, 10)  # a warm start: its first round comes later
-        left = [(r["algorithm"], r["seed"], r["round"]) for r in run.records()]
+        left = [(r["algorithm"], r["seed"], r["round"]) for r in RunFiles(run.path).records()]
         assert left == [("local", 0, 1), ("ditto", 0, 1), ("ditto", 1, 1), ("ditto", 1, 2)]
         run.rewind("ditto", 1, None)
         run.append_round(record("ditto", 1, 1))
-        assert [(r["algorithm"], r["seed"]) for r in run.records()] == [("local", 0), ("ditto", 0), ("ditto", 1)]
+        known = [(r["algorithm"], r["seed"]) for r in RunFiles(run.path).records()]
+        assert known == [("local", 0), ("ditto", 0), ("ditto", 1)]
 
 
 def test_a_journal_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
@@ -243,9 +246,9 @@ def test_damage_inside_the_journal_is_named(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][:9] + b"\n" + lines[2])
     with pytest.raises(StorageError, match=r"rounds\.jsonl is damaged: line 2 of 3 is not a round"):
-        RunFolder(tmp_path).records()
+        RunFiles(tmp_path).records()
     path.write_bytes(lines[0] + lines[1] + b"17\n")
-    assert len(RunFolder(tmp_path).records()) == 2  # a last line is taken as cut
+    assert len(RunFiles(tmp_path).records()) == 2  # a last line is taken as cut
 
 
 def test_a_line_after_a_cut_one_is_not_glued_to_it(tmp_path: Path) -> None:
@@ -255,7 +258,7 @@ def test_a_line_after_a_cut_one_is_not_glued_to_it(tmp_path: Path) -> None:
         file.write(b'{"algorithm": "di')
     with opened(tmp_path, resume=True) as run:
         run.append_round(record("ditto", 0, 2))
-    assert [r["round"] for r in RunFolder(tmp_path).records()] == [1, 2]
+    assert [r["round"] for r in RunFiles(tmp_path).records()] == [1, 2]
 
 
 def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
@@ -271,7 +274,7 @@ def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert (tmp_path / "rounds.jsonl").read_bytes() == before
         run.append_round(record("ditto", 0, 2))
-    assert [r["round"] for r in RunFolder(tmp_path).records()] == [1, 2]
+    assert [r["round"] for r in RunFiles(tmp_path).records()] == [1, 2]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
@@ -365,38 +368,46 @@ def test_models_come_back(tmp_path: Path) -> None:
         run.write_models("a/b", 1, shared.expand(4, 5), None)
         with pytest.raises(ValueError, match=r"got \[5\]"):
             run.write_models("ditto", 0, shared, None)
-    reader = RunFolder(tmp_path)
-    found = reader.read_models("ditto", 0)
+    reader = RunFiles(tmp_path)
+    found = reader.models("ditto", 0)
     assert torch.equal(found.personal, personal)
     assert found.server_model is not None
     assert torch.equal(found.server_model, shared)
-    clustered = reader.read_models("ifca", 0)
+    clustered = reader.models("ifca", 0)
     assert clustered.server is not None
     assert clustered.server.assignment is not None
     assert clustered.server_model is None  # not one for all
     assert torch.equal(clustered.server.models, contexts)
     assert torch.equal(clustered.server.assignment, assignment)
-    expanded = reader.read_models("a/b", 1)
+    expanded = reader.models("a/b", 1)
     assert torch.equal(expanded.personal, shared.expand(4, 5))
     assert expanded.server_model is None
     with pytest.raises(StorageError, match=r"no models of fedavg with seed 0; stored: a%2Fb-1, ditto-0, ifca-0"):
-        reader.read_models("fedavg", 0)
+        reader.models("fedavg", 0)
     path = tmp_path / "models" / "ditto-0.safetensors"
     for damaged in (path.read_bytes()[:-1], b"", b"junk" * 50):
         path.write_bytes(damaged)
         with pytest.raises(StorageError, match=r"ditto-0\.safetensors"):
-            reader.read_models("ditto", 0)
+            reader.models("ditto", 0)
 
 
 def test_federations_come_back(tmp_path: Path) -> None:
+    who = describe(tiny_federation())
     with opened(tmp_path) as run:
-        run.write_federation(3, {"names": ["a", "b"], "train": torch.tensor([[1, 2], [3, 4]])})
-        assert run.read_federation(3) == {"names": ["a", "b"], "train": [[1, 2], [3, 4]]}
-        with pytest.raises(StorageError, match=r"federation-4\.json does not exist"):
-            run.read_federation(4)
+        run.write_federation(3, who.to_json())
+    assert RunFiles(tmp_path).description(3) == who
+    with pytest.raises(StorageError, match=r"federation-4\.json does not exist"):
+        RunFiles(tmp_path).description(4)
 
 
 # Comparing runs
+
+
+def test_folders_that_are_no_runs_have_no_results_to_compare(tmp_path: Path) -> None:
+    opened(tmp_path / "run").close()
+    for a, b in (("none", "nothing"), ("run", "none"), ("none", "run")):
+        with pytest.raises(StorageError, match="is no run folder"):
+            same_results(tmp_path / a, tmp_path / b)
 
 
 def a_run(path: Path, seconds: float, config: dict[str, Any] = CONFIG, shift: float = 0.0) -> Path:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
+from kinfed import run
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.gain import (
     GainReport,
@@ -19,6 +20,8 @@ from kinfed.runs.gain import (
     render,
     summary,
 )
+from kinfed.runs.gain_of_run import gain_from_run
+from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.two_level import TwoLevel
 
 F64 = torch.float64
@@ -340,3 +343,14 @@ def test_summary_says_who_gains_and_who_is_harmed():
     estimated = summary(gain_from_arrays([1.0, 2.0, 6.0], [2.0, 2.0, 2.0], [1, 1, 1]))
     assert estimated.endswith("s0 = 5 (estimated, 95% range 0 to 274).")
     assert summary(gain_from_arrays(torch.zeros(2, 2), [1.0, 1.0], [1, 1])).endswith("s0 = 0 (estimated).")
+
+
+def test_the_control_of_self_fl_estimates_no_s0(tmp_path):
+    run(
+        federation=tiny_federation(), model=tiny_model, algorithms="selffl_control,selffl", rounds=4, seeds=[0], lr=0.1,
+        batch=5, steps=5, out=tmp_path / "run",
+    )  # fmt: skip
+    assert gain_from_run(tmp_path / "run").rows == gain_from_run(tmp_path / "run", "selffl").rows
+    with pytest.raises(ConfigError, match="run selffl first"):
+        gain_from_run(tmp_path / "run", "selffl_control")
+    assert gain_from_run(tmp_path / "run", "selffl_control", s0=1.0).rows

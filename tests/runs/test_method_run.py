@@ -25,6 +25,7 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted, MethodRun
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop, RoundReport
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
@@ -85,7 +86,7 @@ def test_a_caller_may_decide_between_rounds_and_finds_them_saved(tmp_path: Path)
     with opened(tmp_path) as folder:
         with method_run(FedAvg(WORK), 5, folder=folder, checkpoint_every=1) as (run, _):
             for report in run.rounds():
-                assert folder.records()[-1]["round"] == report.round
+                assert RunFiles(folder.path).records()[-1]["round"] == report.round
                 if report.round == 2:
                     break
         snapshot = folder.checkpoints.latest(f"mine-{SEED}")
@@ -94,7 +95,7 @@ def test_a_caller_may_decide_between_rounds_and_finds_them_saved(tmp_path: Path)
         with method_run(FedAvg(WORK), 5, folder=folder) as (run, _):
             assert [report.round for report in run.rounds()] == [3, 4, 5]
             result = run.finish()
-    assert result.bytes_up == sum(record["bytes_up"] for record in folder.records())
+    assert result.bytes_up == sum(record["bytes_up"] for record in RunFiles(folder.path).records())
 
 
 @dataclass
@@ -147,8 +148,9 @@ def test_which_client_has_which_server_model_is_in_the_journal_and_with_the_mode
     ):
         result = run.execute()
         w = run.loop.server.w
-    assert [record["method"].get("assignment") for record in folder.records()] == [None, *[[0, 1, 0, 1, 0, 1]] * 2]
-    models = RunFolder(tmp_path).read_models("mine", SEED).server
+    files = RunFiles(tmp_path)
+    assert [record["method"].get("assignment") for record in files.records()] == [None, *[[0, 1, 0, 1, 0, 1]] * 2]
+    models = files.models("mine", SEED).server
     assert models is not None
     assert torch.equal(models.rows(torch.tensor([0, 3])), torch.stack([w, w + 1]))
     assert result.server_model is None

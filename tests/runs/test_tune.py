@@ -14,10 +14,10 @@ import numpy as np
 import optuna
 import pytest
 from command_line import kinfed as command
+from kinfed.algorithms.search_spaces import SPACES, Range, parse_ranges, space_of
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.algorithms.search_spaces import SPACES, Range, parse_ranges, space_of
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError

@@ -248,6 +248,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             "spread": float(server.spread),
             "beta": self._pull(self.training.lr) * len(server.context) / 2,
             "distances": torch.from_numpy(pairwise_distances(server.omega)),
+            "assignment": server.context,
         }
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:

@@ -192,13 +192,13 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
 @dataclass(frozen=True)
 class SelfFL(SelfFLClients):
     @property
-    def _is_control(self) -> bool:
-        """Whether none of the three parts is used: nothing then needs σ₀², and it is not estimated."""
-        return not (self.use_init or self.use_steps or self.use_agg)
+    def uses_variances(self) -> bool:
+        """False for the control, whose server estimates nothing from the updates: it needs their average alone."""
+        return self.use_init or self.use_steps or self.use_agg
 
     @property
     def averages(self) -> tuple[str, ...] | str:
-        if self._is_control:
+        if not self.uses_variances:
             return ("delta",)
         return "estimates the variance between clients from their updates and weighs clients by variances they report"
 
@@ -220,7 +220,7 @@ class SelfFL(SelfFLClients):
         s = server.s.cpu().clone()
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
-        if not self.known_variances and not self._is_control:
+        if self.uses_variances and not self.known_variances:
             s0 = self.variance_between(models, s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
         step = weighted_mean(models, weight)  # (20), (26)
@@ -228,7 +228,10 @@ class SelfFL(SelfFLClients):
         return Server(server.theta + c * step, s0, s, server.others)
 
     def figures(self, server: Server) -> dict[str, Any]:
-        return variance_figures(server)
+        figures = variance_figures(server)
+        if not self.uses_variances:
+            del figures["sigma0_sq"]
+        return figures
 
 
 def variance_figures(server: Server) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _recorded_shares(method: Method) -> MixingShares | None:
         numbers, alpha = zip(*(row for row in rows if len(row[1]) == count), strict=True)
         federation = method.run.federations.get(seed)
         if federation is not None and len(federation.names) == count:
-            return MixingShares(seed, numbers, alpha, tuple(federation.names), tuple(federation.sizes))
+            return MixingShares(seed, numbers, alpha, tuple(federation.names), tuple(federation.sizes()))
         return MixingShares(seed, numbers, alpha, tuple(f"client {m}" for m in range(count)), None)
     return None
 

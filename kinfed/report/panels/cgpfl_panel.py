@@ -1,4 +1,4 @@
-"""Contexts of CGPFL: who belongs to which, how far apart they are, and how many there should be.
+"""Contexts of CGPFL: how far apart they are, and how many there should be; the panel on clusters has who is in which.
 
 Figure 3 (a) of Tang, Guo, Guo, "Personalized Federated Learning with Contextualized Generalization" (accuracy against
 the number of contexts, the one chosen by CGPFL-Heur marked), Eq. (11), and the terms of its Theorem 4.2.
@@ -16,25 +16,18 @@ from typing import Any
 import numpy as np
 
 from kinfed.algorithms.cgpfl.bound import complexity, confidence, label_discrepancy
+from kinfed.data.describe import Description
 from kinfed.report.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.comparison import Method, family
 from kinfed.report.formats import plural
 from kinfed.report.marks import dots, heat, line
 from kinfed.report.palette import LOCAL, MUTED
 from kinfed.report.panels.base import Panel, seed_note, series
-from kinfed.report.panels.clusters_panel import membership
 from kinfed.report.statistics import Average, average
-from kinfed.runs.reader import Federation, Run, Trial
+from kinfed.runs.reader import Run, Trial
 
 MAX_CONTEXTS = 40  # in the map of distances
 DELTA = 0.05  # of the bound
-
-
-def contexts(method: Method) -> Panel | None:
-    return membership(method, "context", "context")
-
-
-# How far apart they are.
 
 
 def distances(method: Method) -> Panel | None:
@@ -82,9 +75,9 @@ def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
     federation = method.run.federations.get(seed)
     for number, figures in sorted(series(method, "clients").get(seed, {}).items()):
         apart = figures.get("squared_distance_to_context") if isinstance(figures, dict) else None
-        if federation is None or not isinstance(apart, list) or len(apart) != len(federation.sizes):
+        if federation is None or not isinstance(apart, list) or len(apart) != len(federation.sizes()):
             continue
-        pairs = [(a, m) for a, m in zip(apart, federation.sizes, strict=True) if a is not None]
+        pairs = [(a, m) for a, m in zip(apart, federation.sizes(), strict=True) if a is not None]
         if total := sum(m for _, m in pairs):
             yield number, sum(a * m for a, m in pairs) / total
 
@@ -114,9 +107,9 @@ def _distances_sentence(matrix: list[list[float]], cost: float | None) -> str:
 def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -> str:
     """The terms of Theorem 4.2 that can be known."""
     federation, size = method.run.federations.get(seed), _parameters(method.run)
-    if federation is None or size is None or not sum(federation.sizes):
+    if federation is None or size is None or not sum(federation.sizes()):
         return ""
-    m = sum(federation.sizes)
+    m = sum(federation.sizes())
     text = (
         f" Of the paper’s bound on the generalization error, with {plural(count, 'context')}: "
         f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity "
@@ -129,11 +122,11 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
     return text + "."
 
 
-def _discrepancy(federation: Federation) -> float | None:
+def _discrepancy(federation: Description) -> float | None:
     """Mean over clients, weighted by their examples, of those that have test examples."""
     by_client = label_discrepancy(federation.train, federation.test)
     known = np.isfinite(by_client)
-    return float(np.average(by_client[known], weights=np.array(federation.sizes)[known])) if known.any() else None
+    return float(np.average(by_client[known], weights=np.array(federation.sizes())[known])) if known.any() else None
 
 
 def _parameters(run: Run) -> int | None:

@@ -1,8 +1,8 @@
 """Who trains with whom, for methods that sort clients into clusters: over rounds, and, where clusters are split from
 one another, as a tree.
 
-A method takes part by recording, at evaluated rounds, the cluster of every client (−1 while there is none). Methods
-that call clusters by another name pass their key and word to `membership`.
+A run records, at evaluated rounds, which server model every client has (`assignment`), for every method whose server
+holds several. A method may record it itself, with −1 for a client that has none yet.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MAX_COLUMNS = 120  # rounds
 MAX_BRANCHES = 60
 
 NONE = -1  # the cluster of a client that has none yet
+
+# What methods call a cluster, if they do not call it that.
+NOUNS = {"cgpfl": "context", "cgpfl_heur": "context"}
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,7 @@ class ClusterHistory:
 
 
 def clusters(method: Method) -> Panel | None:
-    return membership(method, "cluster", "cluster")
-
-
-def membership(method: Method, key: str, noun: str) -> Panel | None:
-    """The panel for a method that records the cluster of every client under `key` and calls it a `noun`."""
-    history = cluster_history(method, key, noun)
+    history = cluster_history(method)
     if history is None:
         return None
     figures = [_strip(history)] if len(history.last) <= MAX_ROWS else []
@@ -71,12 +69,12 @@ def membership(method: Method, key: str, noun: str) -> Panel | None:
     if tree := _tree(method, history):
         figures.append(tree)
     sentence = _sentence(history) + seed_note(method, history.seed)
-    return Panel(f"{noun.capitalize()}s of clients", sentence, tuple(figures))
+    return Panel(f"{history.noun.capitalize()}s of clients", sentence, tuple(figures))
 
 
-def cluster_history(method: Method, key: str, noun: str) -> ClusterHistory | None:
+def cluster_history(method: Method) -> ClusterHistory | None:
     """Of the first of the complete trials; rounds with anything but one whole number per client are left out."""
-    by_seed = series(method, key)
+    by_seed = series(method, "assignment")
     if not by_seed:
         return None
     seed = min(by_seed)
@@ -85,7 +83,8 @@ def cluster_history(method: Method, key: str, noun: str) -> ClusterHistory | Non
         return None
     count = len(rows[-1][1])
     rounds, labels = zip(*(row for row in rows if len(row[1]) == count), strict=True)
-    return ClusterHistory(seed, rounds, labels, ClientGroups.of(method.run.federations.get(seed), count), noun)
+    clients = ClientGroups.of(method.run.federations.get(seed), count)
+    return ClusterHistory(seed, rounds, labels, clients, NOUNS.get(method.family, "cluster"))
 
 
 def _is_assignment(value: Any) -> bool:

@@ -11,9 +11,9 @@ from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable,
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
 from kinfed.reproduce.recipes.common_selffl import COMPARED, named
 from kinfed.runs.experiment import Experiment, read_config
-from kinfed.runs.folder import RunFolder
 from kinfed.runs.observer import NullObserver
 from kinfed.runs.reader import Run
+from kinfed.runs.run_files import RunFiles
 
 METHODS = named(*COMPARED)
 RIVALS = ("ditto", "pfedme", "perfedavg")
@@ -51,7 +51,7 @@ def training_accuracy(run: Run) -> Measurements:
     measured: Measurements = {}
     for label in config.algorithms:
         for seed in config.seeds:
-            models = RunFolder(run.path).read_models(label, seed).personal
+            models = RunFiles(run.path).models(label, seed).personal
             data, task = experiment.federation(seed), experiment.task()
             score = task_for(task, models).score(models, data.cohort(torch.arange(len(data)), seed, 0).train)
             accuracy = float(score.correct.sum() / score.count.sum())

@@ -24,9 +24,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.adopt import FinishedRun
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.folder import RunFolder
+from kinfed.runs.finished import FinishedRun
 from kinfed.runs.observer import NullObserver
 
 FALSE_REJECT = 0.05
@@ -72,7 +71,7 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
         baseline = scores(task, start.expand(len(data), -1), data)
         threshold = operating_threshold(baseline, data, false_reject)
         for label in run.config.algorithms:
-            models = RunFolder(folder).read_models(label, seed)
+            models = run.files.models(label, seed)
             server_model = None
             if models.server_model is not None:
                 server_model = by_cell(

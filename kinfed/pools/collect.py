@@ -1,0 +1,90 @@
+"""Putting together what comes back in parts: updates of a round, and evaluations, in the order of the clients asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kinfed.core.tree import Tree
+from kinfed.engine.task import Score
+from kinfed.pools.base import Evaluation, Reply
+from kinfed.privacy.dpsgd import Record
+
+
+class ReplyCollector:
+    """Collects the updates of the clients `ids` into one reply; parts may come in any order."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self._ids = ids
+        self._replied = torch.zeros(len(ids), dtype=torch.bool)
+        self._rows: Tree | None = None  # of all updates, in the order of `ids`
+        self._nbytes = 0
+        self._rejected: list[int] = []
+        self._reasons: dict[int, str] = {}
+        self._record: Record | None = None
+
+    def add(
+        self,
+        positions: Tensor,
+        up: Tree | None,
+        nbytes: int,
+        *,
+        rejected: Iterable[int] = (),
+        reasons: Mapping[int, str] | None = None,
+        record: Record | None = None,
+    ) -> None:
+        """Updates of the clients ids[positions], one row each; `nbytes` and `rejected` (ids) of all who sent one."""
+        self._nbytes += nbytes
+        self._rejected += rejected
+        self._reasons |= reasons or {}
+        self._record = join_records(self._record, record)
+        if up is None or not len(positions):
+            return
+        self._replied[positions] = True
+        if self._rows is None:
+            self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
+        self._rows.put(positions, up)
+
+    def reply(self) -> Reply:
+        good = self._replied.nonzero().squeeze(1)
+        rows = self._rows if self._rows is None or len(good) == len(self._ids) else self._rows.take(good)
+        return Reply(self._ids[good], rows, self._nbytes, sorted(self._rejected), self._reasons, self._record)
+
+
+def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[Evaluation]) -> Evaluation:
+    """One evaluation of `ids` from parts, whose clients are ids[positions[i]]."""
+    back = torch.argsort(torch.cat(list(positions)))
+
+    def rows(tensors: list[Tensor]) -> Tensor:
+        return torch.cat([tensor.detach().to("cpu") for tensor in tensors])[back]
+
+    def scores(some: list[Score | None]) -> Score | None:
+        known = [score for score in some if score is not None]
+        if not known:
+            return None
+        return Score(*(torch.cat([getattr(s, name) for s in known])[back] for name in ("correct", "loss", "count")))
+
+    models = [part.models for part in parts if part.models is not None]
+    alternatives = {name: scores([part.alternatives[name] for part in parts]) for name in parts[0].alternatives}
+    record = None
+    for part in parts:
+        record = join_records(record, part.record)
+    return Evaluation(
+        ids,
+        scores([part.personal for part in parts]),
+        scores([part.server_model for part in parts]),
+        {name: rows([part.figures[name] for part in parts]) for name in parts[0].figures},
+        torch.cat(models)[back] if models else None,
+        {name: score for name, score in alternatives.items() if score is not None},
+        record,
+    )
+
+
+def join_records(one: Record | None, other: Record | None) -> Record | None:
+    """What private tasks in two places were asked, as one record."""
+    if one is None or other is None:
+        return one or other
+    one.join(other)
+    return one

@@ -1,0 +1,101 @@
+"""One seed of a finished run, as far as those need it who go on from there: newcomers, and studies of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.core.tree import Tree
+from kinfed.data.describe import Description
+from kinfed.data.federation import Population
+from kinfed.engine.models import build_model
+from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.errors import ModelError
+from kinfed.runs.config import RunConfig
+from kinfed.runs.run_files import RunFiles
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    files: RunFiles
+    seed: int
+    description: Description  # who holds what
+
+    @classmethod
+    def open(cls, folder: Path | str, seed: int | None = None) -> FinishedRun:
+        """The run in a folder; its first seed where none is given."""
+        files = RunFiles(folder)
+        number = files.seed(seed)
+        return cls(files, number, files.description(number))
+
+    @property
+    def folder(self) -> Path:
+        return self.files.path
+
+    @property
+    def config(self) -> RunConfig:
+        return self.files.config
+
+    @property
+    def num_clients(self) -> int:
+        return self.description.num_clients
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the clients' groups, by number; none where they have no groups."""
+        groups = self.description.groups
+        return [] if groups is None else self.description.group_names or [str(n) for n in range(max(groups) + 1)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an example."""
+        return tuple(self.description.inputs["shape"])
+
+    def algorithm(self, label: str) -> AnyAlgorithm:
+        options = dict(self.config.algorithms[label])
+        training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
+        return make_algorithm(options.pop("method"), training, options)
+
+    def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
+        """The model of the run; `model` builds it where the run was given a module of the caller's own."""
+        named, classes = self.config.model, self.description.num_classes
+        build = model or (lambda: build_model(named.name, self.shape, classes, named.options))
+        task = make_task(build, backend=self.config.backend)
+        layout = self.files.layout()["layers"]
+        if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
+            what = "the model given" if model else f"model {named.name}, which the configuration names,"
+            raise ModelError(
+                f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
+            )
+        return task
+
+    def population(self, newcomers: int = 0, group: int = 0) -> Population:
+        """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
+        groups = self.description.groups
+        return Population(
+            self.num_clients + newcomers,
+            self.seed,
+            self.config.participation,
+            None if groups is None else torch.tensor([*groups, *[group] * newcomers]),
+            0 if groups is None else max(groups) + 1,
+        )
+
+    def start(self) -> Tensor | None:
+        """[P] where all algorithms of the run began, if not at random."""
+        for name, rounds in (("warm-start", self.config.warm_start), ("pretrained", self.config.pretrain)):
+            if rounds:
+                return self.files.final_state(f"{name}-{self.seed}", rounds)["w"]
+        return None
+
+    def server(self, label: str, algorithm: AnyAlgorithm, task: Task) -> Tree:
+        """The algorithm's server after its last round."""
+        tensors = self.files.final_state(f"{label}-{self.seed}", self.config.warm_start + self.config.rounds)
+        state = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+        server: Tree = algorithm.init_server(task, self.population()).like(state)
+        return server

@@ -1,0 +1,158 @@
+"""The files of a run folder, and how each of them is read. The writer is kinfed.runs.folder; all results of a run
+together, for reports, are read by kinfed.runs.reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kinfed.algorithms.base import ServerModels
+from kinfed.core import storage
+from kinfed.data.describe import Description
+from kinfed.errors import ConfigError, StorageError
+from kinfed.runs.checkpoint import Checkpoints
+from kinfed.runs.config import RunConfig, make_config
+
+BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
+
+
+class RunFolderError(StorageError):
+    """A folder that cannot be read as a run."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of one algorithm and seed after the last round."""
+
+    personal: Tensor  # [K, P]  what each client would deploy
+    server: ServerModels | None  # where the server has models of its own
+
+    @property
+    def server_model(self) -> Tensor | None:
+        """[P] where the server has one model for all clients."""
+        return None if self.server is None or self.server.assignment is not None else self.server.models[0]
+
+
+class RunFiles:
+    """The files of one run folder, each read when it is asked for."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @cached_property
+    def envelope(self) -> dict[str, Any]:
+        """config.json: {"kinfed", "versions", "fingerprint", "config"}."""
+        path = self.path / "config.json"
+        if not path.exists():
+            raise RunFolderError(f"{self.path} is no run folder: it has no config.json; give the folder of a run")
+        envelope = storage.read_json(path)
+        if not isinstance(envelope.get("config"), dict) or "fingerprint" not in envelope:
+            raise RunFolderError(f"{path} has no fingerprint and config; was it written by kinfed?")
+        return envelope
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        settings: dict[str, Any] = self.envelope["config"]
+        return settings
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return make_config(None, self.settings)
+
+    def label(self, name: str | None) -> str:
+        """The algorithm of that label; the only one where none is named."""
+        return pick("algorithm", name, list(self.settings["algorithms"]))
+
+    def seed(self, number: int | None) -> int:
+        """That seed, if the run has it; the first one where none is named."""
+        seeds = [str(seed) for seed in self.settings["seeds"]]
+        return int(pick("seed", seeds[0] if number is None else str(number), seeds))
+
+    def records(self) -> list[dict[str, Any]]:
+        """All complete lines of rounds.jsonl; a last one that is being written, or was cut by a crash, is not there."""
+        return [record for _, record in read_journal(self.path / "rounds.jsonl")]
+
+    def description(self, seed: int) -> Description:
+        path = self.path / f"federation-{seed}.json"
+        return Description.from_json(storage.read_json(path), str(path))
+
+    def layout(self) -> dict[str, Any]:
+        """model.json: name of the model, number of parameters, name and shape of each of them in a row."""
+        return storage.read_json(self.path / "model.json")
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What belongs to a module besides its parameters."""
+        path = self.path / BUFFERS
+        return storage.read_tensors(path) if path.exists() else {}
+
+    def models(self, algorithm: str, seed: int) -> Models:
+        path = models_path(self.path, algorithm, seed)
+        if not path.exists():
+            stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
+            raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
+        tensors = storage.read_tensors(path)
+        if "personal" not in tensors:
+            raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
+        if "server" not in tensors:
+            return Models(tensors["personal"], None)
+        assignment = tensors.get("assignment")
+        rows = tensors["server"][None] if assignment is None else tensors["server"]
+        return Models(tensors["personal"], ServerModels(rows, assignment))
+
+    def final_state(self, name: str, last: int) -> dict[str, Tensor]:
+        """The checkpoint of a part of the run after its last round."""
+        snapshot = Checkpoints(self.path / "checkpoints", self.envelope["fingerprint"]).latest(name)
+        if snapshot is None or snapshot.round < last:
+            progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
+            raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")
+        return snapshot.tensors
+
+
+def models_path(folder: Path, algorithm: str, seed: int) -> Path:
+    return folder / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
+
+
+def pick(kind: str, name: str | None, names: list[str]) -> str:
+    """`name`, if it is among `names`; the only one where none is given."""
+    if name is None:
+        if len(names) > 1:
+            raise ConfigError(f"the run has several; choose one with --{kind}: {', '.join(names)}")
+        return names[0]
+    if name not in names:
+        raise ConfigError(f"the run has no {kind} {name!r}; it has {', '.join(names)}")
+    return name
+
+
+# ---- the journal ----
+
+
+def round_key(record: Mapping[str, Any]) -> tuple[str, int, int]:
+    return record["algorithm"], record["seed"], record["round"]
+
+
+def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Lines of rounds.jsonl and what they say, without a last one that is cut; a damaged one before it is an error."""
+    with storage.storage_errors("read", path):
+        text = path.read_bytes() if path.exists() else b""
+    lines = text.removesuffix(b"\n").split(b"\n") if text else []
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            round_key(record)
+        except (ValueError, LookupError, TypeError):
+            if number == len(lines):
+                break
+            raise StorageError(
+                f"{path} is damaged: line {number} of {len(lines)} is not a round; restore the file, "
+                "or delete that line if you can do without it"
+            ) from None
+        entries.append((line, record))
+    return entries
