@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.errors import StorageError
 
 Kind = Literal["personal", "server"]
