@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.runs.reader import load_runs
-from kinfed.runs.run_files import RunFolderError
-
-__all__ = ["RunFolderError", "build", "write_page"]
+__all__ = ["build", "write_page"]
 
 
 def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -24,6 +21,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     """
     from kinfed.report.comparison import compare
     from kinfed.report.page import report_page
+    from kinfed.runs.reader import load_runs
 
     runs = load_runs([Path(folder) for folder in run_dirs])
     page = report_page(runs, compare(runs))
