@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kinfed.data.describe import Description
+
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {
     "local": (0.0, 6.0, 0),
@@ -121,6 +123,23 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
+def described(
+    names: Sequence[str],
+    class_names: Sequence[str],
+    counts: Sequence[Sequence[int]],
+    groups: Sequence[int] | None = None,
+    group_names: Sequence[str] | None = None,
+    description: Mapping[str, Any] | None = None,
+) -> Description:
+    """Clients with these counts of training and test examples by class, and none for validation."""
+    rows = [list(row) for row in counts]
+    return Description(
+        list(names), len(class_names), list(class_names), rows, [[0] * len(class_names) for _ in rows], rows,
+        None if groups is None else list(groups), None if group_names is None else list(group_names),
+        [0.0] * len(rows), [0.0] * len(rows), dict(description or {}), [], {},
+    )  # fmt: skip
+
+
 def _federation(
     rng: np.random.Generator, clients: int, classes: int, names: Sequence[str] | None, groups: int | None
 ) -> dict[str, Any]:
@@ -146,6 +165,9 @@ def _federation(
         "group_names": [f"digits {a} and {b}" for a, b in main] if groups and classes > 1 else None,
         "description": {"clients": clients, "partition": "classes", "options": {"classes": 2, "max_size": None}},
         "notes": ["Clients of a group share their main classes."],
+        "emd": [0.0] * clients,
+        "emd_code": [0.0] * clients,
+        "inputs": {"shape": [8, 8], "tokens": False, "mean": None, "std": None},
     }
 
 

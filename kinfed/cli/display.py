@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kinfed.cli.terminal import say
+from kinfed.runs.observer import NullObserver
+
 if TYPE_CHECKING:
     from kinfed.runs.config import RunConfig
     from kinfed.server.loop import RoundReport
@@ -168,11 +171,11 @@ def _spread(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
 
 
-def tuning_line(label: str, number: int, trials: int, trial: Any, best: float) -> str:
-    """One line about a finished trial of a tuning."""
-    outcome = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
-    settings = _settings(trial.settings) if trial.settings else "as configured"
-    return f"{label} trial {number}/{trials}: {outcome} (best {100 * best:.2f}%)  {settings}"
+class TuningLines(NullObserver):
+    """One line about every finished trial of a tuning."""
+
+    def note(self, text: str) -> None:
+        say(text)
 
 
 def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:

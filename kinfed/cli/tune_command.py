@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,7 +50,7 @@ def tune(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the tuning in --out, or add trials.")] = False,
 ) -> None:
     """Choose each method's settings on validation data, with the same budget for every method."""
-    from kinfed.cli.display import run_sentence, tuning_line, tuning_table
+    from kinfed.cli.display import TuningLines, run_sentence, tuning_table
     from kinfed.runs.method_run import Interrupted
     from kinfed.runs.tune import read_tuning
     from kinfed.runs.tune import tune as search
@@ -66,13 +66,11 @@ def tune(
     trials = plan.trials if trials is None else trials
     say(f"{run_sentence(plan.config)}; {trials} trials per method")
 
-    def watch(*trial: Any) -> None:
-        say(tuning_line(*trial))
-
     with StopRequest(console) as stop:
         try:
             result = search(
-                plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune, watch=watch,
+                plan.config, trials, folder, resume=resume, ranges=plan.ranges, prune=plan.prune,
+                observer=TuningLines(),
                 should_stop=stop,
             )  # fmt: skip
         except (Interrupted, KeyboardInterrupt):

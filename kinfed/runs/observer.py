@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kinfed.server.loop import RoundReport
+if TYPE_CHECKING:
+    from kinfed.server.loop import RoundReport
 
 Metrics = dict[str, float]
 

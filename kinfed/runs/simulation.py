@@ -1,9 +1,11 @@
 """A round iterator for those who want their own loop.
 
-loop = kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1)
-for report in loop.rounds(50):
-    if report.round % 10 == 0:
-        print(loop.evaluate().personal)
+    with kinfed.simulate(federation, lambda: my_module(), "ditto", participation=0.5, lam=0.1) as loop:
+        for report in loop.rounds(50):
+            if report.round % 10 == 0:
+                print(loop.evaluate().personal)
+
+The loop has threads of its own until it is closed, which `with` does.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.algorithms.base import Algorithm
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.models import build_model
@@ -28,7 +30,7 @@ from kinfed.server.schedule import Schedule
 def simulate(
     federation: Federation,
     model: Task | Callable[[], nn.Module] | str,
-    algorithm: Algorithm[Any, Any, Any, Any] | str,
+    algorithm: AnyAlgorithm | str,
     *,
     seed: int = 0,
     training: LocalTraining | None = None,
@@ -48,14 +50,13 @@ def simulate(
         task = make_task(lambda: build_model(name, shape, classes))
     else:
         task = make_task(model)
-    chosen = (
-        make_algorithm(algorithm, training or LocalTraining(), options) if isinstance(algorithm, str) else algorithm
-    )
-    if "needs validation" in chosen.traits and not int(federation.val.count.sum()):
+    if isinstance(algorithm, str):
+        algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
+    if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):
         raise ConfigError(
-            f"{type(chosen).__name__} judges models on validation examples, and the federation has none; "
+            f"{type(algorithm).__name__} judges models on validation examples, and the federation has none; "
             "give it some: federation.with_validation(0.2, seed)"
         )
-    federation, clients = prepare_data(chosen, federation, federation.population(seed, participation))
-    pool = LocalPool(chosen, task, federation, seed, workers=workers)
-    return Loop(chosen, task, pool, clients, Schedule(participation, dropout, stragglers))
+    federation, population = prepare_data(algorithm, federation, federation.population(seed, participation))
+    pool = LocalPool(algorithm, task, federation, seed, workers=workers)
+    return Loop(algorithm, task, pool, population, Schedule(participation, dropout, stragglers))

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
-from kinfed.runs.observer import Metrics, NullObserver
+from kinfed.runs.observer import Metrics, NullObserver, Observer
 from kinfed.runs.results import ClientTable
 from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import RoundReport
@@ -82,18 +83,25 @@ class Tuned:
         return value
 
     @property
-    def chosen(self) -> Trial:
+    def best(self) -> Trial:
         """The best trial; of equals the first."""
         return max(self.trials, key=lambda trial: -1.0 if trial.value is None else trial.value)
 
     @property
     def at_edge(self) -> list[str]:
         """Options whose chosen value lies at the end of its range."""
-        return [name for name, value in self.chosen.settings.items() if self.space[name].at_edge(value)]
+        return [name for name, value in self.best.settings.items() if self.space[name].at_edge(value)]
+
+    def last_trial_sentence(self, trials: int) -> str:
+        """About the newest of so many trials."""
+        trial, best = self.trials[-1], self.best.value or 0.0
+        outcome = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
+        settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
+        return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {100 * best:.2f}%)  {settings}"
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "method": self.method, "default": self.default, "best": self.chosen.value, "settings": self.chosen.settings,
+            "method": self.method, "default": self.default, "best": self.best.value, "settings": self.best.settings,
             "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
             "trials": [asdict(trial) for trial in self.trials],
         }  # fmt: skip
@@ -106,9 +114,6 @@ class TuneResult:
     file: Path  # best.toml
 
 
-Watcher = Callable[[str, int, int, Trial, float], None]  # hears of every trial: label, number, of how many, it, best
-
-
 def tune(
     config: RunConfig,
     trials: int,
@@ -119,13 +124,14 @@ def tune(
     prune: bool = False,
     federation: Federation | None = None,
     model: Callable[[], nn.Module] | None = None,
-    watch: Watcher = lambda label, number, trials, trial, best: None,
+    observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TuneResult:
     """Tune every method of the configuration with `trials` trials each, the first of them as configured.
 
     `ranges` replaces ranges that the algorithms declare, by label and option. Options that the configuration sets for a
-    method stay as they are. `prune` stops trials early that fall below the median of earlier ones."""
+    method stay as they are. `prune` stops trials early that fall below the median of earlier ones. The observer hears
+    of every method that starts, with its trials as rounds, and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
     config = config.model_copy(update={"validation": _validation(config)})
@@ -150,13 +156,14 @@ def tune(
     search = {"search": varied, "prune": prune}
     identity = hashlib.sha256(json.dumps([experiment.fingerprint(), search]).encode()).hexdigest()[:16]
     with RunFolder.open(out, config.dump() | search, identity, resume=resume) as folder:
-        job = _Tuning(experiment, folder.path, trials, prune, watch)
-        done = [job.tune(label, space) for label, space in spaces.items()]
-    chosen = {t.label: {**config.algorithms[t.label], **t.chosen.settings} for t in done}
-    best = config.model_copy(update={"algorithms": chosen})
+        job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
+        with _quiet_optuna():
+            methods = [job.tune(label, space) for label, space in spaces.items()]
+    algorithms = {tuned.label: {**config.algorithms[tuned.label], **tuned.best.settings} for tuned in methods}
+    best = config.model_copy(update={"algorithms": algorithms})
     file = folder.path / "best.toml"
-    storage.write_atomically(file, _as_toml(best, done, trials).encode())
-    return TuneResult(best, done, file)
+    storage.write_atomically(file, _as_toml(best, methods, trials).encode())
+    return TuneResult(best, methods, file)
 
 
 @dataclass(frozen=True)
@@ -170,12 +177,12 @@ class Started:
 
 
 def read_tuning(folder: Path) -> Started:
-    found = RunFiles(folder).settings
-    if "search" not in found:
+    settings = RunFiles(folder).settings
+    if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
-    config = make_config(None, {name: value for name, value in found.items() if name in RunConfig.model_fields})
-    ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in found["search"].items()}
-    return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, found["prune"])
+    config = make_config(None, {name: value for name, value in settings.items() if name in RunConfig.model_fields})
+    ranges = {label: {o: Range(**r) for o, r in space.items()} for label, space in settings["search"].items()}
+    return Started(config, storage.read_json(folder / "tuning.json")["trials_each"], ranges, settings["prune"])
 
 
 def _validation(config: RunConfig) -> float:
@@ -228,38 +235,42 @@ class _Tuning:
     folder: Path
     trials: int
     prune: bool
-    watch: Watcher
-    done: dict[str, Any] = field(default_factory=dict)
+    observer: Observer
+    record: dict[str, Any] = field(default_factory=dict)  # of tuning.json, by label
 
     def __post_init__(self) -> None:
-        self._record()
+        self._write_record()
         self._storage = _open_journal(self.folder / "study.jsonl")
 
-    def _record(self) -> None:
-        storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.done})
+    def _write_record(self) -> None:
+        storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.record})
 
     def tune(self, label: str, space: dict[str, Range]) -> Tuned:
-        options = self.experiment.config.algorithms[label]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if self.prune else optuna.pruners.NopPruner()
         study = optuna.create_study(
             study_name=label, storage=self._storage, pruner=pruner, direction="maximize", load_if_exists=True
         )
-        for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            study.tell(left.number, state=TrialState.FAIL)  # was at work when the process ended: done again
-        while True:
-            found = Tuned(label, options["method"], space, _finished(study))
-            self.done[label] = found.to_json() if found.trials else None
-            self._record()
-            count = len(found.trials)
-            if count and (count >= self.trials or not space):
-                return found
-            if not count:
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again
+        wanted = self.trials if space else 1
+        tuned = self._tuned(study, label, space)
+        self.observer.started(label, self.experiment.config.seeds[0], len(tuned.trials), wanted)
+        while len(tuned.trials) < wanted:
+            if not tuned.trials:
                 self._default(study, label, space)
             else:
-                self._trial(study, label, space, count)
-            trials = _finished(study)
-            best = Tuned(label, options["method"], space, trials).chosen.value
-            self.watch(label, len(trials), self.trials if space else 1, trials[-1], best if best is not None else 0.0)
+                self._trial(study, label, space, len(tuned.trials))
+            tuned = self._tuned(study, label, space)
+            self.observer.note(tuned.last_trial_sentence(wanted))
+        return tuned
+
+    def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
+        """What the study says so far, which is written down."""
+        method = self.experiment.config.algorithms[label]["method"]
+        tuned = Tuned(label, method, space, _finished(study))
+        self.record[label] = tuned.to_json() if tuned.trials else None
+        self._write_record()
+        return tuned
 
     def _default(self, study: optuna.Study, label: str, space: dict[str, Range]) -> None:
         """The method as configured. Part of the study where its values lie in their ranges."""
@@ -336,6 +347,17 @@ class _TrialObserver(NullObserver):
             self.report(self.before + report.round, personal["accuracy_mean"])
 
 
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Optuna tells of every trial on stderr; the observer hears of them here."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
 def _open_journal(path: Path) -> BaseStorage:
     # The folder's own lock is held, so a lock of Optuna's is one that a killed process left, and a last line without an
     # end is one that it did not finish. Optuna resolves the path from elsewhere, hence the absolute one.
@@ -359,10 +381,10 @@ def _distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
 
 def _finished(study: optuna.Study) -> tuple[Trial, ...]:
     """All trials that have ended, the default first."""
-    found = study.get_trials(deepcopy=False, states=FINISHED)
+    trials = study.get_trials(deepcopy=False, states=FINISHED)
     outside = study.user_attrs.get("default")
     first = [] if outside is None else [Trial({}, outside)]
-    return (*first, *(_trial_of(trial) for trial in found))
+    return (*first, *(_trial_of(trial) for trial in trials))
 
 
 def _trial_of(trial: FrozenTrial) -> Trial:
@@ -391,7 +413,7 @@ def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
         f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"
     ]
     for tuned in methods:
-        value = tuned.chosen.value
+        value = tuned.best.value
         parts.append(
             f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured\n"
             + _toml({"algorithms": {tuned.label: config.algorithms[tuned.label]}})

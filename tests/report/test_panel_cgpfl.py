@@ -87,7 +87,7 @@ def test_distances_between_contexts(comparison: Comparison) -> None:
 
 def test_the_cost_is_weighed_by_examples(comparison: Comparison) -> None:
     one = method(comparison, "cgpfl")
-    sizes = one.run.federations[0].sizes
+    sizes = one.run.federations[0].sizes()
     figures = altered(one, clients={"squared_distance_to_context": [1.0] + [0.0] * 9})
     cost = sizes[0] / sum(sizes)
     panel = made(distances(figures))
@@ -99,7 +99,7 @@ def test_the_cost_is_weighed_by_examples(comparison: Comparison) -> None:
 def test_terms_of_the_bound_are_said(comparison: Comparison) -> None:
     """d = 650 parameters of the run's model; its clients' examples are m."""
     one = method(comparison, "cgpfl")
-    m = sum(one.run.federations[0].sizes)
+    m = sum(one.run.federations[0].sizes())
     text = made(distances(one)).sentence
     assert f"with 3 contexts: confidence {2 * math.sqrt(math.log(10 / 0.05) / m):.2g}" in text
     assert f"complexity {math.sqrt(3 * 650 / m * math.log(math.e * m / 650)):.2g}" in text

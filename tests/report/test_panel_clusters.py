@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from method_bench import linear
 from plotly import graph_objects
+from report_fixture import described
 
 import kinfed
 from kinfed.report import build, palette
@@ -19,7 +20,7 @@ from kinfed.report.palette import HUES, styles
 from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
-from kinfed.runs.reader import Federation, Final, Round, Run, Trial, load_runs
+from kinfed.runs.reader import Final, Round, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
 NAMES = ("anna", "<b>bert", "carl", "dora")
@@ -38,7 +39,7 @@ def method(
     last = max(figures)
     trials = tuple(Trial(family, seed, rounds, (), Final(last, last, {}, 1.0, 1.0, 1.0), True) for seed in seeds)
     counts = tuple((m + 1, 20) for m in range(len(names)))
-    data = Federation(names, ("a", "b"), counts, counts, counts, groups, ("east", "west") if groups else None)
+    data = described(names, ("a", "b"), counts, groups, ("east", "west") if groups else None)
     run = Run(
         Path("r"), "r", {"algorithms": {family: {"method": family}}}, "0", {}, "", trials, dict.fromkeys(seeds, data)
     )

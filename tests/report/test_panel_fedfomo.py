@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 from plotly import graph_objects
+from report_fixture import described
 
 import kinfed
+from kinfed.data.describe import Description
 from kinfed.report import build, palette
 from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method
 from kinfed.report.palette import styles
 from kinfed.report.panels import Panel
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
-from kinfed.runs.reader import Federation, Final, Round, Run, Trial
+from kinfed.runs.reader import Final, Round, Run, Trial
 
 TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
 
@@ -26,14 +28,14 @@ def matrix(size: int, scale: float) -> list[list[float]]:
     return [[scale * (10 * i + n) for n in range(size)] for i in range(size)]
 
 
-def federation(clients: int, groups: tuple[int, ...] | None, target_of: list[int] | None = None) -> Federation:
+def federation(clients: int, groups: tuple[int, ...] | None, target_of: list[int] | None = None) -> Description:
     names = tuple(f"client <{m}>" for m in range(clients))
     description: dict[str, Any] = {} if target_of is None else {"target_of": target_of}
     counts = tuple((1,) for _ in names)
-    return Federation(names, ("0",), counts, (), counts, groups, None, description=description)
+    return described(names, ("0",), counts, groups, description=description)
 
 
-def method(clients: int, rounds: int, data: Federation | None, recorded: bool = True) -> Method:
+def method(clients: int, rounds: int, data: Description | None, recorded: bool = True) -> Method:
     def figures(number: int) -> dict[str, Any]:
         mix = [[1.0 if n == (i + 1) % clients else 0.0 for n in range(clients)] for i in range(clients)]
         return {"affinity": matrix(clients, number), "weights": mix} if recorded else {}

@@ -23,8 +23,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly import graph_objects
-from report_fixture import stop_early, write_run
+from report_fixture import described, stop_early, write_run
 
+from kinfed.data.describe import Description
 from kinfed.errors import KinfedError, StorageError
 from kinfed.report import build, figures, method_tables, palette
 from kinfed.report.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled
@@ -35,7 +36,7 @@ from kinfed.report.gain_figures import gain_against_size, sorted_gains
 from kinfed.report.panels import PANELS, Panel, panels, series
 from kinfed.report.sentences import brief, data_notes, facts, findings
 from kinfed.report.statistics import average, clear_winner, difference, gains, leader, summarize_gains
-from kinfed.runs.reader import ClientResult, Federation, Final, Run, Trial, load_run, load_runs
+from kinfed.runs.reader import ClientResult, Final, Run, Trial, load_run, load_runs
 
 SMALL: dict[str, Any] = {"algorithms": ("local", "fedavg", "ditto"), "clients": 12, "rounds": 10, "seeds": (0, 1)}
 
@@ -95,7 +96,7 @@ def test_a_finished_run_is_read_as_written(finished: Path) -> None:
     assert fedavg.rounds[0].metrics == {}
     assert run.trials[0].final.metrics.keys() == {"personal"}
     assert "server_accuracy" not in run.trials[0].clients[0].values
-    assert run.federations[0].sizes == [c.n_train for c in fedavg.clients]
+    assert run.federations[0].sizes() == [c.n_train for c in fedavg.clients]
 
 
 def test_an_unfinished_run_says_how_far_it_came(tmp_path: Path) -> None:
@@ -173,10 +174,10 @@ def test_null_is_a_figure_that_is_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda f: (f / "config.json").unlink(), "does not exist"),
+        (lambda f: (f / "config.json").unlink(), "is no run folder"),
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), "should hold a JSON object, got list"),
-        (lambda f: (f / "config.json").write_text("{}"), 'no "config" object'),
+        (lambda f: (f / "config.json").write_text("[]"), "holds a list, not an object"),
+        (lambda f: (f / "config.json").write_text("{}"), "has no fingerprint and config"),
         (lambda f: (f / "rounds.jsonl").write_text('{"seed": 0}\n'), "line 1: a round needs algorithm"),
         (lambda f: (f / "rounds.jsonl").write_text("3\n"), "line 1: a round needs algorithm"),
         (lambda f: (f / "clients.csv").write_text("algorithm,seed\n"), "lacks the columns client, n_test, n_train"),
@@ -247,7 +248,7 @@ def test_defaults_left_out_and_defaults_written_out_are_the_same_data(tmp_path: 
 
 
 def test_notes_about_the_data_name_their_seeds() -> None:
-    federations = {0: replace(federation_of(3, 2), notes=("a", "b")), 1: replace(federation_of(3, 2), notes=("a",))}
+    federations = {0: replace(federation_of(3, 2), notes=["a", "b"]), 1: replace(federation_of(3, 2), notes=["a"])}
     assert data_notes(federations) == ["a", "Seed 0: b"]
 
 
@@ -556,12 +557,12 @@ def test_methods_that_send_nothing_are_level_lines(comparison: Comparison) -> No
     assert fedavg["x"][-1] == pytest.approx(last, rel=1e-5)
 
 
-def federation_of(clients: int, classes: int, groups: int | None = None) -> Federation:
+def federation_of(clients: int, classes: int, groups: int | None = None) -> Description:
     generator = np.random.default_rng(clients)
     counts = tuple(tuple(int(n) for n in generator.integers(0, 9, classes)) for _ in range(clients))
     members = tuple(m % groups for m in range(clients)) if groups else None
     names = tuple(f"c{m}" for m in range(clients))
-    return Federation(names, tuple(map(str, range(classes))), counts, (), counts, members, None)
+    return described(names, tuple(map(str, range(classes))), counts, members)
 
 
 @given(st.integers(1, 240), st.integers(1, 40), st.none() | st.integers(1, 120))
@@ -575,7 +576,7 @@ def test_the_map_of_classes_shows_every_client_once(clients: int, classes: int, 
     bars, heat = figure.data
     assert len(heat["x"]) == len(heat["z"][0]) + 1
     cells = [cell for column in heat["customdata"] for cell in column if cell is not None]
-    assert sum(cell[2] for cell in cells) == sum(federation.sizes)
+    assert sum(cell[2] for cell in cells) == sum(federation.sizes())
     assert len(cells) == classes * len(bars["x"])
 
 

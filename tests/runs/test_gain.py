@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinfed.runs.gain_of_run import gain_from_run
 from rich.console import Console
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from kinfed.runs.gain import (
     render,
     summary,
 )
-from kinfed.runs.gain_of_run import gain_from_run
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.theory.two_level import TwoLevel
 

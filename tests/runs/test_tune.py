@@ -14,16 +14,18 @@ import numpy as np
 import optuna
 import pytest
 from command_line import kinfed as command
-from kinfed.algorithms.search_spaces import SPACES, Range, parse_ranges, space_of
 
 import kinfed
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.core.options import Range
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 from kinfed.runs.config import RunConfig, make_config
-from kinfed.runs.experiment import Experiment, Interrupted
-from kinfed.runs.tune import Trial, Tuned, read_tuning, tune
+from kinfed.runs.experiment import Experiment
+from kinfed.runs.method_run import Interrupted
+from kinfed.runs.observer import NullObserver
+from kinfed.runs.tune import Trial, Tuned, parse_ranges, read_tuning, space_of, tune
 from kinfed.server.loop import Loop
 
 SMALL: dict[str, Any] = {
@@ -50,30 +52,42 @@ def files(folder: Path) -> tuple[str, str]:
 
 
 def test_every_method_has_a_space_whose_corners_it_accepts() -> None:
-    assert SPACES.keys() == ALGORITHMS.keys()
-    for name, space in SPACES.items():
+    for name in ALGORITHMS:
+        space = tuning_space(name)
         for ends in itertools.product(*((r.low, r.high) for r in space.values())):
             options = {k: int(v) if space[k].whole else v for k, v in zip(space, ends, strict=True)}
             make_algorithm(name, LocalTraining(), options)
-        assert not set(space) & set(ALGORITHMS[name].preset), f"{name} is what it is by its preset"
-    with pytest.raises(TypeError):
-        SPACES["ditto"]["lam"] = Range(1, 2)  # type: ignore[index]
+        if ALGORITHMS[name].tuning is None:
+            assert not set(space) & set(ALGORITHMS[name].preset), f"{name} is what it is by its preset"
+
+
+class Ear(NullObserver):
+    def __init__(self) -> None:
+        self.started_with: list[Any] = []
+        self.notes: list[str] = []
+
+    def started(self, *what: Any) -> None:
+        self.started_with.append(what)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_every_method_gets_its_trials_and_the_first_is_as_configured(tmp_path: Path, data: Federation) -> None:
-    heard: list[tuple[Any, ...]] = []
-    result = tune(config(), 3, tmp_path / "a", federation=data, watch=lambda *trial: heard.append(trial))
-    assert [(label, number, trials) for label, number, trials, _, _ in heard] == [
-        (label, number, 3) for label in ("fedavg", "ditto") for number in (1, 2, 3)
+    ear = Ear()
+    result = tune(config(), 3, tmp_path / "a", federation=data, observer=ear)
+    assert ear.started_with == [("fedavg", 0, 0, 3), ("ditto", 0, 0, 3)]
+    assert [note.partition(":")[0] for note in ear.notes] == [
+        f"{label} trial {number}/3" for label in ("fedavg", "ditto") for number in (1, 2, 3)
     ]
     for tuned in result.methods:
         assert len(tuned.trials) == 3
         assert tuned.trials[0].settings == {}
-        assert [set(trial.settings) for trial in tuned.trials[1:]] == [set(SPACES[tuned.method])] * 2
+        assert [set(trial.settings) for trial in tuned.trials[1:]] == [set(tuning_space(tuned.method))] * 2
         for trial in tuned.trials[1:]:
-            assert all(value in SPACES[tuned.method][name] for name, value in trial.settings.items())
-        assert tuned.chosen.value == max(trial.value for trial in tuned.trials if trial.value is not None)
-        assert tuned.default <= (tuned.chosen.value or 0)
+            assert all(value in tuning_space(tuned.method)[name] for name, value in trial.settings.items())
+        assert tuned.best.value == max(trial.value for trial in tuned.trials if trial.value is not None)
+        assert tuned.default <= (tuned.best.value or 0)
 
 
 def test_the_value_of_a_trial_is_the_mean_client_accuracy_on_validation_data(tmp_path: Path, data: Federation) -> None:
@@ -142,13 +156,13 @@ def test_a_study_that_was_stopped_is_the_one_that_was_not(tmp_path: Path, data: 
 def test_what_runs_is_what_is_written_down(tmp_path: Path, data: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three digits, in the trial and in the record of it."""
     ran: list[dict[str, Any]] = []
-    begin = Experiment.begin
+    make_loop = Experiment.make_loop
 
     def watched(self: Experiment, algorithm: Any, seed: int) -> Loop:
         ran.append({"lr": algorithm.training.lr, "lam": algorithm.lam})
-        return begin(self, algorithm, seed)
+        return make_loop(self, algorithm, seed)
 
-    monkeypatch.setattr(Experiment, "begin", watched)
+    monkeypatch.setattr(Experiment, "make_loop", watched)
     (tuned,) = tune(config("ditto"), 4, tmp_path / "a", federation=data).methods
     assert ran[1:] == [trial.settings for trial in tuned.trials[1:]]
     assert all(value == float(f"{value:.3g}") for trial in tuned.trials for value in trial.settings.values())
@@ -208,14 +222,14 @@ def test_settings_a_method_refuses_are_trials_without_a_value(tmp_path: Path, da
     (tuned,) = result.methods
     assert [trial.value is None for trial in tuned.trials] == [False, True, True]
     assert "unstable" in tuned.trials[1].reason
-    assert tuned.chosen.settings == {}
+    assert tuned.best.settings == {}
     assert result.config.algorithms["ditto"] == {"method": "ditto", "lr": 0.9}
 
 
 def test_nothing_to_vary_is_one_trial(tmp_path: Path, data: Federation) -> None:
     (tuned,) = tune(config({"fedavg": {"lr": 0.1}}), 5, tmp_path / "a", federation=data).methods
     assert len(tuned.trials) == 1
-    assert tuned.default == tuned.chosen.value
+    assert tuned.default == tuned.best.value
 
 
 def test_a_default_outside_its_range_is_a_trial_all_the_same(tmp_path: Path, data: Federation) -> None:
@@ -231,7 +245,7 @@ def test_hopeless_trials_are_stopped_early(tmp_path: Path, data: Federation) -> 
     stopped = [trial for trial in result.methods[0].trials if trial.value is None]
     assert stopped
     assert all("median" in trial.reason for trial in stopped)
-    assert result.methods[0].chosen.value is not None
+    assert result.methods[0].best.value is not None
 
 
 def test_a_warm_start_is_made_once(tmp_path: Path, data: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,8 +315,8 @@ def test_ranges() -> None:
 
 def test_of_equal_trials_the_first_is_chosen_and_edges_are_named() -> None:
     trials = (Trial({}, 0.5), Trial({"lr": 0.98}, 0.7), Trial({"lr": 0.1}, 0.7), Trial({"lr": 0.2}, None, "why"))
-    tuned = Tuned("a", "fedavg", dict(SPACES["fedavg"]), trials)
-    assert tuned.chosen.settings == {"lr": 0.98}
+    tuned = Tuned("a", "fedavg", tuning_space("fedavg"), trials)
+    assert tuned.best.settings == {"lr": 0.98}
     assert tuned.at_edge == ["lr"]
 
 
@@ -345,7 +359,8 @@ def test_the_page_on_tuning_names_every_range_and_its_python_runs(
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text("utf-8")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ") and "`" in line]
-    for name, space in SPACES.items():
+    for name in ALGORITHMS:
+        space = tuning_space(name)
         told = " ".join(what for who, what in rows if f"`{name}`" in who or "all but" in who)
         if name.startswith("selffl"):
             told += "l_max 10 to 100"
