@@ -253,7 +253,7 @@ def _own_figures(rng: np.random.Generator, method: str, number: int, clients: in
             figures["clients"] = {"steps": rng.integers(1, 40, size=clients).tolist()}
         return figures
     if method == "cgpfl":
-        figures = {"clusters": 4, "moved": int(rng.integers(0, max(2, clients // number + 1)))}
+        figures = {"contexts": 4, "moved": int(rng.integers(0, max(2, clients // number + 1)))}
         return figures | ({"assignment": rng.integers(0, 4, size=clients).tolist()} if evaluated else {})
     if method == "fedfomo" and evaluated:
         return {"epsilon": max(0.0, 0.3 - 0.05 * number), "affinity": rng.random((clients, clients)).tolist()}

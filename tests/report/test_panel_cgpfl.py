@@ -14,7 +14,8 @@ from plotly import graph_objects
 from kinfed.report import build, palette
 from kinfed.report.comparison import Comparison, Method, compare
 from kinfed.report.panels import Panel, panels
-from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, contexts, distances
+from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, distances
+from kinfed.report.panels.clusters_panel import clusters
 from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_runs
 
@@ -60,7 +61,7 @@ def altered(one: Method, **figures: Any) -> Method:
 
 
 def test_contexts_are_shown_client_by_client(comparison: Comparison) -> None:
-    panel = made(contexts(method(comparison, "cgpfl")))
+    panel = made(clusters(method(comparison, "cgpfl")))
     assert panel.title == "Contexts of clients"
     assert "After round 3 the clients form 3 contexts" in panel.sentence
     strip = panel.figures[0].data[0]

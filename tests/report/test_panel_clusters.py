@@ -18,7 +18,7 @@ from kinfed.report.comparison import Method, compare
 from kinfed.report.palette import HUES, styles
 from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
-from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color, membership
+from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
 from kinfed.runs.reader import Federation, Final, Round, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
@@ -64,10 +64,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 WALK = {
-    5: {"cluster": [-1, 0, 0, 0]},
-    10: {"cluster": [1, 0, 0, 0]},
-    15: {"cluster": [1, 0, 1, 0]},
-    20: {"cluster": [1, 0, 1, 0]},
+    5: {"assignment": [-1, 0, 0, 0]},
+    10: {"assignment": [1, 0, 0, 0]},
+    15: {"assignment": [1, 0, 1, 0]},
+    20: {"assignment": [1, 0, 1, 0]},
 }
 
 
@@ -118,7 +118,7 @@ def test_clusters_are_held_against_known_groups() -> None:
 
 def test_a_tree_of_splits_has_no_crossing_lines() -> None:
     """0 splits off 1 in round 3 and 2 in round 7; 1 splits off 3 in round 9: from the top 0, 2, 1, 3."""
-    figures = {10: {"cluster": [0, 1, 2, 3], "parent": [-1, 0, 0, 1], "born": [0, 3, 7, 9]}}
+    figures = {10: {"assignment": [0, 1, 2, 3], "parent": [-1, 0, 0, 1], "born": [0, 3, 7, 9]}}
     found = clusters(method(figures, family="cfl"))
     assert found is not None
     tree = found.figures[-1]
@@ -131,38 +131,52 @@ def test_a_tree_of_splits_has_no_crossing_lines() -> None:
         "cluster 3": ([9, 9, 10], [2, 3, 3]),
     }
     assert "cluster 3: 1 client; split from cluster 1 in round 9" in tree.data[3]["hovertemplate"]
-    alone = clusters(method({10: {"cluster": [0] * 4, "parent": [-1], "born": [0]}}, family="cfl"))
+    alone = clusters(method({10: {"assignment": [0] * 4, "parent": [-1], "born": [0]}}, family="cfl"))
     assert alone is not None
     assert len(alone.figures) == 2  # nothing was split
 
 
 def test_many_clients_are_counted_and_not_drawn_one_by_one() -> None:
     names = tuple(str(m) for m in range(MAX_ROWS + 1))
-    found = clusters(method({1: {"cluster": [m % 9 for m in range(MAX_ROWS + 1)]}}, names=names))
+    found = clusters(method({1: {"assignment": [m % 9 for m in range(MAX_ROWS + 1)]}}, names=names))
     assert found is not None
     assert len(found.figures) == 1
     drawable(found.figures)
     assert {trace["type"] for trace in found.figures[0].data} == {"bar"}  # one round: an area has no width
 
 
-def test_other_words_for_clusters() -> None:
-    found = membership(method({1: {"context": [0, 1, 1, 0]}}), "context", "context")
+def test_methods_with_contexts_call_them_so() -> None:
+    found = clusters(method({1: {"assignment": [0, 1, 1, 0], "contexts": 2}}))
     assert found is not None
     assert found.title == "Contexts of clients"
     assert "form 2 contexts" in found.sentence
-    assert clusters(method({1: {"context": [0, 1, 1, 0]}})) is None
+
+
+@pytest.mark.parametrize("noun", ["cluster", "context"])
+def test_the_model_after_the_last_is_that_of_clients_without_a_cluster(noun: str) -> None:
+    """Their number may change from round to round; so does what comes after them."""
+    figures = {
+        1: {"assignment": [2, 0, 1, 2], f"{noun}s": 2},
+        2: {"assignment": [2, 0, 1, 3], f"{noun}s": 3},
+        3: {"assignment": [2, 0, 1, 1], f"{noun}s": 3},
+    }
+    history = cluster_history(method(figures))
+    assert history is not None
+    assert history.labels == ((-1, 0, 1, -1), (2, 0, 1, -1), (2, 0, 1, 1))
+    assert history.name(history.labels[0][0]) == f"no {noun} yet"
+    assert history.clusters == [0, 1, 2]
 
 
 @pytest.mark.parametrize("value", [3, [], ["a"], [0.5, 1.0], [True, False], [-2, 0], {"x": 1}])
 def test_records_that_are_no_assignment_are_passed_over(value: Any) -> None:
-    assert cluster_history(method({1: {"cluster": value}}), "cluster", "cluster") is None
-    kept = cluster_history(method({1: {"cluster": value}, 2: {"cluster": [0, 1, 0, 1]}}), "cluster", "cluster")
+    assert cluster_history(method({1: {"assignment": value}})) is None
+    kept = cluster_history(method({1: {"assignment": value}, 2: {"assignment": [0, 1, 0, 1]}}))
     assert kept is not None
     assert kept.rounds == (2,)
 
 
 def test_data_of_other_clients_give_no_names() -> None:
-    found = cluster_history(method({1: {"cluster": [0, 1]}}), "cluster", "cluster")
+    found = cluster_history(method({1: {"assignment": [0, 1]}}))
     assert found is not None
     assert found.clients.client(1) == "client 1"
 

@@ -33,8 +33,7 @@ PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 for _name, _location, _summary in (
     ("recorded", "scalars_panel:scalars", "every plain number that a method records, over rounds"),
     ("mixing", "apfl_panel:mixing", "APFL: how much of its own model each client keeps"),
-    ("clusters", "clusters_panel:clusters", "who trains with whom, for methods that record clusters"),
-    ("contexts", "cgpfl_panel:contexts", "CGPFL: who belongs to which context"),
+    ("clusters", "clusters_panel:clusters", "who trains with whom, for methods with clusters or contexts of clients"),
     ("context-distances", "cgpfl_panel:distances", "CGPFL: how far apart the context models are"),
     ("context-choice", "cgpfl_panel:choice_of_number", "CGPFL-Heur: how many contexts there should be"),
     ("context-accuracy", "cgpfl_panel:accuracy_by_number", "CGPFL: accuracy against the number of contexts"),

@@ -1,4 +1,4 @@
-"""Contexts of CGPFL: who belongs to which, how far apart they are, and how many there should be.
+"""Contexts of CGPFL: how far apart they are, and how many there should be. Who belongs to which: `clusters_panel`.
 
 Figure 3 (a) of Tang, Guo, Guo, "Personalized Federated Learning with Contextualized Generalization" (accuracy against
 the number of contexts, the one chosen by CGPFL-Heur marked), Eq. (11), and the terms of its Theorem 4.2.
@@ -22,16 +22,11 @@ from kinfed.report.formats import plural
 from kinfed.report.marks import dots, heat, line
 from kinfed.report.palette import LOCAL, MUTED
 from kinfed.report.panels.base import Panel, seed_note, series
-from kinfed.report.panels.clusters_panel import membership
 from kinfed.report.statistics import Average, average
 from kinfed.runs.reader import Federation, Run, Trial
 
 MAX_CONTEXTS = 40  # in the map of distances
 DELTA = 0.05  # of the bound
-
-
-def contexts(method: Method) -> Panel | None:
-    return membership(method, "context", "context")
 
 
 # How far apart they are.

@@ -1,8 +1,9 @@
 """Who trains with whom, for methods that sort clients into clusters: over rounds, and, where clusters are split from
 one another, as a tree.
 
-A method takes part by recording, at evaluated rounds, the cluster of every client (−1 while there is none). Methods
-that call clusters by another name pass their key and word to `membership`.
+A method takes part by having several server models: the journal then tells, for evaluated rounds, which of them each
+client has (`assignment`). A client without a cluster has −1 there, or, where the method records how many `clusters` or
+`contexts` there are, the number after the last of them: the model that such clients are sent.
 """
 
 from __future__ import annotations
@@ -58,12 +59,7 @@ class ClusterHistory:
 
 
 def clusters(method: Method) -> Panel | None:
-    return membership(method, "cluster", "cluster")
-
-
-def membership(method: Method, key: str, noun: str) -> Panel | None:
-    """The panel for a method that records the cluster of every client under `key` and calls it a `noun`."""
-    history = cluster_history(method, key, noun)
+    history = cluster_history(method)
     if history is None:
         return None
     figures = [_strip(history)] if len(history.last) <= MAX_ROWS else []
@@ -71,16 +67,22 @@ def membership(method: Method, key: str, noun: str) -> Panel | None:
     if tree := _tree(method, history):
         figures.append(tree)
     sentence = _sentence(history) + seed_note(method, history.seed)
-    return Panel(f"{noun.capitalize()}s of clients", sentence, tuple(figures))
+    return Panel(f"{history.noun.capitalize()}s of clients", sentence, tuple(figures))
 
 
-def cluster_history(method: Method, key: str, noun: str) -> ClusterHistory | None:
+def cluster_history(method: Method) -> ClusterHistory | None:
     """Of the first of the complete trials; rounds with anything but one whole number per client are left out."""
-    by_seed = series(method, key)
+    by_seed = series(method, "assignment")
     if not by_seed:
         return None
     seed = min(by_seed)
-    rows = [(number, tuple(value)) for number, value in sorted(by_seed[seed].items()) if _is_assignment(value)]
+    noun = "context" if series(method, "contexts") else "cluster"
+    number = series(method, f"{noun}s").get(seed, {})
+    rows = [
+        (n, tuple(NONE if label == number.get(n) else label for label in assignment))
+        for n, assignment in sorted(by_seed[seed].items())
+        if _is_assignment(assignment)
+    ]
     if not rows:
         return None
     count = len(rows[-1][1])
