@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.averaging import ModelDown
+from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
