@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinfed.runs.gain_of_run import gain_from_run
 from rich.console import Console
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from kinfed.runs.gain import (
     GainReport,
     estimate_spread,
     gain_from_arrays,
+    gain_from_run,
     gain_from_table,
     render,
     summary,

@@ -179,7 +179,7 @@ def _members(history: ClusterHistory) -> Figure:
 def _tree(method: Method, history: ClusterHistory) -> Figure | None:
     """Where a method records from which cluster (`parent`) and in which round (`born`) each one was split."""
     end = history.rounds[-1]
-    parent, born = (series(method, ASSIGNMENT).get(history.seed, {}).get(end) for key in ("parent", "born"))
+    parent, born = (series(method, key).get(history.seed, {}).get(end) for key in ("parent", "born"))
     if not isinstance(parent, list) or not isinstance(born, list):
         return None
     if not 1 < len(parent) <= MAX_BRANCHES or len(born) != len(parent):
