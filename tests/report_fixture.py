@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {

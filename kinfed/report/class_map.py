@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report.chart import (
     Figure,
     Trace,

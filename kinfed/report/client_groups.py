@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report.chart import Layout, client_label, escape, group_name, group_ticks
 
 MAX_NAMED_GROUPS = 12  # along an axis

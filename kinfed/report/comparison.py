@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report.palette import Style, styles
 from kinfed.runs.reader import KINDS, Kind, Run, Trial
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report.comparison import Comparison, Method, display_name, options_of
 from kinfed.report.formats import format_number, plural
 from kinfed.report.statistics import Difference, average, clear_winner, difference, gains, leader, summarize_gains

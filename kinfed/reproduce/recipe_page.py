@@ -102,15 +102,16 @@ def _learning_curves(comparisons: dict[str, Comparison]) -> list[tuple[str, Figu
     return [(name, figure) for name, figure in curves if figure is not None]
 
 
-def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> list[Panel]:
-    return [
-        panel
+def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison]) -> list[tuple[str, list[Panel]]]:
+    """Of every method that the recipe shows from inside: its name and run, and its panels."""
+    by_method = [
+        (f"{method.label}, {part}" if len(comparisons) > 1 else method.label, panels(method))
         for part, algorithm in reproduction.recipe.method_figures
         if part in comparisons
         for method in comparisons[part].methods
         if method.algorithm == algorithm
-        for panel in panels(method)
     ]
+    return [(heading, method_panels) for heading, method_panels in by_method if method_panels]
 
 
 TALLY = ("Claims reproduced", "Not reproduced", "Not tested", "Our questions: yes", "No")

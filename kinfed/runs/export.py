@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import storage
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.engine.mixture import num_components
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError, StorageError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.tree import Tree
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.data.federation import Population
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task

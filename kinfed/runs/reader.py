@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinfed.core import storage
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.runs.run_files import RunFiles, RunFolderError
 
 Kind = Literal["personal", "server"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core import storage
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.errors import ConfigError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config

@@ -81,8 +81,9 @@ class Loop:
         server, active = self.algorithm.plan(self.server, active, info)
         if self.privacy is not None:
             allowed = self.privacy.within_budget(active)
-            if len(allowed) < len(active):  # what the plan sums or chooses is over those who take part
-                server, active = self.algorithm.plan(self.server, allowed, info)[0], allowed
+            if 0 < len(allowed) < len(active):  # what the plan sums or chooses is over those who take part
+                server, _ = self.algorithm.plan(self.server, allowed, info)
+            active = allowed
         if not len(active):
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kinfed.cli.federation_view import MOST_CLIENTS, FederationView
-from kinfed.data.describe import Description, describe, emd, emd_code
+from kinfed.data.describe import describe, emd, emd_code
+from kinfed.data.description import Description
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation

@@ -92,7 +92,7 @@ def test_targets_are_kept_with_the_run_for_its_pictures(tmp_path: Path) -> None:
     result = kinfed.run(**SETTINGS, seeds=(2,), foreign_targets=True, out=tmp_path / "run")
     read = load_run(tmp_path / "run", "run").federations[2]
     assert read.description["target_of"] == result.federations[2].description["target_of"]
-    assert read.groups == (0, 0, 1, 1, 2, 2)
+    assert read.groups == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_federation_with_foreign_targets_can_be_saved(tmp_path: Path) -> None:

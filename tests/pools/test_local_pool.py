@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kinfed.algorithms.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
-from kinfed.algorithms.fedavg import Down, FedAvg
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
@@ -35,7 +36,7 @@ def pool_of(method: Any, data: Federation | None = None, *, path: str = "auto", 
 
 def start_of(pool: LocalPool) -> Any:
     w = pool.task.init(SEED)
-    return lambda ids: Down(w.expand(len(ids), -1))
+    return lambda ids: ModelDown(w.expand(len(ids), -1))
 
 
 def watched(method: Any, **hooks: Any) -> tuple[Any, list[list[int]]]:

@@ -314,6 +314,21 @@ def test_methods_that_look_at_examples_are_seen() -> None:
         assert record.evaluated_models
 
 
+def test_a_second_record_at_the_same_time_is_refused() -> None:
+    """Its gradients would be missing from the first one."""
+    task, batch = make_task(dense), sample(2, 3, (5,))
+    private = PrivateTask(task, 1.0, 1.0, seeded_noise(0))
+    with private.recording() as outer:
+        private.grad(starts(task, 2), batch)
+        with pytest.raises(RuntimeError, match="open already"), private.recording():
+            pass
+        private.grad(starts(task, 2), batch)
+    assert outer.ledger().events(2) == [(Event(0.5, 2, 1),), (Event(0.5, 2, 1),)]
+    with private.recording() as record:
+        pass
+    assert not record.calls
+
+
 def test_only_poisson_samples_in_a_record() -> None:
     task, batch = make_task(dense), sample(2, 3, (5,))
     made = PrivateTask(task, 1.0, 1.0, seeded_noise(0))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.algorithms import ALGORITHMS, make_algorithm
-from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm
+from kinfed.algorithms.base import EXAMPLE_COUNT, Algorithm, PrivacyProfile, gradient_steps, privacy_profile
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.cli.app import main
 from kinfed.data.batches import LocalTraining
@@ -59,13 +59,13 @@ def private_loop(
     chunk: int | None = 2,
 ) -> Iterator[Loop]:
     schedule = schedule or Schedule(0.67)
-    data = federation(validation=method.needs_validation) if data is None else data
+    data = federation(validation="needs validation" in method.traits) if data is None else data
     active = [schedule.active(0, number, len(data)) for number in range(1, rounds + 1)]
     calls = torch.bincount(torch.cat(active), minlength=len(data))
-    accounts = make_budget(privacy, method, make_task(tiny_model), seeded_noise(0), data.train.count, calls)
-    pool = LocalPool(method, accounts.task, data, 0, workers=workers, chunk=chunk)
+    budget = make_budget(privacy, method, make_task(tiny_model), seeded_noise(0), data.train.count, calls)
+    pool = LocalPool(method, budget.task, data, 0, workers=workers, chunk=chunk)
     try:
-        yield Loop(method, accounts.task, pool, data.population(0), schedule, privacy=accounts)
+        yield Loop(method, budget.task, pool, data.population(0), schedule, privacy=budget)
     finally:
         pool.close()
 
@@ -74,7 +74,16 @@ def method(name: str, **options: Any) -> Method:
     return make_algorithm(name, WORK, options)
 
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.target.private]
+COUNT = torch.tensor(SIZES)
+
+
+def profile(name: str, **options: Any) -> PrivacyProfile:
+    declared = privacy_profile(method(name, **options), COUNT)
+    assert declared is not None
+    return declared
+
+
+PRIVATE = [name for name in ALGORITHMS if not profile(name).impossible]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in PRIVATE),
     ("ditto", {"personal_steps": 6}),
@@ -91,7 +100,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_methods_ask_what_they_say_and_say_what_leaks(
+def test_methods_compute_what_they_declare_and_declare_what_is_uncovered(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = method(name, **options)
@@ -109,26 +118,27 @@ def test_methods_ask_what_they_say_and_say_what_leaks(
         before = loop.privacy.ledger
         exact = True
         for _ in range(3):
-            loop.round()  # raises where more is asked than `gradients` says
+            loop.round()  # raises where more is computed than `per_round` says
             round_ledger = {k: n - before.batches.get(k, 0) for k, n in loop.privacy.ledger.batches.items()}
             before = loop.privacy.ledger
-            said = made.gradients(loop.pool.federation.train.count)  # type: ignore[attr-defined]
-            if said is None:
+            declared = privacy_profile(made, loop.pool.federation.train.count)  # type: ignore[attr-defined]
+            assert declared is not None
+            if declared.per_round is None:
                 continue
             for client in {entry[0] for entry, batches in round_ledger.items() if batches}:
                 asked = {k: n for (m, _, k), n in round_ledger.items() if m == client and n}
-                exact &= asked == {k: int(n[client]) for k, n in said.items() if int(n[client])}
+                exact &= asked == {k: int(n[client]) for k, n in declared.per_round.items() if int(n[client])}
         adaptive = name.startswith("selffl") or options == {"head_layers": 0}
         assert exact or adaptive
-        loop.evaluate()  # raises where personalization asks what `personal_gradients` does not say
-    leaked = made.leaked()
+        loop.evaluate()  # raises where personalization takes what `per_personalization` does not say
+    uncovered = profile(name, **options).uncovered
     for up, count in sent:
         counts = [tensor for tensor in up.named().values() if tensor.shape == count.shape]
-        assert EXAMPLE_COUNT in leaked or not any(torch.equal(t, count.to(t.dtype)) for t in counts)
-    if leaked.get(EXAMPLE_COUNT):
-        option, value = leaked[EXAMPLE_COUNT].split(" = ")
-        better = method(name, **options | {option: {"true": True, "0": 0}.get(value, value.strip('"'))})
-        assert EXAMPLE_COUNT not in better.leaked()
+        assert EXAMPLE_COUNT in uncovered or not any(torch.equal(t, count.to(t.dtype)) for t in counts)
+    if uncovered.get(EXAMPLE_COUNT):
+        option, value = uncovered[EXAMPLE_COUNT].split(" = ")
+        remedy = {option: {"true": True, "0": 0}.get(value, value.strip('"'))}
+        assert EXAMPLE_COUNT not in profile(name, **options | remedy).uncovered
 
 
 @dataclass(frozen=True)
@@ -157,18 +167,20 @@ class Adapting(FedAvg):
     def personalize(self, task: Task, client: Any, down: Any, data: Cohort) -> Tensor:
         return sgd(task, down.w, data.train.batches(self.training, stream=self.stream))
 
-    def personal_gradients(self, count: Tensor) -> dict[int, Tensor]:
-        return {1: torch.full_like(count, self.steps)}
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(
+            self.training.num_steps(count), per_personalization={1: torch.full_like(count, self.steps)}
+        )
 
 
 def test_methods_that_ask_more_than_they_say_are_stopped() -> None:
     with private_loop(Greedy(WORK), Privacy(noise=1.0)) as loop, pytest.raises(ConfigError, match="more gradients"):
         loop.round()
-    with private_loop(Peeping(WORK, "equal"), Privacy(noise=1.0)) as loop, pytest.raises(ConfigError, match="leaks"):
+    with private_loop(Peeping(WORK, "equal"), Privacy(noise=1.0)) as loop, pytest.raises(ConfigError, match="judges"):
         loop.round()
     with (
         private_loop(Adapting(WORK), Privacy(noise=1.0)) as loop,
-        pytest.raises(ConfigError, match="personal_gradients"),
+        pytest.raises(ConfigError, match="takes gradients to personalize"),
     ):
         loop.evaluate()
     with private_loop(Adapting(WORK, stream="batches", steps=4), Privacy(noise=1.0)) as loop:
@@ -235,7 +247,6 @@ def test_settings_that_promise_nothing_are_refused(settings: dict[str, float], s
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PRIVATE])
 def test_methods_that_gradients_alone_do_not_make_are_refused(name: str) -> None:
-    assert ALGORITHMS[name].target.leaks
     with pytest.raises(ConfigError, match=f"{name} cannot be private: "):
         Privacy(noise=1.0).check(name, method(name), federation())
 
@@ -526,7 +537,7 @@ def test_stragglers_are_counted_for_what_they_do() -> None:
 
 
 def test_simulated_clients_do_not_share_what_is_asked() -> None:
-    """Two methods on one task keep books of their own."""
+    """Two methods on one task have budgets of their own."""
     with (
         private_loop(method("local"), Privacy(noise=1.0)) as one,
         private_loop(replace(method("local")), Privacy(noise=1.0)) as other,

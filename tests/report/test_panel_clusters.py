@@ -146,11 +146,26 @@ def test_many_clients_are_counted_and_not_drawn_one_by_one() -> None:
     assert {trace["type"] for trace in found.figures[0].data} == {"bar"}  # one round: an area has no width
 
 
-def test_other_words_for_clusters() -> None:
-    found = clusters(method({1: {"assignment": [0, 1, 1, 0]}}, family="cgpfl"))
+def test_methods_with_contexts_call_them_so() -> None:
+    found = clusters(method({1: {"assignment": [0, 1, 1, 0], "contexts": 2}}))
     assert found is not None
     assert found.title == "Contexts of clients"
     assert "form 2 contexts" in found.sentence
+
+
+@pytest.mark.parametrize("noun", ["cluster", "context"])
+def test_the_model_after_the_last_is_that_of_clients_without_a_cluster(noun: str) -> None:
+    """Their number may change from round to round; so does what comes after them."""
+    figures = {
+        1: {"assignment": [2, 0, 1, 2], f"{noun}s": 2},
+        2: {"assignment": [2, 0, 1, 3], f"{noun}s": 3},
+        3: {"assignment": [2, 0, 1, 1], f"{noun}s": 3},
+    }
+    history = cluster_history(method(figures))
+    assert history is not None
+    assert history.labels == ((-1, 0, 1, -1), (2, 0, 1, -1), (2, 0, 1, 1))
+    assert history.name(history.labels[0][0]) == f"no {noun} yet"
+    assert history.clusters == [0, 1, 2]
 
 
 @pytest.mark.parametrize("value", [3, [], ["a"], [0.5, 1.0], [True, False], [-2, 0], {"x": 1}])

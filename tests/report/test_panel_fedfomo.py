@@ -11,7 +11,7 @@ from plotly import graph_objects
 from report_fixture import described
 
 import kinfed
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report import build, palette
 from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method

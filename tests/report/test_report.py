@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 from report_fixture import described, stop_early, write_run
 
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.errors import KinfedError, StorageError
 from kinfed.report import build, figures, method_tables, palette
 from kinfed.report.chart import Figure, axis, escape, layout, log_axis, numbers, short, subsampled

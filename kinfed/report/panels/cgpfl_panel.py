@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.algorithms.cgpfl.bound import complexity, confidence, label_discrepancy
-from kinfed.data.describe import Description
+from kinfed.data.description import Description
 from kinfed.report.chart import Figure, Layout, axis, escape, layout, round_axis, subsampled
 from kinfed.report.comparison import Method, family
 from kinfed.report.formats import plural

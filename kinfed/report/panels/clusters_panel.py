@@ -78,13 +78,18 @@ def cluster_history(method: Method) -> ClusterHistory | None:
     if not by_seed:
         return None
     seed = min(by_seed)
-    rows = [(number, tuple(value)) for number, value in sorted(by_seed[seed].items()) if _is_assignment(value)]
+    noun = "context" if series(method, "contexts") else "cluster"
+    number = series(method, f"{noun}s").get(seed, {})
+    rows = [
+        (n, tuple(NONE if label == number.get(n) else label for label in assignment))
+        for n, assignment in sorted(by_seed[seed].items())
+        if _is_assignment(assignment)
+    ]
     if not rows:
         return None
     count = len(rows[-1][1])
     rounds, labels = zip(*(row for row in rows if len(row[1]) == count), strict=True)
-    clients = ClientGroups.of(method.run.federations.get(seed), count)
-    return ClusterHistory(seed, rounds, labels, clients, NOUNS.get(method.family, "cluster"))
+    return ClusterHistory(seed, rounds, labels, ClientGroups.of(method.run.federations.get(seed), count), noun)
 
 
 def _is_assignment(value: Any) -> bool:
