@@ -100,20 +100,7 @@ class Checkpoints:
             document, tensors = self._verified(folder, newest)
             return Snapshot(newest, tensors, _unpack(document["extra"]))
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; {self._way_out(folder, newest, rounds)}") from None
-
-    def remove(self, label: str) -> None:
-        """Delete all snapshots of a label; fine if there are none."""
-        folder = self._folder_of(label)
-        if not folder.is_dir():
-            return
-        with storage.storage_errors("delete snapshots in", folder):
-            for round in _rounds(folder):
-                _snapshot_path(folder, round).unlink()
-            _sweep(folder)
-            with contextlib.suppress(OSError):  # a file of someone else keeps the folder
-                folder.rmdir()
-            storage.sync_folder(self.folder)
+            raise CheckpointError(f"{error}; {self._recovery_hint(folder, newest, rounds)}") from None
 
     def _folder_of(self, label: str) -> Path:
         return self.folder / storage.file_name(label)
@@ -153,7 +140,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {file} holds the tensors of another snapshot than {path} names")
         return document, tensors
 
-    def _way_out(self, folder: Path, newest: int, older: list[int]) -> str:
+    def _recovery_hint(self, folder: Path, newest: int, older: list[int]) -> str:
         doomed = [newest]
         for round in reversed(older):
             try:

@@ -9,71 +9,88 @@ clients". Ten percent means ceil(M / 10) clients, so at least one.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kinfed.core.registry import Registry
 
-def summarize(
-    correct: Tensor | None,
-    loss: Tensor,
-    n_test: Tensor,
-    n_train: Tensor,
-    weight: Literal["test", "train"] = "test",
-) -> dict[str, float]:
-    """The metrics of one evaluation.
 
-    accuracy       average of client accuracies, weighted by `weight` examples ("test": all correct / all examples)
-    accuracy_mean  average with one vote per client
-    accuracy_std   population standard deviation over clients (divides by M)
-    worst10        mean accuracy of the ceil(M/10) clients with the lowest one
-    top10          weighted accuracy of the ceil(M/10) clients with most training examples (ties: lower id first)
-    loss           average of client mean losses, weighted like `accuracy`
+@dataclass(frozen=True)
+class ClientScores:
+    """The clients that have test examples, one entry each, in float64."""
 
-    `correct=None` (a task without accuracy) gives the loss only. A figure that does not exist is absent, never NaN:
-    nobody has test examples -> {}; weight="train" and nobody evaluated has training examples -> no weighted figure.
-    A NaN or infinite loss is a result (a diverged model) and is passed on.
-    """
+    accuracy: Tensor | None  # [M]; None for a task without accuracy
+    loss: Tensor  # [M] mean over a client's examples
+    n_test: Tensor  # [M]
+    n_train: Tensor  # [M]
+
+    @property
+    def tenth(self) -> int:
+        return (len(self.loss) + 9) // 10
+
+
+Metric = Callable[[ClientScores], float | None]  # None: the figure does not exist for these scores
+METRICS: Registry[Metric] = Registry("metric")
+
+
+def summarize(correct: Tensor | None, loss: Tensor, n_test: Tensor, n_train: Tensor) -> dict[str, float]:
+    """Every registered metric of one evaluation.
+
+    `correct=None` is a task without accuracy. A figure that does not exist is absent, never NaN: nobody has test
+    examples -> {}. A NaN or infinite loss is a result (a diverged model) and is passed on."""
     _check(correct, loss, n_test, n_train)
-    if weight not in ("test", "train"):
-        raise ValueError(f'weight must be "test" or "train"; got {weight!r}')
     seen = n_test > 0
     if not seen.any():
         return {}
     examples = n_test[seen].to(torch.float64)
-    size = n_train[seen]
-    share = examples if weight == "test" else size.to(torch.float64)
-    weighted = bool(share.sum() > 0)
-    found: dict[str, float] = {}
-    if correct is not None:
-        accuracy = correct[seen].to(torch.float64) / examples
-        tenth = (len(accuracy) + 9) // 10
-        largest = torch.argsort(size, descending=True, stable=True)[:tenth]
-        if weighted:
-            found["accuracy"] = _weighted_mean(accuracy, share)
-        found["accuracy_mean"] = accuracy.mean().item()
-        found["accuracy_std"] = accuracy.std(correction=0).item()
-        found["worst10"] = accuracy.sort().values[:tenth].mean().item()
-        if weighted:
-            found["top10"] = _weighted_mean(accuracy[largest], share[largest])
-    if weighted:
-        found["loss"] = _weighted_mean(loss[seen].to(torch.float64) / examples, share)
-    return found
+    scores = ClientScores(
+        None if correct is None else correct[seen].to(torch.float64) / examples,
+        loss[seen].to(torch.float64) / examples,
+        examples,
+        n_train[seen],
+    )
+    values = {name: entry.target(scores) for name, entry in METRICS.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def histogram(correct: Tensor, n_test: Tensor, bins: int = 20) -> Tensor:
-    """int64 [bins]: how many clients have an accuracy in [b/bins, (b+1)/bins); the last bin includes 1."""
-    _check(correct, correct, n_test, n_test)
-    seen = n_test > 0
-    # Dividing last keeps accuracies on a bin edge (3 of 20) in the bin that starts there.
-    bin_of = torch.floor(correct[seen].to(torch.float64) * bins / n_test[seen]).to(torch.int64)
-    return torch.bincount(bin_of.clamp(max=bins - 1), minlength=bins)
+@METRICS.register("accuracy", summary="share of all clients' test examples that are right")
+def _accuracy(scores: ClientScores) -> float | None:
+    return None if scores.accuracy is None else _weighted_mean(scores.accuracy, scores.n_test)
 
 
-def _weighted_mean(values: Tensor, share: Tensor) -> float:
-    # A client of weight 0 must not matter even where its value is not finite.
-    return (torch.where(share > 0, values, 0.0) * share).sum().item() / share.sum().item()
+@METRICS.register("accuracy_mean", summary="mean of clients' accuracies, one vote per client")
+def _accuracy_mean(scores: ClientScores) -> float | None:
+    return None if scores.accuracy is None else scores.accuracy.mean().item()
+
+
+@METRICS.register("accuracy_std", summary="standard deviation of accuracies over clients (divides by M)")
+def _accuracy_std(scores: ClientScores) -> float | None:
+    return None if scores.accuracy is None else scores.accuracy.std(correction=0).item()
+
+
+@METRICS.register("worst10", summary="mean accuracy of the tenth of clients with the lowest")
+def _worst_tenth(scores: ClientScores) -> float | None:
+    return None if scores.accuracy is None else scores.accuracy.sort().values[: scores.tenth].mean().item()
+
+
+@METRICS.register("top10", summary="accuracy on the tenth of clients with most training examples (ties: lower id)")
+def _largest_tenth(scores: ClientScores) -> float | None:
+    if scores.accuracy is None:
+        return None
+    largest = torch.argsort(scores.n_train, descending=True, stable=True)[: scores.tenth]
+    return _weighted_mean(scores.accuracy[largest], scores.n_test[largest])
+
+
+@METRICS.register("loss", summary="mean loss of all clients' test examples")
+def _loss(scores: ClientScores) -> float | None:
+    return _weighted_mean(scores.loss, scores.n_test)
+
+
+def _weighted_mean(values: Tensor, weight: Tensor) -> float:
+    return (values * weight).sum().item() / weight.sum().item()
 
 
 def _check(correct: Tensor | None, loss: Tensor, n_test: Tensor, n_train: Tensor) -> None:

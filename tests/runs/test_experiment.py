@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ import kinfed
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import same_results
-from kinfed.runs.experiment import read_config
+from kinfed.runs.config import make_config
+from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.method_run import Interrupted
+from kinfed.runs.observer import NullObserver
 from kinfed.runs.run_files import RunFiles
 
 SMALL = {"algorithms": "local,ditto", "rounds": 4, "seeds": (0, 1), "clients": 5, "model": "mlr", "eval_every": 2}
@@ -190,7 +193,26 @@ def test_device_that_is_not_there_is_named() -> None:
         kinfed.run(algorithms="local", rounds=1, clients=5, device="cuda")
 
 
-def test_simulate_gives_a_round_iterator() -> None:
-    loop = kinfed.simulate(small_federation(), "mlr", "ditto", participation=0.5, lam=0.1)
-    assert [report.round for report in loop.rounds(3)] == [1, 2, 3]
-    assert loop.evaluate().personal is not None
+def test_simulate_gives_a_round_iterator_and_no_thread_stays() -> None:
+    before = threading.active_count()
+    with kinfed.simulate(small_federation(), "mlr", "ditto", participation=0.5, lam=0.1, workers=2) as loop:
+        assert [report.round for report in loop.rounds(3)] == [1, 2, 3]
+        assert loop.evaluate().personal is not None
+    assert threading.active_count() == before
+
+
+def test_loops_of_other_seeds_leave_the_start_of_a_loop_alone() -> None:
+    """Clients' states are made when they are first called: after another seed's loop they still begin at their own."""
+    config = make_config(None, {**SMALL, "algorithms": "ditto", "warm_start": 2, "participation": 1.0})
+    experiment = Experiment(config, small_federation(), None, NullObserver(), lambda: False)
+
+    def trained(between: bool) -> torch.Tensor:
+        with experiment.make_loop(experiment.algorithms["ditto"], 0) as loop:
+            if between:
+                experiment.make_loop(experiment.algorithms["ditto"], 1).close()
+            loop.round()
+            models = loop.evaluate(keep_models=True).models
+        assert models is not None
+        return models
+
+    assert torch.equal(trained(between=False), trained(between=True))

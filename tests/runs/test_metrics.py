@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.runs.metrics import histogram, summarize
+from kinfed.runs.metrics import METRICS, summarize
 
 
 def counts(*values: float) -> Tensor:
@@ -34,13 +34,6 @@ def test_four_clients_by_hand() -> None:
     assert list(found) == ["accuracy", "accuracy_mean", "accuracy_std", "worst10", "top10", "loss"]
 
 
-def test_weights_by_training_examples() -> None:
-    found = summarize(counts(5, 4), counts(10, 2), sizes(10, 4), sizes(30, 10), weight="train")
-    assert found["accuracy"] == pytest.approx((30 * 0.5 + 10 * 1.0) / 40)
-    assert found["loss"] == pytest.approx((30 * 1.0 + 10 * 0.5) / 40)
-    assert found["accuracy_mean"] == pytest.approx(0.75)
-
-
 def test_ten_percent_rounds_up() -> None:
     correct = torch.arange(30, dtype=torch.float64)
     found = summarize(correct, correct, torch.full((30,), 100), torch.arange(30))
@@ -56,8 +49,6 @@ def test_top10_weighs_by_examples_and_prefers_lower_ids() -> None:
     n_test = sizes(10, 1, 30, 5, *[1] * 7)
     correct = counts(1, 0, 27, 5, *[0] * 7)
     assert summarize(correct, correct, n_test, n_train)["top10"] == pytest.approx(28 / 40)
-    by_train = summarize(correct, correct, n_test, n_train, weight="train")["top10"]
-    assert by_train == pytest.approx((0.1 + 0.9) / 2)
 
 
 def test_clients_without_test_examples_are_in_no_figure() -> None:
@@ -79,14 +70,11 @@ def test_a_task_without_accuracy_gives_the_loss_only() -> None:
 def test_figures_that_do_not_exist_are_absent() -> None:
     assert summarize(counts(0, 0), counts(0, 0), sizes(0, 0), sizes(5, 5)) == {}
     assert summarize(counts(), counts(), sizes(), sizes()) == {}
-    newcomers = summarize(counts(1, 3), counts(1, 1), sizes(2, 4), sizes(0, 0), weight="train")
-    assert newcomers == {"accuracy_mean": 0.625, "accuracy_std": 0.125, "worst10": 0.5}
 
 
-def test_a_diverged_model_shows_in_the_loss_unless_it_has_no_weight() -> None:
+def test_a_diverged_model_shows_in_the_loss() -> None:
     nan = float("nan")
     assert math.isnan(summarize(None, counts(nan, 1), sizes(1, 1), sizes(1, 1))["loss"])
-    assert summarize(None, counts(nan, 1), sizes(1, 1), sizes(0, 1), weight="train") == {"loss": 1.0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1), st.integers(0, 9)), min_size=1, max_size=40))
@@ -108,7 +96,6 @@ def test_bounds_and_plain_loops(clients: list[tuple[int, float, int]]) -> None:
     assert found["worst10"] == pytest.approx(sum(sorted(accuracies)[:tenth]) / tenth)
     assert found["top10"] == pytest.approx(sum(r[0] * r[1] for r in largest) / sum(r[1] for r in largest))
     assert found["worst10"] <= found["accuracy_mean"] + 1e-12
-    assert int(histogram(counts(*correct), sizes(*n_test)).sum()) == len(rows)
 
 
 def test_bad_input_is_refused() -> None:
@@ -118,13 +105,12 @@ def test_bad_input_is_refused() -> None:
         summarize(counts(1, 3), counts(1, 1), sizes(2, 2), sizes(1, 1))
     with pytest.raises(ValueError, match="negative"):
         summarize(None, counts(1), sizes(-1), sizes(1))
-    with pytest.raises(ValueError, match='"test" or "train"; got \'val\''):
-        summarize(None, counts(1), sizes(1), sizes(1), weight="val")  # type: ignore[arg-type]
 
 
-def test_histogram_edges_belong_to_the_bin_they_start() -> None:
-    """Every accuracy k/20 is an edge; 0.15 * 20 is 3 only if nothing is rounded on the way; 1 joins the last bin."""
-    correct = torch.arange(21, dtype=torch.float64)
-    assert histogram(correct, torch.full((21,), 20)).tolist() == [1] * 19 + [2]
-    assert histogram(counts(0, 1, 9), sizes(3, 3, 0) + sizes(0, 0, 10), bins=2).tolist() == [2, 1]
-    assert histogram(counts(0), sizes(0)).tolist() == [0] * 20
+def test_a_metric_of_ones_own_is_in_every_summary() -> None:
+    METRICS.register("best", lambda scores: None if scores.accuracy is None else scores.accuracy.max().item())
+    try:
+        assert summarize(counts(1, 3), counts(1, 1), sizes(2, 4), sizes(1, 1))["best"] == 0.75
+        assert "best" not in summarize(None, counts(1), sizes(1), sizes(1))
+    finally:
+        METRICS.unregister("best")
