@@ -25,7 +25,7 @@ OPTIONAL: dict[str, set[str]] = {
     "matplotlib": set(),
     "opacus": set(),
     "dp_accounting": {"privacy.epsilon"},
-    "ray": {"pools.ray_pool"},
+    "ray": {"pools.ray_pool", "pools.ray_processes"},
     "flwr": {"deploy.flower"},
     "cryptography": {"deploy.certs"},
     "optuna": {"runs.tune"},
