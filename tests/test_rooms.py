@@ -22,7 +22,6 @@ ROOMS = (
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.
 OPTIONAL: dict[str, set[str]] = {
-    "matplotlib": set(),
     "opacus": set(),
     "dp_accounting": {"privacy.epsilon"},
     "ray": {"pools.ray_pool", "pools.ray_processes"},
