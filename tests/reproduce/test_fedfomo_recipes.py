@@ -96,7 +96,8 @@ def run_of(folder, affinity, weights=None, groups=(0, 0, 1, 1), target_of=None):
     count = len(groups)
     nobody = [[0.0] * count for _ in range(count)]
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"config": {"rounds": 2, "algorithms": {"fomo": {}}}}))
+    envelope = {"fingerprint": "0", "config": {"rounds": 2, "algorithms": {"fomo": {}}}}
+    (folder / "config.json").write_text(json.dumps(envelope))
     lines = []
     for number, matrix in ((1, nobody), (2, affinity)):
         method = {"affinity": matrix} | ({} if weights is None else {"weights": weights})
@@ -113,6 +114,9 @@ def run_of(folder, affinity, weights=None, groups=(0, 0, 1, 1), target_of=None):
         "group_names": None,
         "notes": [],
         "description": described,
+        "emd": [0.0] * count,
+        "emd_code": [0.0] * count,
+        "inputs": {},
     }
     (folder / "federation-5.json").write_text(json.dumps(federation))
     return load_run(folder, "run")
@@ -158,7 +162,7 @@ def test_one_model_methods_count_by_the_shared_model(tmp_path):
         {"algorithm": label, "seed": 3, "personal": {"accuracy": 0.9}, "server": {"accuracy": 0.2}, **costs}
         for label in (*ONE_MODEL, "cfl")
     ]
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"rounds": 2}}))
+    (tmp_path / "config.json").write_text(json.dumps({"fingerprint": "0", "config": {"rounds": 2}}))
     (tmp_path / "summary.json").write_text(json.dumps({"results": results}))
     scored = scored_accuracy(load_run(tmp_path, "run"))
     assert all(scored[label][SCORED] == {3: 0.2} for label in ONE_MODEL)

@@ -64,7 +64,7 @@ def in_the_loop(
         pool.close()
         assert models is not None
         assert server_models is not None
-        task.start, first = server_models.models[0], last + 1
+        task, first = task.starting_at(server_models.models[0]), last + 1
     return server_models.models[0, 0], models.squeeze(1)
 
 
