@@ -1,8 +1,8 @@
 """Predictions of one personal model for new examples; no server, no run, no training code.
 
     model = read_model("ditto-0-hospital-a.safetensors")          from `kinfed export`, or from a node's vault
-    found = predict(model, "new.csv")
-    found.labels, found.probabilities                              [n] names of classes, [n, C]
+    predictions = predict(model, "new.csv")
+    predictions.labels, predictions.probabilities                  [n] names of classes, [n, C]
 
 The file of a model says what the model must be fed: which columns in which order, scaled how, and what its outputs are
 called. New examples go through the same `Features` as those it was trained on.
@@ -116,11 +116,11 @@ def predict(
     Columns are found by their names, in any order; other columns do not matter. `name_column` names the rows."""
     path = Path(table)
     features, names = _inputs(model, path, image_column, ignore, name_column)
-    found = []
+    blocks = []
     with torch.inference_mode():
         for rows in torch.split(torch.arange(len(features)), WIDTH):
-            found.append(torch.softmax(model.module(features.gather(rows)).to(torch.float32), 1))
-    probabilities = torch.cat(found)
+            blocks.append(torch.softmax(model.module(features.gather(rows)).to(torch.float32), 1))
+    probabilities = torch.cat(blocks)
     if not bool(torch.isfinite(probabilities).all()):
         row = int((~torch.isfinite(probabilities).all(1)).nonzero()[0])
         raise DataError(f"the model gives NaN for row {row + 1} of {path}; check the scale of its features")

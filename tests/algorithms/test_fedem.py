@@ -33,6 +33,7 @@ from kinfed.engine.mixture import (
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.runs.export import export_model, state_dict
+from kinfed.runs.run_files import RunFiles
 from kinfed.testing import Bench
 from kinfed.testing.workbench import SEED
 
@@ -270,5 +271,5 @@ def test_mixtures_are_saved_and_exported(tmp_path: Path) -> None:
         hits = module(data.features.raw[rows]).argmax(1) == data.labels[rows]
     assert float(score.correct[1]) == float(hits.sum())
     with pytest.raises(StorageError, match="does not describe"):
-        state_dict(tmp_path / "run", torch.zeros(13))
+        state_dict(RunFiles(tmp_path / "run"), torch.zeros(13))
     assert math.isclose(float(module.pi.sum()), 1, rel_tol=1e-6)

@@ -306,7 +306,7 @@ def test_what_mocha_cannot_do_is_refused() -> None:
         Mocha().check(make_task(Own), clients)
     task = make_task(linear)
     Mocha().check(task, clients)
-    task.start = task.init(0)
+    task = task.starting_at(task.init(0))
     with pytest.raises(ConfigError, match="warm start"):
         Mocha().check(task, clients)
     for options, match in (
