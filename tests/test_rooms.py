@@ -22,10 +22,9 @@ ROOMS = (
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.
 OPTIONAL: dict[str, set[str]] = {
-    "matplotlib": set(),
     "opacus": set(),
     "dp_accounting": {"privacy.epsilon"},
-    "ray": {"pools.ray_pool"},
+    "ray": {"pools.ray_pool", "pools.ray_processes"},
     "flwr": {"deploy.flower"},
     "cryptography": {"deploy.certs"},
     "optuna": {"runs.tune"},
@@ -173,3 +172,16 @@ class A:
     found = _imports(ast.parse(source), {"core.rng", "data.federation", "report.page", "cli"})
     assert found.at_once == {"torch", "core.rng", "data.federation", "ray.actor", "flwr", "optuna"}
     assert found.later == {"report.page"}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    """But for Server, Client, Down and Up: what every algorithm calls its states and messages."""
+    by_design = {"Server", "Client", "Down", "Up"}
+    names = [
+        node.name
+        for path in files().values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in by_design
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"more than one class is called {', '.join(twice)}"

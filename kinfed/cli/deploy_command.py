@@ -49,6 +49,25 @@ def certs(
     say("ca.key and server.key stay with the operator; a node gets ca.crt and its own key.")
 
 
+@deploy.command()
+def messages(
+    method: Annotated[list[str] | None, typer.Argument(help="Methods (default: all, those of plugins too).")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
+    from kinfed.algorithms import ALGORITHMS, changes_data, make_algorithm
+    from kinfed.data.batches import LocalTraining
+    from kinfed.deploy.wire import sent_fields
+
+    table = Table("method", "sends", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in method or ALGORITHMS:
+        algorithm = make_algorithm(name, LocalTraining(), {})
+        fields = [field if always else f"({field})" for field, always in sent_fields(algorithm).items()]
+        text = "refused: clients would share examples" if changes_data(algorithm) else ", ".join(fields) or "nothing"
+        table.add_row(name, text)
+    console.print(table)
+
+
 @vault.command("list")
 def list_(folder: VaultFolder = DEFAULT) -> None:
     """What this node keeps: runs, clients, rounds, sizes."""

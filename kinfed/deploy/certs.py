@@ -28,16 +28,16 @@ _RESERVED = ("ca", "server")
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
-    """What is not there yet: an existing CA goes on signing, existing keys stay. The files written."""
+    """What is not there yet: an existing CA goes on signing, existing keys stay. The files paths."""
     if not hosts:
         raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
     for name in nodes:
         if name in _RESERVED or storage.file_name(name) != name:
             raise ConfigError(f"{name!r} cannot be the name of a node's key file; use letters, digits, - and _")
     storage.make_folder(folder)
-    written: list[Path] = []
-    ca_key, ca = _authority(folder, written)
-    _server(folder, hosts, ca_key, ca, written)
+    paths: list[Path] = []
+    ca_key, ca = _authority(folder, paths)
+    _server(folder, hosts, ca_key, ca, paths)
     for name in nodes:
         if (folder / name).exists():
             continue
@@ -46,22 +46,22 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write(folder / name, private, written, secret=True)
-        _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n", written)
-    return written
+        _write(folder / name, private, paths, secret=True)
+        _write(folder / f"{name}.pub", public + b" " + name.encode() + b"\n", paths)
+    return paths
 
 
-def _authority(folder: Path, written: list[Path]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     key_path, path = folder / "ca.key", folder / "ca.crt"
     if key_path.exists() != path.exists():
         raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
     if path.exists():
         with storage.storage_errors("read", path):
-            found = serialization.load_pem_private_key(key_path.read_bytes(), None)
+            authority = serialization.load_pem_private_key(key_path.read_bytes(), None)
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
+        if not isinstance(authority, ec.EllipticCurvePrivateKey):
             raise StorageError(f"{key_path} is not an elliptic-curve key; use a new folder")
-        return found, certificate
+        return authority, certificate
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed deployment CA")])
     usage = x509.KeyUsage(
@@ -74,13 +74,13 @@ def _authority(folder: Path, written: list[Path]) -> tuple[ec.EllipticCurvePriva
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(key_path, _pem(key), written, secret=True)
-    _write(path, certificate.public_bytes(serialization.Encoding.PEM), written)
+    _write(key_path, _pem(key), paths, secret=True)
+    _write(path, certificate.public_bytes(serialization.Encoding.PEM), paths)
     return key, certificate
 
 
 def _server(
-    folder: Path, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, written: list[Path]
+    folder: Path, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate, paths: list[Path]
 ) -> None:
     """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -88,14 +88,14 @@ def _server(
     certificate = (
         _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    _write(folder / "server.key", _pem(key), written, secret=True)
-    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM), written)
+    _write(folder / "server.key", _pem(key), paths, secret=True)
+    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM), paths)
 
 
 def _builder(
@@ -113,7 +113,7 @@ def _builder(
     )
 
 
-def _host(host: str) -> x509.GeneralName:
+def _subject_alt_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -126,9 +126,9 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, data: bytes, written: list[Path], secret: bool = False) -> None:
+def _write(path: Path, data: bytes, paths: list[Path], secret: bool = False) -> None:
     with storage.storage_errors("write", path), storage.draft(path.parent) as new:
         os.chmod(new.path, 0o600 if secret else 0o644)
         new.write(data)
         new.commit(path)
-    written.append(path)
+    paths.append(path)

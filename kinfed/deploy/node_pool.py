@@ -256,7 +256,7 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
         for event in own:
             for _ in range(event.batches):
                 key = len(record.calls) if phase == TRAINING else -1 - len(record.calls)
-                record.calls[key], record.drawn[key] = event.gradients, (k, event.q)
+                record.calls[key], record.samples[key] = event.gradients, (k, event.q)
     return record
 
 

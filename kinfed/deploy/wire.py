@@ -91,6 +91,14 @@ def message_types(algorithm: Algorithm[Any, Any, Any, Any]) -> tuple[type[Tree],
     return down, up
 
 
+def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
+    """What leaves a node in a round: the fields of the method's Up, and whether each always does. The others may be
+    None, as the method's options have it."""
+    up = message_types(algorithm)[1]
+    hints = typing.get_type_hints(up)
+    return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
+
+
 def tree_of(kind: type[Tree], tensors: Mapping[str, Tensor]) -> Tree:
     """The tree of this class with the tensors of `named()`; fields without any are None."""
     hints = typing.get_type_hints(kind)

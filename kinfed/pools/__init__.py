@@ -1,1 +1,1 @@
-"""Pools: where clients live, keep their state, and train."""
+"""Pools: the processes in which clients have their data and states, and train."""

@@ -1,12 +1,12 @@
-"""The contract of a pool: clients somewhere, with their data and their states, who answer the server loop.
+"""The contract of a pool: clients with their data and states, in any process, to whom the server loop sends messages.
 
 Only messages cross it. `download(ids)` makes the server's messages, one row per client, and `server_model(ids)` the
-server's models; both act row by row, may be called for any subset of the ids asked for, as often as a pool likes to,
-and run where the server is: a pool of clients elsewhere calls them there and sends the rows. A client's state stays
-in the pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
+server's models; both act row by row, may be called for any subset of the ids, as often as a pool needs, and run in the
+server's process: a pool of clients in other processes calls them there and sends the rows. A client's state stays in
+the pool; `states` and `load` carry it to and from a checkpoint and are for nothing else.
 
-A pool decides how clients are reached, and what to do when they are not. It may leave out of a reply whoever did not
-answer, and must keep the state of such a client as it was before the round.
+A pool decides how clients are reached, and what to do when they are not. It may leave out of a reply clients that did
+not answer; the state of such a client stays as it was before the round.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ class Reply:
     nbytes: int  # of all updates sent, the rejected ones too
     rejected: list[int] = field(default_factory=list)  # clients whose update or new state could not be used
     reasons: dict[int, str] = field(default_factory=dict)  # of rejections, where there is more to say than "not finite"
-    record: Record | None = None  # what private tasks elsewhere were asked; None where the loop's own task kept it
+    record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
 
 
 @dataclass
 class Evaluation:
-    """Per-client results of one split, for all ids asked for."""
+    """Results of every client on one split."""
 
     ids: Tensor
     personal: Score | None
     server_model: Score | None  # the server's model for the client
     figures: dict[str, Tensor] = field(default_factory=dict)
-    models: Tensor | None = (
-        None  # [n, P] personal models, where asked for; wider rows are mixtures (kinfed.engine.mixture)
-    )
+    models: Tensor | None = None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.mixture
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
     record: Record | None = None  # as in a reply
 
@@ -75,4 +73,4 @@ class Pool(Protocol):
         """Take over what `states` gave, in this pool or in another one; what does not fit is a CheckpointError."""
 
     def close(self) -> None:
-        """Let go of threads, processes and connections. May be called twice."""
+        """End threads, processes and connections. May be called twice."""

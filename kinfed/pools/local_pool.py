@@ -1,4 +1,4 @@
-"""The local pool: all clients in this process, in chunks that fit the cache, dealt to worker threads.
+"""The local pool: all clients in this process, in chunks that fit the cache, which worker threads take in turn.
 
 A chunk's size depends on the model and the cohort, never on the number of workers, and every chunk runs on one
 torch thread, so any number of workers gives the same bits.
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, deployed_models
+from kinfed.algorithms.base import AnyAlgorithm, deployed_models
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
@@ -39,9 +39,12 @@ THREAD_START_SECONDS = 60.0  # for worker threads to start; they need millisecon
 
 
 class LocalPool:
+    """`workers`: threads, by default one per core; `chunk`: clients that train together, by default what suits the
+    model; `state_folder`: keep client states in memory-mapped files there."""
+
     def __init__(
         self,
-        algorithm: Algorithm[Any, Any, Any, Any],
+        algorithm: AnyAlgorithm,
         task: Task,
         federation: Federation,
         seed: int,
@@ -78,7 +81,7 @@ class LocalPool:
             piece = pieces[number]
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
-            with _named("client_update", who, round):
+            with _error_context("client_update", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
                 client, up = self.algorithm.client_update(self.task, state, down, cohort)
@@ -107,7 +110,7 @@ class LocalPool:
         def evaluate_chunk(piece: Tensor) -> Evaluation:
             who = ids[piece]
             cohort = self._cohort(who, round)
-            with _named("personalize", who, round):
+            with _error_context("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
                 models = deployed_models(self.algorithm, self.task, state, down, cohort)
@@ -150,9 +153,8 @@ class LocalPool:
                 fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
                 worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.training.batch) + 1
                 size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
-                size = (
-                    -(-n // -(-n // size)) if n else 1
-                )  # as many chunks, of equal sizes: no worker waits for a large one
+                if n:
+                    size = -(-n // -(-n // size))  # as many chunks, of equal sizes: no worker waits for a large one
         for begin in range(0, n, size):
             yield begin, min(begin + size, n)
 
@@ -163,9 +165,9 @@ class LocalPool:
 
 
 class _OrderedUpdates:
-    """Updates and new client states of the chunks of a round, taken in by the workers themselves.
+    """Updates and new client states of the chunks of a round, added by the worker threads themselves.
 
-    Chunks enter in their own order, whichever is done first, so that what is kept does not depend on the number of
+    Chunks enter in their own order, whichever is done first, so that the store does not depend on the number of
     workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
     would then take the cores from the workers while they wait for the next piece."""
 
@@ -209,28 +211,32 @@ def _one_core_threads(count: int) -> ThreadPoolExecutor:
     torch keeps the number per thread, but a thread new to torch takes over the number set last anywhere in the
     process. So all workers start here, and the caller's number is set once more after them."""
     before = torch.get_num_threads()
-    all_set = threading.Barrier(count + 1)
+    all_set = threading.Barrier(count + 1, timeout=THREAD_START_SECONDS)
 
     def start() -> None:
-        torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
-        torch.set_num_threads(1)
-        all_set.wait(THREAD_START_SECONDS)
+        try:
+            torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
+            torch.set_num_threads(1)
+            all_set.wait()
+        except RuntimeError:
+            all_set.abort()  # nobody needs to wait for this thread
 
     threads = ThreadPoolExecutor(count, "kinfed", initializer=start)
-    for _ in range(count):
-        threads.submit(int)  # a job finds nobody idle, so each starts one more thread
     try:
-        all_set.wait(THREAD_START_SECONDS)
-    except threading.BrokenBarrierError:
+        for _ in range(count):
+            threads.submit(int)  # a job finds nobody idle, so each starts one more thread
+        all_set.wait()
+    except RuntimeError as error:  # the system's limit on threads, or a barrier that was not reached in time
+        all_set.abort()
         threads.shutdown(wait=False, cancel_futures=True)
-        raise PoolError(f"not all of {count} worker threads started; use fewer with --workers") from None
+        raise PoolError(f"not all of {count} worker threads started; use fewer with --workers") from error
     finally:
         torch.set_num_threads(before)
     return threads
 
 
 @contextmanager
-def _named(stage: str, ids: Tensor, round: int) -> Iterator[None]:
+def _error_context(stage: str, ids: Tensor, round: int) -> Iterator[None]:
     """An error inside says at which stage, for which clients and in which round it happened."""
     try:
         yield

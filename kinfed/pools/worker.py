@@ -1,24 +1,24 @@
-"""A worker of a remote pool: some clients, with their data and states, in a process of their own.
+"""A worker of a pool in several processes: some clients, with their data and states, in a process of its own.
 
-It trains one method at a time, in a local pool. Whoever drives it sends messages and gets messages; beside the reply
-to a round comes a copy of the states that the round has changed, which the driver may keep where it likes and give to
-another worker (`restore`), should this one be lost: nothing is acknowledged whose state exists only here.
+It trains one algorithm at a time, in a local pool. Its driver sends messages and gets messages. With the reply to a
+round comes a copy of the states that the round changed, which the driver gives to another worker (`restore`) should
+this one be lost: no reply is given whose state exists only here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm
-from kinfed.core.tree import Nothing, Tree
+from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.core.tree import Nothing, Tree, is_broadcast
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError
-from kinfed.pools.base import Evaluation, Reply
+from kinfed.pools.base import Download, Evaluation, Reply
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, recorded
@@ -34,26 +34,29 @@ class StateSnapshot:
 
 
 class Worker:
+    """First `load_shard`, then `start_run`; then rounds and evaluations of that run."""
+
     def __init__(self) -> None:
         self._shard: Shard | None = None
         self._pool: LocalPool | None = None
         self._run = ""
 
     def load_shard(self, shard: Shard) -> None:
-        """The data of this worker's clients, for all methods until others come."""
+        """The data of this worker's clients, for all runs until another shard is loaded."""
         self.close()
         self._shard = shard
 
-    def start_run(self, run: str, algorithm: Algorithm[Any, Any, Any, Any], task: Task, seed: int) -> None:
-        """A new run: clients without a state."""
+    def start_run(self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int) -> None:
+        """A new run, in which no client has a state yet; `run` is its identity."""
         self.close()
         assert self._shard is not None
         self._run = run
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1)
 
     def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
+        """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
         with recorded(self.pool.task, TRAINING) as record:
-            reply = self.pool.train(ids, _rows(ids, down), round, effort)
+            reply = self.pool.train(ids, _download(ids, down), round, effort)
         reply.record = record
         return reply, self._snapshot(reply.ids)
 
@@ -63,10 +66,10 @@ class Worker:
         with recorded(self.pool.task, EVALUATION) as record:
             evaluation = self.pool.evaluate(
                 ids,
-                _rows(ids, down),
+                _download(ids, down),
                 round,
                 split=split,
-                server_model=None if server_model is None else lambda who: _take(server_model, _positions(ids, who)),
+                server_model=None if server_model is None else lambda who: _rows_of(server_model, ids, who),
                 keep_models=keep_models,
             )
         evaluation.record = record
@@ -76,18 +79,18 @@ class Worker:
         return self.pool.states()
 
     def load(self, tensors: Mapping[str, Tensor]) -> tuple[int, StateSnapshot]:
-        """Take over states of a checkpoint: of how many clients, and as what another worker would need."""
+        """Take over states of a checkpoint: of how many clients they are, and the snapshot that restores them."""
         self.pool.load(tensors)
         ids = self.pool.clients.seen
         return len(ids), self._snapshot(ids)
 
     def restore(self, *snapshots: StateSnapshot) -> None:
         """Take over the states of a worker that was lost, the oldest first."""
-        for some in snapshots:
-            if some.run != self._run:
-                raise CheckpointError(f"client states of run {some.run!r} do not belong to run {self._run!r}")
-            if len(some.ids):
-                self.pool.clients.put(some.ids, some.rows)
+        for snapshot in snapshots:
+            if snapshot.run != self._run:
+                raise CheckpointError(f"client states of run {snapshot.run!r} do not belong to run {self._run!r}")
+            if len(snapshot.ids):
+                self.pool.clients.put(snapshot.ids, snapshot.rows)
 
     def _snapshot(self, ids: Tensor) -> StateSnapshot:
         return StateSnapshot(self._run, ids, self.pool.clients.take(ids) if len(ids) else Nothing())
@@ -100,25 +103,29 @@ class Worker:
     @property
     def pool(self) -> LocalPool:
         if self._pool is None:
-            raise RuntimeError("this worker has no run; open one first")
+            raise RuntimeError("this worker has no run; start one first")
         return self._pool
 
 
-def compact(rows: Tree) -> Tree:
-    """Rows for sending: what is the same for all clients goes once."""
-    return rows.map(lambda tensor: tensor[:1] if tensor.stride(0) == 0 else tensor)
+Rows = TypeVar("Rows", Tree, Tensor)
 
 
-def _rows(ids: Tensor, down: Tree) -> Callable[[Tensor], Tree]:
-    """What `download` is to a local pool, from compact rows."""
-    return lambda who: down.map(lambda tensor: _take(tensor, _positions(ids, who)))
+def compact(rows: Rows) -> Rows:
+    """Rows for sending: what is the same for all clients becomes one row."""
+    return _first_if_broadcast(rows) if isinstance(rows, Tensor) else rows.map(_first_if_broadcast)
 
 
-def _positions(ids: Tensor, who: Tensor) -> Tensor:
-    return torch.searchsorted(ids, who)
+def _first_if_broadcast(rows: Tensor) -> Tensor:
+    return rows[:1] if is_broadcast(rows) else rows
 
 
-def _take(tensor: Tensor, positions: Tensor) -> Tensor:
-    if len(tensor) == 1:
-        return tensor.expand(len(positions), *tensor.shape[1:])
-    return tensor.index_select(0, positions)
+def _download(ids: Tensor, down: Tree) -> Download:
+    """The local pool's `download`, from compact rows of the clients `ids`."""
+    return lambda who: down.map(lambda tensor: _rows_of(tensor, ids, who))
+
+
+def _rows_of(rows: Tensor, ids: Tensor, who: Tensor) -> Tensor:
+    """Rows [n, ...] of the clients `who` [n], from compact rows of the clients `ids` (ascending)."""
+    if len(rows) == 1:
+        return rows.expand(len(who), *rows.shape[1:])
+    return rows.index_select(0, torch.searchsorted(ids, who))

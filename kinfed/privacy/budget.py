@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, PrivacyProfile, privacy_profile
+from kinfed.algorithms.base import AnyAlgorithm, PrivacyProfile, privacy_profile
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
@@ -22,12 +22,10 @@ from kinfed.privacy.ledger import Event, Events, Ledger, dominates, merge
 from kinfed.privacy.noise import Source
 from kinfed.privacy.policy import Privacy
 
-Method = Algorithm[Any, Any, Any, Any]
-
 
 def make_budget(
     privacy: Privacy,
-    algorithm: Method,
+    algorithm: AnyAlgorithm,
     task: Task,
     source: Source,
     count: Tensor,
@@ -59,7 +57,7 @@ class PrivacyBudget:
     """What the server loop does with the private task is counted here."""
 
     def __init__(
-        self, privacy: Privacy, algorithm: Method, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
+        self, privacy: Privacy, algorithm: AnyAlgorithm, task: PrivateTask, count: Tensor, calls: Tensor, spent: Ledger
     ) -> None:
         self.task = task
         self.noise, self.clip, self.delta = task.noise, task.clip, privacy.delta
@@ -199,7 +197,7 @@ class PrivacyBudget:
             mine.copy_(tensors[name])
 
 
-def _events(gradients: Mapping[int, Tensor] | None, algorithm: Method, count: Tensor) -> list[Events] | None:
+def _events(gradients: Mapping[int, Tensor] | None, algorithm: AnyAlgorithm, count: Tensor) -> list[Events] | None:
     """[K] what a round asks of each client at most; None where there is no bound."""
     if gradients is None:
         return None
@@ -211,7 +209,7 @@ def _events(gradients: Mapping[int, Tensor] | None, algorithm: Method, count: Te
     ]
 
 
-def _declared(algorithm: Method, count: Tensor) -> PrivacyProfile:
+def _declared(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile:
     profile = privacy_profile(algorithm, count)
     if profile is None or profile.impossible:
         raise ConfigError(f"{type(algorithm).__name__} has no privacy profile that an epsilon could be computed from")

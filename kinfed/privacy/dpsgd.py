@@ -37,7 +37,7 @@ class Record:
 
     phase: int = TRAINING
     calls: dict[int, int] = field(default_factory=dict)  # gradients so far on each sample, by its key
-    drawn: dict[int, tuple[int, float]] = field(default_factory=dict)  # whose sample it is, and its q
+    samples: dict[int, tuple[int, float]] = field(default_factory=dict)  # whose sample it is, and its q
     evaluated_models: bool = False
 
     def next_index(self, ids: Tensor, draw: PoissonSample) -> Tensor:
@@ -46,7 +46,7 @@ class Record:
         for client, key, q in zip(ids.tolist(), draw.key.tolist(), draw.q.tolist(), strict=True):
             before.append(self.calls.get(key, 0))
             self.calls[key] = before[-1] + 1
-            self.drawn[key] = (client, q)
+            self.samples[key] = (client, q)
         return torch.tensor(before, dtype=torch.int64)
 
     def join(self, other: Record) -> None:
@@ -54,13 +54,13 @@ class Record:
         one process; should both name one, it was asked twice."""
         for key, gradients in other.calls.items():
             self.calls[key] = self.calls.get(key, 0) + gradients
-        self.drawn |= other.drawn
+        self.samples |= other.samples
         self.evaluated_models |= other.evaluated_models
 
     def ledger(self) -> Ledger:
         ledger = Ledger()
         for key, gradients in self.calls.items():
-            ledger.add(*self.drawn[key], gradients)
+            ledger.add(*self.samples[key], gradients)
         return ledger
 
 

@@ -139,9 +139,9 @@ def _noise_of_one(target: float, events: Events, delta: float) -> float:
         low -= 0.2
     while excess(high) > 0:
         high += 0.2
-    found = float(optimize.brentq(excess, low, high, xtol=NOISE_PRECISION / 4))
-    while epsilon(events, noise := float(f"{math.exp(found):.6g}"), delta) > target:
-        found += NOISE_PRECISION / 4
+    log_noise = float(optimize.brentq(excess, low, high, xtol=NOISE_PRECISION / 4))
+    while epsilon(events, noise := float(f"{math.exp(log_noise):.6g}"), delta) > target:
+        log_noise += NOISE_PRECISION / 4
     return noise
 
 

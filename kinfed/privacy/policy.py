@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import Algorithm, privacy_profile
+from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
-
-Method = Algorithm[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,13 @@ class Privacy:
         limits = [value for value in (self.epsilon, self.budget) if value is not None]
         return min(limits) if limits else None
 
-    def check(self, label: str, method: Method, data: Federation) -> None:
+    def check(self, label: str, method: AnyAlgorithm, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
         self.check_method(label, method, data.train.count)
         if "needs validation" in method.traits:
             _check_validation(label, data)
 
-    def check_method(self, label: str, method: Method, count: Tensor) -> None:
+    def check_method(self, label: str, method: AnyAlgorithm, count: Tensor) -> None:
         """As far as the method and the numbers of training examples [K] tell."""
         if not method.training.poisson:
             raise ConfigError(
@@ -98,7 +95,7 @@ class Privacy:
                 "nor a budget be kept; bound its local steps (such as l_max), or give dp_noise alone"
             )
 
-    def notes(self, label: str, method: Method, count: Tensor) -> Iterator[str]:
+    def notes(self, label: str, method: AnyAlgorithm, count: Tensor) -> Iterator[str]:
         """What a reader of the results must know."""
         if self.noise == 0:
             yield f"{label}: gradients are clipped but without noise: there is no privacy, epsilon is infinite"

@@ -25,7 +25,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Round:
+class JournalRound:
     """One line of rounds.jsonl. Bytes are those of this round, over all its clients."""
 
     number: int
@@ -74,7 +74,7 @@ class Trial:
 
     algorithm: str
     seed: int
-    rounds: tuple[Round, ...]  # ascending, each number once
+    rounds: tuple[JournalRound, ...]  # ascending, each number once
     clients: tuple[ClientResult, ...]
     final: Final
     finished: bool
@@ -150,9 +150,9 @@ def _labels(paths: list[Path]) -> list[str]:
 Key = tuple[str, int]  # algorithm, seed
 
 
-def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, Round]]:
+def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, JournalRound]]:
     """A later line replaces an earlier one of the same round: a resumed run repeats what followed its checkpoint."""
-    rounds: dict[Key, dict[int, Round]] = {}
+    rounds: dict[Key, dict[int, JournalRound]] = {}
     if not path.exists():
         return rounds
     unreadable = []
@@ -174,10 +174,10 @@ def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, Round]]:
     return rounds
 
 
-def _round(record: Any, where: str) -> tuple[Key, Round]:
+def _round(record: Any, where: str) -> tuple[Key, JournalRound]:
     try:
         key = (str(record["algorithm"]), int(record["seed"]))
-        return key, Round(
+        return key, JournalRound(
             number=int(record["round"]),
             seconds=float(record.get("seconds") or 0.0),
             active=int(record.get("active") or 0),
@@ -258,7 +258,7 @@ def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
 
 
 def _trial(
-    key: Key, rounds: dict[int, Round], clients: list[ClientResult], result: Final | None, planned: int | None
+    key: Key, rounds: dict[int, JournalRound], clients: list[ClientResult], result: Final | None, planned: int | None
 ) -> Trial:
     """summary.json is written when all is done, so before that a trial counts as finished by its round number."""
     ordered = tuple(rounds[number] for number in sorted(rounds))

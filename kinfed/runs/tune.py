@@ -58,7 +58,7 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """One setting of one method. `value` is None where the trial was stopped early or refused."""
 
     settings: dict[str, Any]  # empty: the method as configured
@@ -73,7 +73,7 @@ class Tuned:
     label: str
     method: str
     space: dict[str, Range]
-    trials: tuple[Trial, ...]  # the first is the method as configured
+    trials: tuple[TuningTrial, ...]  # the first is the method as configured
 
     @property
     def default(self) -> float:
@@ -83,7 +83,7 @@ class Tuned:
         return value
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> TuningTrial:
         """The best trial; of equals the first."""
         return max(self.trials, key=lambda trial: -1.0 if trial.value is None else trial.value)
 
@@ -379,20 +379,20 @@ def _distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
     }
 
 
-def _finished(study: optuna.Study) -> tuple[Trial, ...]:
+def _finished(study: optuna.Study) -> tuple[TuningTrial, ...]:
     """All trials that have ended, the default first."""
     trials = study.get_trials(deepcopy=False, states=FINISHED)
     outside = study.user_attrs.get("default")
-    first = [] if outside is None else [Trial({}, outside)]
+    first = [] if outside is None else [TuningTrial({}, outside)]
     return (*first, *(_trial_of(trial) for trial in trials))
 
 
-def _trial_of(trial: FrozenTrial) -> Trial:
+def _trial_of(trial: FrozenTrial) -> TuningTrial:
     if trial.user_attrs.get("default"):
-        return Trial({}, trial.value)
+        return TuningTrial({}, trial.value)
     if trial.state == TrialState.COMPLETE:
-        return Trial(_rounded(trial.params), trial.value)
-    return Trial(_rounded(trial.params), None, trial.user_attrs.get("reason", ""))
+        return TuningTrial(_rounded(trial.params), trial.value)
+    return TuningTrial(_rounded(trial.params), None, trial.user_attrs.get("reason", ""))
 
 
 def _rounded(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def others_sum(x: Tensor, dim: int) -> Tensor:
     return before + after
 
 
-class Round(NamedTuple):
+class Iterate(NamedTuple):
     """One state of the generic iteration, or its limit, or a bound on its distance to (θ^G, θ^FL)."""
 
     server: Tensor  # [...] or [..., d]
@@ -262,7 +262,7 @@ class TwoLevel:
         total = others_sum(self._per_client(self._relative) * personal, self._axis)
         return total / self._per_client(self._relative_others)
 
-    def rounds(self, start: Numbers, shrink: Tensor | None = None) -> Iterator[Round]:
+    def rounds(self, start: Numbers, shrink: Tensor | None = None) -> Iterator[Iterate]:
         """Generic Self-FL without end: first everyone at ``start``, then the state after each round.
 
         ``shrink`` is ρ unless given, e.g. ``rounded_shrink(eta)`` for whole steps. θ_m^{t,INIT} (13) is taken
@@ -273,11 +273,11 @@ class TwoLevel:
         server = start.expand_as(self.theta_G)
         personal = server.unsqueeze(self._axis).expand_as(self.z)
         while True:
-            yield Round(server, personal)
+            yield Iterate(server, personal)
             personal = own * self.z + others * self.mean_of_others(personal)
             server = self.aggregate(personal)
 
-    def fixed_point(self, shrink: Tensor | None = None) -> Round:
+    def fixed_point(self, shrink: Tensor | None = None) -> Iterate:
         """Where ``rounds`` ends: the solution of θ_m = (1 − ρ_m) z_m + ρ_m Σ_{k≠m} w_k θ_k / S_{-m}.
 
         Not θ^FL: the iteration averages the others' personal models where (7) has their z. Writing the mean
@@ -287,16 +287,16 @@ class TwoLevel:
             κ_m = ρ_m (1 + w_m/S_{-m}) / (1 + ρ_m w_m/S_{-m})
         """
         if self.clients == 1:
-            return Round(self.theta_G, self.z)
+            return Iterate(self.theta_G, self.z)
         others, own = self._mixing(shrink)
         relative, rest = self._per_client(self._relative), self._per_client(self._relative_others)
         damping = 1 + others * (relative / rest)
         stay = own / damping
         pull = others * (1 + relative / rest) / damping
         server = (relative * stay * self.z).sum(self._axis) / (relative * stay).sum(self._axis)
-        return Round(server, stay * self.z + pull * server.unsqueeze(self._axis))
+        return Iterate(server, stay * self.z + pull * server.unsqueeze(self._axis))
 
-    def bound(self, t: int, start: Numbers, shrink: Tensor | None = None) -> Round:
+    def bound(self, t: int, start: Numbers, shrink: Tensor | None = None) -> Iterate:
         """Proposition 3.1 with its O_p(M^{-1/2}) written out, on |θ^t − θ^G| and max_m |θ_m^t − θ_m^FL|.
 
         Let q = max ρ_m and C = max |start − θ_m^FL|. A mean of others is no farther from its limit than the
@@ -313,7 +313,7 @@ class TwoLevel:
         decay = (self.rho if shrink is None else shrink).amax(-1) ** t
         C = self._length(start - self.theta_FL).amax(-1)
         gap = self._length(limit.personal - self.theta_FL).amax(-1)
-        return Round(
+        return Iterate(
             (C + gap) * decay + self._length(limit.server - self.theta_G),
             C * decay + (1 + decay) * gap,
         )

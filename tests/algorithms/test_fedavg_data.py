@@ -222,7 +222,7 @@ def test_the_server_may_start_from_a_model_of_the_pool() -> None:
     with by_hand(FedAvgData(ALL, share=0.5)) as cold, by_hand(FedAvgData(ALL, share=0.5, warm_steps=1)) as warm:
         w = server(cold)
         assert torch.equal(w, cold.task.init(SEED))
-        pool: Any = cold.clients.pool
+        pool: Any = cold.population.pool
         x, y = pool.features.gather(pool.rows), pool.labels[pool.rows]
         theta = w.clone().requires_grad_()
         z = x @ theta[:12].reshape(3, 4).T + theta[12:]

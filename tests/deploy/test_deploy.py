@@ -481,6 +481,9 @@ def test_a_node_refuses_too_little_noise(tmp_path: Path) -> None:
     [
         ({"metod": "ditto"}, "did you mean method"),
         ({"method": "dito"}, "did you mean ditto"),
+        ({"method": "ditto,fedavg"}, "one method"),
+        ({"lr": -1.0}, "lr"),
+        ({"pool": "ray"}, "setting of the deployment"),
         ({"clients": 0}, "at least one client"),
         ({"classes": "1"}, "at least two classes"),
         ({"clients": "a,a"}, "different names"),
@@ -495,6 +498,19 @@ def test_a_node_refuses_too_little_noise(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(settings: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Deployment.parse(SETTINGS | dict(settings))
+
+
+def test_empty_text_is_not_set_and_zero_is_a_number() -> None:
+    plain = Deployment.parse(SETTINGS)
+    unset = Deployment.parse(SETTINGS | {"epochs": "", "dp-noise": "", "robust": "", "validation": "", "quorum": ""})
+    assert unset == plain
+    assert unset.fingerprint() == plain.fingerprint()
+    assert plain.run.privacy is None
+    without_noise = Deployment.parse(SETTINGS | {"dp-noise": 0.0}).run.privacy
+    assert without_noise is not None
+    assert without_noise.noise == 0
+    assert Deployment.parse(SETTINGS | {"method": "fedfomo"}).validation_share == 0.2
+    assert Deployment.parse(SETTINGS | {"method": "fedfomo", "validation": 0.0}).validation_share == 0
 
 
 def test_more_rounds_continue_a_run_and_other_settings_do_not() -> None:

@@ -17,20 +17,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kinfed.algorithms import ALGORITHMS, make_algorithm
+from kinfed.algorithms import ALGORITHMS, changes_data, make_algorithm
 from kinfed.cli.app import app
 from kinfed.data.batches import LocalTraining
+from kinfed.deploy.enrol import Roster
 from kinfed.deploy.node_data import NodeSettings, load_client_data
+from kinfed.deploy.node_pool import sample_update
 from kinfed.deploy.scaffold import make_app
 from kinfed.deploy.settings import SETTINGS, Deployment
 from kinfed.deploy.vault import Vault
-from kinfed.deploy.wire import message_types
+from kinfed.engine.models import build_model
+from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError, StorageError
 
 ROOT = Path(__file__).parents[2]
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.array(["no", "yes"] * 10)
 DEPLOYMENT = Deployment.parse({"classes": "no,yes", "label-column": "sick", "scaling": "none"})
+
+
+ROSTER = Roster(["a", "b", "c"], torch.tensor([[6, 2, 2]] * 3), (5,), [])
 
 
 def node(data: Path | str, **more: Any) -> NodeSettings:
@@ -221,15 +227,31 @@ def test_the_vault_commands(tmp_path: Path) -> None:
     assert "empty" in run.invoke(app, ["vault", "list", "--vault", folder]).output
 
 
-def test_the_page_says_what_leaves_a_node_for_every_method() -> None:
+# ---- what leaves a node ----
+
+
+def sends() -> dict[str, str]:
+    """As the command lists it."""
+    lines = CliRunner().invoke(app, ["deploy", "messages"], terminal_width=200).output.splitlines()
+    return dict(line.strip().split(maxsplit=1) for line in lines[1:])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
+    algorithm, roster = make_algorithm(name, LocalTraining(), {}), ROSTER
+    if changes_data(algorithm):
+        assert sends()[name].startswith("refused")
+        return
+    task = make_task(lambda: build_model("mlr", roster.shape, 2, {}))
+    server = algorithm.init_server(task, roster.population(0, 1.0))
+    update = sample_update(algorithm, task, server, roster, 2)
+    listed = [] if sends()[name] == "nothing" else sends()[name].split(", ")
+    always = {field for field in listed if not field.startswith("(")}
+    assert always <= {field.partition(".")[0] for field in update} <= {field.strip("()") for field in listed}
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
     text = (ROOT / "docs/deployment.md").read_text("utf-8")
-    rows = {
-        name.strip(" `"): [field.strip(" `") for field in fields.split(",") if field.strip(" `")]
-        for names, fields in re.findall(r"(?m)^\| (`[a-z0-9_`, ]+) \| ((?:`[a-z0-9_]+`(?:, )?)+|nothing) \|", text)
-        for name in names.split(",")
-    }
-    for name in ALGORITHMS:
-        up = message_types(make_algorithm(name, LocalTraining(), {}))[1]
-        wanted = list(up.__dataclass_fields__) or ["nothing"]
-        if name != "fedavg_data":  # refused in a deployment
-            assert rows.get(name) == wanted, f"{name} sends {wanted}; the page says {rows.get(name)}"
+    command, _, shown = text.partition("$ kinfed deploy messages ")[2].partition("```")[0].partition("\n")
+    output = CliRunner().invoke(app, ["deploy", "messages", *command.split()], terminal_width=200).output
+    assert [line.split() for line in shown.splitlines()] == [line.split() for line in output.splitlines()]

@@ -204,3 +204,9 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path: Path) -> None:
     assert value(entry.state(1)) == 1.0
     assert vault.entries()[0].round == 1
     assert not [name for name in os.listdir(entry.folder) if name.startswith(".draft")]
+
+
+def test_the_vault_needs_no_module_that_windows_lacks() -> None:
+    code = "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); import kinfed.deploy.server"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

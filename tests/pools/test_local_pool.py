@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +24,10 @@ from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
+from kinfed.errors import PoolError
 from kinfed.pools import local_pool
 from kinfed.pools.local_pool import LocalPool
+from kinfed.pools.memory import KEPT, keep_freed_memory
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 
@@ -268,6 +273,43 @@ def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("failure", ["no thread", "error in a thread", "thread that hangs"])
+def test_worker_threads_that_do_not_start_are_an_error(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has started must not wait for the others for ever, and torch's own setting comes back."""
+    release, before = threading.Event(), (torch.get_num_threads(), set(threading.enumerate()))
+    start, set_num_threads = threading.Thread.start, torch.set_num_threads
+
+    def start_the_first_only(thread: threading.Thread) -> None:
+        if thread.name == "kinfed_1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def fail_in_the_second(count: int) -> None:
+        if threading.current_thread().name == "kinfed_1":
+            if failure == "error in a thread":
+                raise RuntimeError("no such setting")
+            release.wait(60)
+        set_num_threads(count)
+
+    if failure == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", start_the_first_only)
+    else:
+        monkeypatch.setattr(torch, "set_num_threads", fail_in_the_second)
+    monkeypatch.setattr(local_pool, "THREAD_START_SECONDS", 0.2 if failure == "thread that hangs" else 60.0)
+    pool = pool_of(FedAvg(training=WORK), workers=3)
+    began = time.monotonic()
+    with pytest.raises(PoolError, match="not all of 3 worker threads started; use fewer with --workers"):
+        pool.train(torch.arange(6), start_of(pool), 1)
+    assert time.monotonic() - began < 30
+    release.set()
+    for thread in set(threading.enumerate()) - before[1]:
+        thread.join(30)
+    assert (torch.get_num_threads(), set(threading.enumerate())) == before
+    monkeypatch.undo()
+    assert len(pool.train(torch.arange(6), start_of(pool), 1).ids) == 6  # the next attempt finds nothing in its way
+    pool.close()
+
+
 def test_states_on_disk_give_the_same_bits(tmp_path: Path) -> None:
     in_memory, on_disk = pool_of(Ditto(training=WORK)), pool_of(Ditto(training=WORK), state_folder=tmp_path)
     for round, ids in enumerate((torch.tensor([1, 4]), torch.arange(6), torch.tensor([0, 1, 5])), 1):
@@ -280,18 +322,41 @@ def test_states_on_disk_give_the_same_bits(tmp_path: Path) -> None:
     on_disk.close()
 
 
+FAULTS = """
+import contextlib, io, resource, sys, torch
+from kinfed.cli.app import main
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(10, 1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+sys.argv = ["kinfed", "--version"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+page_faults()
+print(page_faults())
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
-def test_memory_of_past_rounds_is_used_again() -> None:
-    """Tensors of some megabytes come and go; in a process that keeps them, without a page asked for again."""
-    program = (
-        "import resource, torch\n"
-        "from kinfed.pools.memory import keep_freed_memory\n"
-        "assert keep_freed_memory()\n"
-        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "for _ in range(20): torch.ones(5, 1 << 20)\n"
-        "before = faults()\n"
-        "for _ in range(10): torch.ones(5, 1 << 20)\n"
-        "print(faults() - before)"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 5_000  # one tensor alone has as many pages
+def test_memory_of_past_rounds_is_used_again_by_the_command() -> None:
+    """Tensors of 40 MB come and go, more than the C library keeps by itself; hardly a page is asked for again."""
+    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
+    assert int(process.stdout) < 10_000  # one tensor alone has as many pages
+
+
+def test_a_pool_leaves_the_memory_of_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To keep freed memory is for the command to decide; a library is a guest in its process."""
+    calls: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda name, value: calls.append((name, value)) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    keep_freed_memory.cache_clear()
+    pool = pool_of(FedAvg(training=WORK))
+    pool.train(torch.arange(6), start_of(pool), 1)
+    pool.close()
+    assert calls == []
+    assert keep_freed_memory()
+    assert {value for _, value in calls} == {KEPT}
+    keep_freed_memory.cache_clear()

@@ -20,6 +20,7 @@ import torch
 import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
+from kinfed.core.registry import load_plugin
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
@@ -111,9 +112,9 @@ def finished(loop: Loop, rounds: int = 4, after: Callable[[int], None] = lambda 
     return found
 
 
-def process_of(loop: Loop, place: int) -> int:
+def process_of(loop: Loop, slot: int) -> int:
     pool: Any = loop.pool
-    number: int = ray.get(pool._slots[place].worker.ready.remote())
+    number: int = ray.get(pool._slots[slot].worker.process_id.remote())
     return number
 
 
@@ -141,7 +142,7 @@ def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
     )
     method = Ditto(LocalTraining(batch=5, steps=1))
     pool = cluster.pool(method, task, data, SEED)
-    where = {ray.get(place.worker.__ray_call__.remote(_node)) for place in pool._slots}
+    where = {ray.get(slot.worker.__ray_call__.remote(_node)) for slot in pool._slots}
     assert len(where) == 2
     loop = Loop(method, task, pool, data.population(SEED), Schedule())
     loop.round()
@@ -179,6 +180,46 @@ class Poisoned(Ditto):
         client, up = super().client_update(task, client, down, data)
         up.delta[data.ids == 2] = torch.nan
         return client, up
+
+
+PLUGIN = """
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kinfed.algorithms.ditto import Ditto
+from kinfed.core.tree import Tree
+
+
+@dataclass
+class HalfUp(Tree):
+    delta: Tensor
+    count: Tensor | None
+
+
+@dataclass(frozen=True)
+class HalfDitto(Ditto):
+    '''Ditto whose clients send half of their change, in a message of their own.'''
+
+    def client_update(self, task, client, down, data):
+        client, up = super().client_update(task, client, down, data)
+        return client, HalfUp(up.delta / 2, up.count)
+
+    def aggregate(self, server, ids, up, round):
+        assert type(up) is HalfUp
+        return super().aggregate(server, ids, up, round)
+"""
+
+
+def test_the_algorithm_of_a_plugin_file_runs_in_workers_that_do_not_know_the_file(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "half_ditto.py"
+    file.write_text(PLUGIN)
+    method = load_plugin(file).HalfDitto(WORK)
+    ours = finished(loop_on(cluster, method, schedule=Schedule()))
+    theirs = finished(loop_on(None, method, schedule=Schedule()))
+    expect_equal(ours, theirs, "a plugin on Ray is the plugin", 1e-5)
 
 
 def test_what_a_method_raises_in_a_worker_is_raised_here(cluster: RayCluster) -> None:

@@ -221,7 +221,7 @@ def _sizes(data: Federation) -> tuple[int, int]:
 
 
 def test_a_worker_without_a_run_says_so() -> None:
-    with pytest.raises(RuntimeError, match="open one first"):
+    with pytest.raises(RuntimeError, match="start one first"):
         Worker().states()
 
 

@@ -20,7 +20,7 @@ from kinfed.report.palette import HUES, styles
 from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
-from kinfed.runs.reader import Final, Round, Run, Trial, load_runs
+from kinfed.runs.reader import Final, JournalRound, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
 NAMES = ("anna", "<b>bert", "carl", "dora")
@@ -35,7 +35,7 @@ def method(
     seeds: tuple[int, ...] = (4,),
 ) -> Method:
     """A method that recorded these figures, by round."""
-    rounds = tuple(Round(n, 1.0, 4, 0, 1.0, 1.0, {}, own) for n, own in figures.items())
+    rounds = tuple(JournalRound(n, 1.0, 4, 0, 1.0, 1.0, {}, own) for n, own in figures.items())
     last = max(figures)
     trials = tuple(Trial(family, seed, rounds, (), Final(last, last, {}, 1.0, 1.0, 1.0), True) for seed in seeds)
     counts = tuple((m + 1, 20) for m in range(len(names)))

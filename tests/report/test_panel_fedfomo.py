@@ -18,7 +18,7 @@ from kinfed.report.comparison import Method
 from kinfed.report.palette import styles
 from kinfed.report.panels import Panel
 from kinfed.report.panels.fedfomo_panel import MAX_STEPS, kin_found, who_helps_whom
-from kinfed.runs.reader import Final, Round, Run, Trial
+from kinfed.runs.reader import Final, JournalRound, Run, Trial
 
 TWO_GROUPS = ClientGroups(("a", "b", "c", "d"), (0, 0, 1, 1), (0, 0, 1, 1), None)
 
@@ -40,7 +40,7 @@ def method(clients: int, rounds: int, data: Description | None, recorded: bool =
         mix = [[1.0 if n == (i + 1) % clients else 0.0 for n in range(clients)] for i in range(clients)]
         return {"affinity": matrix(clients, number), "weights": mix} if recorded else {}
 
-    lines = tuple(Round(r, 1.0, clients, 0, 1.0, 1.0, {}, figures(r)) for r in range(1, rounds + 1))
+    lines = tuple(JournalRound(r, 1.0, clients, 0, 1.0, 1.0, {}, figures(r)) for r in range(1, rounds + 1))
     trial = Trial("fedfomo", 0, lines, (), Final(rounds, rounds, {}, 1.0, 1.0, 1.0), True)
     run = Run(Path("r"), "r", {}, "0", {}, "", (trial,), {} if data is None else {0: data})
     return Method("fedfomo", "FedFomo", 0, styles(["fedfomo"])[0], run, (trial,))

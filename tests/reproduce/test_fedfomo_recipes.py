@@ -96,8 +96,9 @@ def run_of(folder, affinity, weights=None, groups=(0, 0, 1, 1), target_of=None):
     count = len(groups)
     nobody = [[0.0] * count for _ in range(count)]
     folder.mkdir()
-    envelope = {"fingerprint": "0", "config": {"rounds": 2, "algorithms": {"fomo": {}}}}
-    (folder / "config.json").write_text(json.dumps(envelope))
+    (folder / "config.json").write_text(
+        json.dumps({"fingerprint": "f", "config": {"rounds": 2, "algorithms": {"fomo": {}}}})
+    )
     lines = []
     for number, matrix in ((1, nobody), (2, affinity)):
         method = {"affinity": matrix} | ({} if weights is None else {"weights": weights})
@@ -112,11 +113,11 @@ def run_of(folder, affinity, weights=None, groups=(0, 0, 1, 1), target_of=None):
         **{split: classes for split in ("train", "val", "test")},
         "groups": list(groups),
         "group_names": None,
-        "notes": [],
-        "description": described,
         "emd": [0.0] * count,
         "emd_code": [0.0] * count,
         "inputs": {},
+        "notes": [],
+        "description": described,
     }
     (folder / "federation-5.json").write_text(json.dumps(federation))
     return load_run(folder, "run")
@@ -162,7 +163,7 @@ def test_one_model_methods_count_by_the_shared_model(tmp_path):
         {"algorithm": label, "seed": 3, "personal": {"accuracy": 0.9}, "server": {"accuracy": 0.2}, **costs}
         for label in (*ONE_MODEL, "cfl")
     ]
-    (tmp_path / "config.json").write_text(json.dumps({"fingerprint": "0", "config": {"rounds": 2}}))
+    (tmp_path / "config.json").write_text(json.dumps({"fingerprint": "f", "config": {"rounds": 2}}))
     (tmp_path / "summary.json").write_text(json.dumps({"results": results}))
     scored = scored_accuracy(load_run(tmp_path, "run"))
     assert all(scored[label][SCORED] == {3: 0.2} for label in ONE_MODEL)

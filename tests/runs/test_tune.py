@@ -25,7 +25,7 @@ from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
-from kinfed.runs.tune import Trial, Tuned, parse_ranges, read_tuning, space_of, tune
+from kinfed.runs.tune import Tuned, TuningTrial, parse_ranges, read_tuning, space_of, tune
 from kinfed.server.loop import Loop
 
 SMALL: dict[str, Any] = {
@@ -314,7 +314,12 @@ def test_ranges() -> None:
 
 
 def test_of_equal_trials_the_first_is_chosen_and_edges_are_named() -> None:
-    trials = (Trial({}, 0.5), Trial({"lr": 0.98}, 0.7), Trial({"lr": 0.1}, 0.7), Trial({"lr": 0.2}, None, "why"))
+    trials = (
+        TuningTrial({}, 0.5),
+        TuningTrial({"lr": 0.98}, 0.7),
+        TuningTrial({"lr": 0.1}, 0.7),
+        TuningTrial({"lr": 0.2}, None, "why"),
+    )
     tuned = Tuned("a", "fedavg", tuning_space("fedavg"), trials)
     assert tuned.best.settings == {"lr": 0.98}
     assert tuned.at_edge == ["lr"]

@@ -156,11 +156,9 @@ def takes_part(name: str) -> bool:
 
 
 def test_who_takes_a_robust_average_and_who_says_why_not() -> None:
-    assert {name for name in ALGORITHMS if takes_part(name)} == {
-        "local", "fedavg", "fedavg_smooth", "fedprox", "fedavg_data", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
-        "ditto", "pfedme", "perfedavg", "perfedavg_hf", "apfl", "lgfedavg", "fedper", "fedrep", "fedem",
-        "selffl_control",
-    }  # fmt: skip
+    """Some of each kind; the tests below hold every method to what it declares."""
+    assert all(takes_part(name) for name in ("local", "fedavg", "ditto", "fedem", "fedper"))
+    assert not any(takes_part(name) for name in ("selffl", "fedfomo", "cgpfl", "mocha"))
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not takes_part(name)])

@@ -1,0 +1,138 @@
+"""Ray's side of the pool: joining a cluster, starting worker processes there, and how tensors travel between them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import torch
+from ray import exceptions
+from torch import Tensor
+
+from kinfed.errors import ConfigError, PoolError
+from kinfed.pools.local_pool import available_cores
+from kinfed.pools.worker import Worker
+
+START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
+NOTICE_SECONDS = 1  # before a new worker is asked for again, for Ray to notice what it has lost
+
+GONE = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.ObjectLostError, exceptions.NodeDiedError)
+"""What a call raises when its process or machine has gone, rather than when the algorithm failed."""
+
+
+def connect(address: str | None, workers: int | None) -> None:
+    """Join the cluster at `address`; without one, start a cluster of this machine, with a CPU for every worker."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    settings: dict[str, Any] = {"address": address or "local"}
+    if address is None:
+        settings |= {"num_cpus": workers or available_cores(), "include_dashboard": False}
+    try:
+        with _own_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of open files, about which nobody but Ray can do anything
+            ray.init(**settings, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one with `ray start --head`, "
+            "or leave --ray-address out to use this machine"
+        ) from error
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray installs a handler of SIGTERM that ends the process; a run stops after its round."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_cpus() -> float:
+    """CPUs of the cluster that nobody uses at the moment."""
+    cluster: Any = ray  # its functions have no types
+    return float(cluster.available_resources().get("CPU", 0))
+
+
+class WorkerProcess(Worker):
+    """A worker as an actor of Ray."""
+
+    def __init__(self) -> None:
+        # Ctrl-C reaches all processes of a terminal's group; when to stop is the driver's to say.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        send_tensors_as_bytes()
+        super().__init__()
+
+    def process_id(self) -> int:
+        """Answers once the process runs."""
+        return os.getpid()
+
+
+def start_workers(count: int, num_cpus: int) -> list[Any]:
+    """New workers, spread over the cluster, each with so many CPUs to itself. Ray must not restart them by itself: one
+    without its states would go on as if nothing had happened."""
+    actor: Any = ray.remote(WorkerProcess).options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy="SPREAD")
+    workers = [actor.remote() for _ in range(count)]
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        for number in range(count):
+            while not _is_running(workers[number], deadline):
+                time.sleep(NOTICE_SECONDS)
+                workers[number] = actor.remote()
+    except exceptions.GetTimeoutError:
+        for worker in workers:
+            ray.kill(worker)
+        raise PoolError(
+            f"not all of {count} Ray workers started within {START_SECONDS} s; the cluster has {free_cpus():g} CPUs "
+            "free: end other jobs there, or use fewer with --workers"
+        ) from None
+    return workers
+
+
+def _is_running(worker: Any, deadline: float) -> bool:
+    """Waits for a new worker; False where it ended at once, such as on a machine that is lost without Ray's knowing."""
+    try:
+        ray.get(worker.process_id.remote(), timeout=max(deadline - time.monotonic(), 0))
+    except GONE:
+        return False
+    return True
+
+
+def fetch(reference: Any) -> Any:
+    """The result of a call; of a pair the first, and the second as a reference. What an algorithm raised in the worker
+    is raised here."""
+    try:
+        return (ray.get(reference[0]), reference[1]) if isinstance(reference, list) else ray.get(reference)
+    except exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+def send_tensors_as_bytes() -> None:
+    """From this process, and at the receiving end: Ray moves arrays of bytes without pickling them."""
+    ray.util.register_serializer(Tensor, serializer=_to_bytes, deserializer=_from_bytes)
+
+
+def _to_bytes(tensor: Tensor) -> tuple[Any, torch.dtype, tuple[int, ...]]:
+    whole = tensor.detach().cpu().contiguous()
+    # One element of an expand() counts as contiguous with a stride of 0, of which no bytes can be viewed.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy(), flat.dtype, tuple(tensor.shape)
+
+
+def _from_bytes(packed: tuple[Any, torch.dtype, tuple[int, ...]]) -> Tensor:
+    data, dtype, shape = packed
+    tensor = torch.empty(shape, dtype=dtype)  # a copy: memory of Ray's store must not be written to
+    if len(data):
+        tensor.view(-1).view(torch.uint8).numpy()[:] = data
+    return tensor
