@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-KEPT = 64 << 20  # bytes: what may lie free at the end of the heap, and from where a tensor has pages of its own
+KEEP_BYTES = 64 << 20  # what may lie free at the end of the heap, and from where a tensor has pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names in malloc.h
 
 
@@ -21,4 +21,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return all(mallopt(name, KEPT) == 1 for name in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
+    return all(mallopt(name, KEEP_BYTES) == 1 for name in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))

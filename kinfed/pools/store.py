@@ -63,15 +63,15 @@ class ClientStore(Generic[Client]):
             self._rows.put(self.slot[ids], apart)
 
     def _reserve(self, capacity: int, like: Client) -> None:
-        held = 0 if self._rows is None else _length(self._rows)
-        if not like.named() or capacity <= held:
+        capacity_before = 0 if self._rows is None else _length(self._rows)
+        if not like.named() or capacity <= capacity_before:
             self._rows = like if self._rows is None else self._rows
             return
-        capacity = min(max(capacity, 2 * held), len(self.slot))
-        grown = {name: self._allocate((capacity, *t.shape[1:]), t) for name, t in like.named().items()}
-        rows = like.like(grown)
+        capacity = min(max(capacity, 2 * capacity_before), len(self.slot))
+        tensors = {name: self._allocate((capacity, *t.shape[1:]), t) for name, t in like.named().items()}
+        rows = like.like(tensors)
         if self._rows is not None:
-            rows.put(slice(0, held), self._rows)
+            rows.put(slice(0, capacity_before), self._rows)
         self._rows = rows
 
     def _allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from kinfed.engine.task import make_task
 from kinfed.errors import PoolError
 from kinfed.pools import local_pool
 from kinfed.pools.local_pool import LocalPool
-from kinfed.pools.memory import KEPT, keep_freed_memory
+from kinfed.pools.memory import KEEP_BYTES, keep_freed_memory
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 
@@ -358,5 +358,5 @@ def test_a_pool_leaves_the_memory_of_its_process_alone(monkeypatch: pytest.Monke
     pool.close()
     assert calls == []
     assert keep_freed_memory()
-    assert {value for _, value in calls} == {KEPT}
+    assert {value for _, value in calls} == {KEEP_BYTES}
     keep_freed_memory.cache_clear()
