@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from method_bench import LR, by_hand, close, gradient, server
 
 import kinfed
+from kinfed.algorithms import ALGORITHMS
 from kinfed.core.registry import load_plugin
 from kinfed.data.batches import LocalTraining
 from kinfed.runs.compare import same_results
@@ -27,8 +29,9 @@ SETTINGS = ("--plugin", str(PLUGIN), "--algorithms", "scaffold,fedavg", "--seeds
 
 
 @pytest.fixture(scope="module")
-def scaffold() -> Any:
-    return load_plugin(PLUGIN).Scaffold
+def scaffold() -> Iterator[Any]:
+    yield load_plugin(PLUGIN).Scaffold
+    ALGORITHMS.unregister("scaffold")  # other tests count the methods of the package
 
 
 def command(*arguments: str) -> list[str]:
