@@ -48,7 +48,6 @@ def test_the_example_method_runs_and_keeps_the_contract(
     runpy.run_path(str(ROOT / "examples" / "halfway.py"), run_name="__main__")
     ALGORITHMS.unregister("halfway")  # the script's class, which is another than the module's
     assert "halfway-2" in capsys.readouterr().out
-    ALGORITHMS.unregister("halfway")  # the script's own class; the page imports it as a module
     monkeypatch.syspath_prepend(ROOT / "examples")
     for block in blocks("docs/adding-a-method.md", "python"):
         exec(compile(block, "adding-a-method.md", "exec"), {})
