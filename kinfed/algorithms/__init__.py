@@ -207,10 +207,15 @@ def tuning_space(name: str) -> dict[str, Range]:
     return entry.space if entry.tuning is not None else {"lr": LEARNING_RATE} | entry.space
 
 
+def _transform(algorithm: AnyAlgorithm) -> Any:
+    """The function that changes clients' data before training, as the registry names it; None where none does."""
+    name = ALGORITHMS.name_of(type(algorithm))
+    return None if name is None else imported(ALGORITHMS[name].facts.get("data"))
+
+
 def changes_data(algorithm: AnyAlgorithm) -> bool:
     """Whether clients' data are changed before training (examples are shared)."""
-    name = ALGORITHMS.name_of(type(algorithm))
-    return name is not None and "data" in ALGORITHMS[name].facts
+    return _transform(algorithm) is not None
 
 
 def prepare_data(
@@ -218,9 +223,7 @@ def prepare_data(
 ) -> tuple[Federation, Population]:
     """What clients hold and the server knows when the algorithm begins. Whoever makes a pool and a loop from a
     federation gives them what this returns."""
-    if not changes_data(algorithm):
+    transform = _transform(algorithm)
+    if transform is None:
         return federation, population
-    name = ALGORITHMS.name_of(type(algorithm))
-    assert name is not None
-    transform = imported(ALGORITHMS[name].facts["data"])
     return transform(algorithm, federation, population)  # type: ignore[no-any-return]  # imported by its name
