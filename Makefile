@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup  # on two cores: tests of other processes mostly wait
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-random: $(READY)
 	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not flower"
