@@ -33,7 +33,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import check_algorithm, tiny_federation, tiny_model
+from kinfed.testing import Bench, check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask
 
@@ -637,3 +637,18 @@ def test_clients_find_those_who_hold_their_target_distribution(foreign: bool) ->
         accuracy.append((score.correct / score.count).mean())
     assert torch.stack(hits).mean() > 0.85
     assert torch.stack(accuracy).mean() > 0.9
+
+
+def test_an_evaluation_combines_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The combination and the last trained model come from one call: judging the candidates is what costs."""
+    calls, combine = [], FedFomo._combine
+
+    def counted(self: FedFomo, *args: Any) -> Any:
+        calls.append(1)
+        return combine(self, *args)
+
+    with Bench(FedFomo(training=LocalTraining(batch=5, steps=2), models=2)).loop(chunk=100) as loop:
+        loop.round()
+        monkeypatch.setattr(FedFomo, "_combine", counted)
+        assert set(loop.evaluate().alternatives) == {"post_train"}
+    assert len(calls) == 1
