@@ -49,6 +49,8 @@ class RoundInfo:
 
     number: int  # of the algorithm's rounds, from 1 on; in an evaluation that of the round to come
     population: Population
+    # The columns of a row that are trained (Task.trainable): only these have distances.
+    trainable: slice = field(default_factory=lambda: slice(None))
 
     def key(self, purpose: str) -> Tensor:
         """The key of the draws for one purpose in this round (kinfed.core.rng)."""

@@ -232,7 +232,7 @@ def sample_update(algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Ros
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)
     groups = torch.tensor([roster.group(0)]) if roster.groups else None
     cohort = Cohort(ids, train, val, test, 0, 1, groups)
-    info = RoundInfo(1, Population(len(roster.names), 0))
+    info = RoundInfo(1, Population(len(roster.names), 0), plain.trainable)
     planned, _ = algorithm.plan(server, torch.arange(len(roster.names)), info)
     down = algorithm.download(planned, ids)
     _, up = algorithm.client_update(plain, algorithm.init_client(plain, cohort), down, cohort)

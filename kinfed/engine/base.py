@@ -31,11 +31,19 @@ class Task(ABC):
     """The contract between algorithms and models."""
 
     num_params: int
-    slots: tuple[ParameterSlot, ...]  # the parameters from left to right
+    slots: tuple[ParameterSlot, ...]  # from left to right: all trainable parameters, then all running statistics
     device: torch.device = torch.device("cpu")
     backend: str = "custom"  # how gradients are computed
     one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
     classifies: bool = True  # accuracy is defined
+
+    @property
+    def trainable(self) -> slice:
+        """The columns of a row that gradients move, [0, T). Those behind them, [T, P), hold running statistics (of
+        BatchNorm, say): forward passes of training move them, averages mix them, and nothing else may: no pull, no
+        weight decay, no momentum, no server optimizer, no distance, no extrapolation (a variance must not become
+        negative)."""
+        return slice(0, max((slot.stop for slot in self.slots if slot.trainable), default=0))
 
     @abstractmethod
     def init(self, seed: int, number: int = 0) -> Tensor:

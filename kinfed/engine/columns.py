@@ -25,12 +25,14 @@ from kinfed.errors import ModelError
 
 @dataclass(frozen=True)
 class ParameterSlot:
-    """Where one named parameter lies in the flat row."""
+    """Where one named parameter or running statistic lies in the flat row."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     stop: int
+    trainable: bool = True  # False: a running statistic, which forward passes move and gradients do not
+    kind: str = ""  # type of the module that owns it ("Linear", "BatchNorm2d"), where it is known
 
     @property
     def layer(self) -> str:
@@ -40,7 +42,7 @@ class ParameterSlot:
 
 def layer_names(slots: Sequence[ParameterSlot]) -> tuple[str, ...]:
     """Modules that own parameters, in the order of the forward pass as declared."""
-    return tuple(dict.fromkeys(slot.layer for slot in slots))
+    return tuple(dict.fromkeys(slot.layer for slot in slots if slot.trainable))
 
 
 def last_layers(slots: Sequence[ParameterSlot], count: int) -> tuple[str, ...]:

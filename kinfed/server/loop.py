@@ -138,7 +138,7 @@ class Loop:
         return replace(reply, up=robust_rows(self.robust, averaged_fields(self.algorithm), reply.up)), ""
 
     def _info(self, number: int) -> RoundInfo:
-        return RoundInfo(number - self.first_round + 1, self.population)
+        return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""
