@@ -43,6 +43,8 @@ from kinfed.errors import ModelError
 
 Build = Callable[[], nn.Module]
 
+MEMORY_BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins
+
 
 class ModuleTask(Task):
     """A classification task around a torch module: kinfed.engine.layout says what of it is in the row."""
@@ -252,8 +254,11 @@ class RowsTask(ModuleTask):
         trained = [slot for slot in self.slots if slot.trainable]
         if not len(y):
             return [(slot, row.new_zeros(slot.shape)) for slot in trained]
+        # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains
+        # alone begins at such a boundary, as all memory of torch; so must a row among others.
+        aligned = row if row.data_ptr() % MEMORY_BOUNDARY == 0 else row.clone()
         # `.data`: rows of one theta would share a version counter, and threads that train them mark each other's stale.
-        state = {name: value.data for name, value in self.unflatten(row).items()}
+        state = {name: value.data for name, value in self.unflatten(aligned).items()}
         leaves = [state[slot.name].requires_grad_() for slot in trained]
         if not moving:
             state |= {slot.name: state[slot.name].clone() for slot in self.slots if not slot.trainable}
