@@ -130,9 +130,9 @@ def adapt(
         raise ModelError(f"alpha, the strength of adapters, is above 0; got {alpha:g}")
     for name in names:
         _check_target(model, name)
+    trained = _trained_parameters(model, _patterns(train))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    trained = _trained_parameters(model, _patterns(train))
     layers: dict[int, nn.Module] = {}  # a layer that is used twice keeps one adapter
     for name in names:
         layer = model.get_submodule(name)
@@ -144,11 +144,22 @@ def adapt(
         _make_constant(model)
     for parameter in trained:
         parameter.requires_grad_(True)
-    stackable(model)
+    _make_stackable(model)
     return model
 
 
-def stackable(model: nn.Module) -> None:
+def freeze_but(model: nn.Module, train: str | Sequence[str]) -> nn.Module:
+    """Freeze all that `train` does not name, and give nothing an adapter; otherwise like `lora`."""
+    trained = _trained_parameters(model, _patterns(train))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    _make_stackable(model)
+    return model
+
+
+def _make_stackable(model: nn.Module) -> None:
     """Put ClientLinear in the place of plain linear layers that are trained, so that the model can run batched."""
     plain = [(name, layer) for name, layer in _linear_layers(model) if type(layer) is nn.Linear]
     layers: dict[int, nn.Module] = {}
