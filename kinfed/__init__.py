@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kinfed.core.registries import register
     from kinfed.data.batches import LocalTraining
     from kinfed.data.federation import Federation
+    from kinfed.engine.lora import lora
     from kinfed.errors import KinfedError
     from kinfed.runs.config import RunConfig, make_config
     from kinfed.runs.experiment import run
@@ -26,6 +27,7 @@ _HOME = {
     "RunConfig": "kinfed.runs.config",
     "RunResult": "kinfed.runs.results",
     "LocalTraining": "kinfed.data.batches",
+    "lora": "kinfed.engine.lora",
     "make_algorithm": "kinfed.algorithms",
     "make_config": "kinfed.runs.config",
     "register": "kinfed.core.registries",
@@ -39,6 +41,7 @@ __all__ = [
     "LocalTraining",
     "RunConfig",
     "RunResult",
+    "lora",
     "make_algorithm",
     "make_config",
     "register",

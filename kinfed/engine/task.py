@@ -37,7 +37,7 @@ from kinfed.engine.draws import Draws, KeyedDraws, drops, prepare_dropout
 from kinfed.engine.layout import RowLayout, freeze, norm_layers
 from kinfed.engine.lstm import RecurrentNet
 from kinfed.engine.module_checks import check_module
-from kinfed.engine.norms import prepare_norms
+from kinfed.engine.running_norms import prepare_norms
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
 

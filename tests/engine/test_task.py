@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
-from kinfed.engine.models import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr
 from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.engine.zoo.classics import cnn, cnn_fomo, cnn_small, cnn_tutorial, mlp, mlr
 from kinfed.errors import ModelError
 from kinfed.testing import Bench
 

@@ -1,0 +1,153 @@
+"""Dense, convolutional and recurrent models of the papers.
+
+Convolutional models pool before the ReLU: for max pooling the two commute exactly, and the ReLU then touches a
+quarter of the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from torch import nn
+
+from kinfed.core.options import option
+from kinfed.engine.lstm import LastOutput
+from kinfed.engine.zoo.image_shape import image_shape
+from kinfed.errors import ModelError
+
+
+def mlr(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One hidden layer of 128 (CGPFL's DNN)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 128), nn.ReLU(), nn.Linear(128, classes))
+
+
+@dataclass(frozen=True)
+class LeNetOptions:
+    activation: Literal["tanh", "relu"] = option("tanh", "relu is what later papers call LeNet-5")
+    pooling: Literal["average", "max"] = option("average", "max is what later papers call LeNet-5")
+
+
+def lenet5(
+    shape: tuple[int, ...],
+    classes: int,
+    activation: Literal["tanh", "relu"] = "tanh",
+    pooling: Literal["average", "max"] = "average",
+) -> nn.Module:
+    """LeNet-5: conv 6 and 16 (5x5; the first padded, so that digits of 28x28 fit), fully connected 120 and 84.
+
+    LeCun et al. (1998) connect the second convolution to some of the first one's maps and give subsampling weights;
+    like everyone since, this network has neither."""
+    c, h, w = image_shape("lenet5", shape, 12)
+    act: type[nn.Module] = nn.Tanh if activation == "tanh" else nn.ReLU
+
+    def pooled() -> tuple[nn.Module, nn.Module]:
+        return (act(), nn.AvgPool2d(2)) if pooling == "average" else (nn.MaxPool2d(2), act())
+
+    return nn.Sequential(
+        nn.Conv2d(c, 6, 5, padding=2), *pooled(),
+        nn.Conv2d(6, 16, 5), *pooled(),
+        nn.Flatten(),
+        nn.Linear(16 * ((h // 2 - 4) // 2) * ((w // 2 - 4) // 2), 120), act(),
+        nn.Linear(120, 84), act(),
+        nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def cnn_tutorial(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Self-FL's CIFAR-10 network: conv 6 and 16 (5x5), fully connected 120 and 84."""
+    c, h, w = image_shape("cnn_tutorial", shape, 16)
+    return nn.Sequential(
+        nn.Conv2d(c, 6, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * _after(h, 5, 5) * _after(w, 5, 5), 120), nn.ReLU(),
+        nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def cnn_fomo(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """FedFomo's network: conv 32, 64, 64 (3x3), fully connected 64; the first dense layer fits the image."""
+    c, h, w = image_shape("cnn_fomo", shape, 18)
+    side = (_after(h, 3, 3) - 2, _after(w, 3, 3) - 2)
+    return nn.Sequential(
+        nn.Conv2d(c, 32, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * side[0] * side[1], 64), nn.ReLU(),
+        nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """CGPFL's CIFAR-10 network: conv 32 and 64 (5x5), fully connected 512."""
+    c, h, w = image_shape("cnn", shape, 16)
+    return nn.Sequential(
+        nn.Conv2d(c, 32, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * _after(h, 5, 5) * _after(w, 5, 5), 512), nn.ReLU(),
+        nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A light network for images from 8x8: conv 16 and 32 (3x3, padded), fully connected 64."""
+    c, h, w = image_shape("cnn_small", shape, 8)
+    return nn.Sequential(
+        nn.Conv2d(c, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * (h // 2 // 2) * (w // 2 // 2), 64), nn.ReLU(),
+        nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WakewordCNNOptions:
+    width: int = option(
+        42, "channels of the first layer: 42 makes the paper's 3 million parameters, 8 suits two cores", ge=1
+    )
+
+
+def wakeword_cnn(shape: tuple[int, ...], classes: int, width: int = 42) -> nn.Module:
+    """Self-FL's kind of network for wake words: 11 layers of convolution (seven, 3x3) and max pooling (four).
+
+    The paper tells the number of layers and of parameters only. Weights start as He et al. (2015) have it: with
+    torch's own start the signal fades on its way through seven layers that nothing normalizes."""
+    c, h, w = image_shape("wakeword_cnn", shape, 16)
+    layers: list[nn.Module] = []
+    for factor, pooled in ((1, True), (2, True), (4, False), (4, True), (8, False), (8, True), (8, False)):
+        conv = nn.Conv2d(c, factor * width, 3, padding=1)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        layers += [conv, nn.MaxPool2d(2), nn.ReLU()] if pooled else [conv, nn.ReLU()]
+        c = factor * width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(c * (h // 16) * (w // 16), classes))
+
+
+@dataclass(frozen=True)
+class LSTMOptions:
+    hidden: int = option(256, "units of every layer: 256 in Self-FL's paper, 100 in FedProx's code", ge=1)
+    layers: int = option(2, "LSTM layers", ge=1)
+
+
+def lstm(shape: tuple[int, ...], classes: int, hidden: int = 256, layers: int = 2) -> nn.Module:
+    """Self-FL's network for Sent140: two LSTM layers of 256 and a fully connected one on the last output."""
+    if len(shape) != 2:
+        raise ModelError(
+            f"model lstm reads sequences of vectors, [length, numbers]; got examples of shape {list(shape)}"
+        )
+    return nn.Sequential(nn.LSTM(shape[1], hidden, layers, batch_first=True), LastOutput(), nn.Linear(hidden, classes))
+
+
+def _after(side: int, first: int, second: int) -> int:
+    """Side length after two unpadded convolutions, each followed by 2x2 pooling."""
+    return ((side - first + 1) // 2 - second + 1) // 2

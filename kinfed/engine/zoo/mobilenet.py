@@ -1,0 +1,90 @@
+"""MobileNetV2 for small images.
+
+M. Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018, Table 2. For images of 32x32 the
+first layer and the second stage keep their size, so that the image is halved three times instead of five.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from kinfed.core.options import option
+from kinfed.engine.zoo.image_shape import image_shape
+from kinfed.engine.zoo.norms import NormName, image_norm, start_convolutions
+
+_STAGES = (  # expansion, channels, blocks, stride of the first
+    (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MobileNetOptions:
+    norm: NormName = option("batch", "group needs no running statistics and is usual in federated learning")
+    groups: int = option(2, "groups of every group normalization", ge=1)
+    width: float = option(1.0, "factor on the channels of all layers but the last", gt=0)
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to many channels, 3x3 on each of them alone, 1x1 back to few; what came in is added where it fits."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: NormName, groups: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        layers: list[nn.Module] = []
+        if expansion > 1:
+            layers += _convolution(inputs, inner, 1, 1, 1, norm, groups)
+        layers += _convolution(inner, inner, 3, stride, inner, norm, groups)
+        layers += [nn.Conv2d(inner, outputs, 1, bias=False), image_norm(norm, outputs, groups)]
+        self.layers = nn.Sequential(*layers)
+        self.adds = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layers(x)
+        return x + h if self.adds else h
+
+
+class MobileNet(nn.Module):
+    def __init__(self, channels: int, classes: int, norm: NormName, groups: int, width: float) -> None:
+        super().__init__()
+        inputs = _scaled(32, width)
+        layers: list[nn.Module] = _convolution(channels, inputs, 3, 1, 1, norm, groups)
+        for expansion, size, blocks, first_stride in _STAGES:
+            outputs = _scaled(size, width)
+            for block in range(blocks):
+                stride = first_stride if block == 0 else 1
+                layers.append(InvertedResidual(inputs, outputs, stride, expansion, norm, groups))
+                inputs = outputs
+        last = max(1280, _scaled(1280, width))
+        layers += _convolution(inputs, last, 1, 1, 1, norm, groups)
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(last, classes)
+        start_convolutions(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(x).mean((2, 3)))
+        return out
+
+
+def _convolution(
+    inputs: int, outputs: int, side: int, stride: int, parts: int, norm: NormName, groups: int
+) -> list[nn.Module]:
+    """Convolution in so many parts (of channels), normalization, ReLU up to 6."""
+    conv = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, groups=parts, bias=False)
+    return [conv, image_norm(norm, outputs, groups), nn.ReLU6()]
+
+
+def _scaled(channels: int, width: float) -> int:
+    """A multiple of 8 near channels * width, at least 8 and not below nine tenths of it, as in the paper's code."""
+    wanted = channels * width
+    rounded = max(8, int(wanted + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * wanted else rounded
+
+
+def mobilenet(
+    shape: tuple[int, ...], classes: int, norm: NormName = "batch", groups: int = 2, width: float = 1.0
+) -> nn.Module:
+    """MobileNetV2 for images of at least 8x8."""
+    channels, _, _ = image_shape("mobilenet", shape, 8)
+    return MobileNet(channels, classes, norm, groups, width)
