@@ -70,6 +70,7 @@ class ModuleTask(Task):
         self.num_params = self.layout.num_params
         self.start: Tensor | None = None  # [P] in place of the random first start; see `starting_at`
         self._random_starts: dict[int, Tensor] = {}  # the first one by seed: all clients of a method ask for it
+        self._whole: nn.Module | None = None  # of which `module` is the upper part; see `upper_task`
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
@@ -109,7 +110,7 @@ class ModuleTask(Task):
 
     def module_of(self, row: Tensor) -> nn.Module:
         """A ready module with the parameters of one row."""
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module if self._whole is None else self._whole)
         module.load_state_dict(self.state_dict(row))
         return module.eval()
 
@@ -420,12 +421,33 @@ def make_task(
     On an `example` batch [B, ...] the model is tried at once: one that fails is refused here and not in the first
     round, and one that only works for one client at a time (it branches on its data, draws random numbers, or holds an
     operation that torch runs in a loop over clients anyway) trains row by row."""
-    task = _choose_task(build, backend, device, frozen)
+    if backend != "auto" and backend not in _BACKENDS:
+        raise ModelError(f"backend is one of auto, {', '.join(_BACKENDS)}; got {backend!r}")
+    task = _task_for(checked_module(build, frozen), build, backend, device)
     if example is not None:
         if backend == "auto" and isinstance(task, VmapTask) and not _gains_from_vmap(task, example):
             task = RowsTask(build, device, module=task.module)
         _try(task, example, clients=1)
     return task
+
+
+def upper_task(
+    whole: ModuleTask, above: Callable[[nn.Module], nn.Module], layers: list[nn.Module], backend: str = "auto"
+) -> ModuleTask:
+    """A task on the activations below `layers`, which hold all that `whole` trains: `above` makes a module's forward
+    pass begin there. Rows, starts and exported models are those of `whole`."""
+    module = above(whole.layout.working_copy(whole.module))
+    upper = nn.Sequential(*layers)
+    trained = sum(p.numel() for p in upper.parameters() if p.requires_grad)
+    is_all = trained == whole.num_params == sum(p.numel() for p in upper.parameters())
+    net = stacked_net(upper) if is_all and backend in ("auto", "stacked") else None
+    task: ModuleTask
+    if net is not None:
+        task = StackedTask(whole._build, whole.device, module=module, net=net)
+    else:
+        task = _task_for(module, whole._build, backend, whole.device)
+    task._whole = whole.module
+    return task.starting_at(whole.start)
 
 
 def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
@@ -447,10 +469,8 @@ def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
     return not any("performance drop" in str(warning.message) for warning in caught)
 
 
-def _choose_task(build: Build, backend: str, device: torch.device | str, frozen: tuple[str, ...]) -> ModuleTask:
-    if backend != "auto" and backend not in _BACKENDS:
-        raise ModelError(f"backend is one of auto, {', '.join(_BACKENDS)}; got {backend!r}")
-    module = checked_module(build, frozen)
+def _task_for(module: nn.Module, build: Build, backend: str, device: torch.device | str) -> ModuleTask:
+    """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
         return _BACKENDS[backend](build, device, module=module)
     layout = RowLayout.of(module)
