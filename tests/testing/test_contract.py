@@ -57,7 +57,7 @@ def cases() -> Iterator[tuple[str, str]]:
         classes.add(target)
 
 
-@pytest.mark.parametrize(("name", "check"), cases())
+@pytest.mark.parametrize(("name", "check"), list(cases()))
 def test_contract(name: str, check: str) -> None:
     CHECKS[check](bench(name))
 
