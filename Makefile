@@ -10,10 +10,10 @@ demo: $(READY)
 	$(BIN)/kinfed run
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-random: $(READY)
-	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not flower"
+	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 -m "not ray and not flower"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,16 @@ settings.load_profile(os.environ.get("KINFED_HYPOTHESIS", "kinfed"))
 PROCESS_TIMEOUTS = {"ray": 180, "flower": 400, "browser": 120}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from work_units import WorkUnits
+
+    return WorkUnits(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Begun last, what waits for processes would keep one worker busy after the others are done.
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("flower", "ray")))
     for item in items:
         for marker, seconds in PROCESS_TIMEOUTS.items():
             if item.get_closest_marker(marker) is not None and item.get_closest_marker("timeout") is None:

@@ -20,6 +20,7 @@ from kinfed.deploy.scaffold import make_app
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"
+_LIBC = ctypes.CDLL(None)  # loaded here, for between fork and exec nothing may wait for a lock of another thread
 
 
 def free_port() -> int:
@@ -177,7 +178,7 @@ class Network:
 def _die_with_the_tests() -> None:
     """A killed test process leaves nothing running: Linux ends its children with it (PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        _LIBC.prctl(1, signal.SIGKILL)
 
 
 def _read(path: Path) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 import torch
 from method_bench import LR, by_hand, close, gradient, server
@@ -34,13 +35,14 @@ def scaffold() -> Iterator[Any]:
     ALGORITHMS.unregister("scaffold")  # other tests count the methods of the package
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "kinfed", *arguments]
+@pytest.fixture(scope="module")
+def bench(scaffold: Any) -> Bench:
+    return Bench(scaffold(training=LocalTraining(batch=5, steps=5)), federation=tiny_federation())
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_plugin_keeps_the_contract(scaffold: Any, check: str) -> None:
-    CHECKS[check](Bench(scaffold(training=LocalTraining(batch=5, steps=5)), federation=tiny_federation()))
+def test_the_plugin_keeps_the_contract(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 def test_a_round_of_scaffold_by_hand(scaffold: Any) -> None:
@@ -58,39 +60,46 @@ def test_a_round_of_scaffold_by_hand(scaffold: Any) -> None:
         close(server(loop, "x"), x - LR * (h - g + g.mean(0)).mean(0))
 
 
+def typed(*arguments: str, cwd: Path) -> str:
+    """What a command that succeeds prints."""
+    done = command_line.kinfed(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("scaffold")
 def test_a_plugin_is_listed_and_compared_and_in_the_report(tmp_path: Path) -> None:
-    listed = subprocess.run(
-        command("list", "scaffold", "--plugin", str(PLUGIN)), capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert "server_lr" in listed.stdout
-    subprocess.run(command("run", *SETTINGS, "--rounds", "2", "--out", "run"), check=True, cwd=tmp_path)
+    assert "server_lr" in typed("list", "scaffold", "--plugin", str(PLUGIN), cwd=tmp_path)
+    typed("run", *SETTINGS, "--rounds", "2", "--out", "run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [result["algorithm"] for result in summary["results"]] == ["scaffold", "fedavg"]
     assert "SCAFFOLD" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("scaffold")
 def test_a_killed_run_of_a_plugin_resumes_to_the_same_bits(tmp_path: Path) -> None:
     settings = (*SETTINGS, "--rounds", "40", "--checkpoint-every", "1", "--no-report")
-    subprocess.run(command("run", *settings, "--out", "whole"), check=True, cwd=tmp_path)
-    process = subprocess.Popen(command("run", *settings, "--out", "killed"), cwd=tmp_path)
+    typed("run", *settings, "--out", "whole", cwd=tmp_path)
+    command = [sys.executable, "-m", "kinfed", "run", *settings, "--out", "killed"]
+    process = subprocess.Popen(command, cwd=tmp_path)
     journal = tmp_path / "killed" / "rounds.jsonl"
     limit = time.monotonic() + 100
     while time.monotonic() < limit and not (journal.exists() and len(journal.read_text().splitlines()) >= 5):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    subprocess.run(command("run", "--out", "killed", "--resume", "--no-report"), check=True, cwd=tmp_path)
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    typed("run", "--out", "killed", "--resume", "--no-report", cwd=tmp_path)
     assert not list(same_results(tmp_path / "whole", tmp_path / "killed"))
 
 
+@pytest.mark.usefixtures("scaffold")
 def test_a_plugin_is_tuned(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
-    subprocess.run(
-        command("tune", *SETTINGS, "--rounds", "2", "--trials", "2", "--out", "tuned"), check=True, cwd=tmp_path
-    )
+    typed("tune", *SETTINGS, "--rounds", "2", "--trials", "2", "--out", "tuned", cwd=tmp_path)
     assert "scaffold" in (tmp_path / "tuned" / "best.toml").read_text()
     assert "server_lr" in (tmp_path / "tuned" / "study.jsonl").read_text()  # the range that the option declares
-    subprocess.run(command("run", "tuned/best.toml", "--rounds", "1", "--out", "best"), check=True, cwd=tmp_path)
+    typed("run", "tuned/best.toml", "--rounds", "1", "--out", "best", cwd=tmp_path)
 
 
 def test_objects_are_compared_with_names(scaffold: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -154,10 +156,22 @@ class Bench:
                 loop.round()
             return outcome(loop)
 
-    @functools.cached_property
+    @property
     def usual(self) -> State:
         """What ROUNDS rounds lead to when nothing is special."""
-        return self.run()
+        return self._usual_run[0]
+
+    @property
+    def touched_generators(self) -> list[str]:
+        """The global generators that the usual run drew from."""
+        return self._usual_run[1]
+
+    @functools.cached_property
+    def _usual_run(self) -> tuple[State, list[str]]:
+        before = _global_generators()
+        state = self.run()
+        after = _global_generators()
+        return state, [name for name in before if after[name] != before[name]]
 
 
 def outcome(loop: Loop) -> State:
@@ -176,6 +190,16 @@ def outcome(loop: Loop) -> State:
     for kind, score in evaluation.alternatives.items():
         found |= {f"{kind} correct": score.correct, f"{kind} loss": score.loss}
     return found | {f"figure {name}": value for name, value in evaluation.figures.items()}
+
+
+def _global_generators() -> dict[str, Any]:
+    """States of the generators that a process has one of."""
+    numpy: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": (numpy[1].tolist(), numpy[2:]),
+        "random": random.getstate(),
+    }
 
 
 def state_of(loop: Loop) -> State:

@@ -231,10 +231,15 @@ def test_clients_who_disagree_get_models_of_their_own() -> None:
     assert accuracy["complete", 99] < 0.7
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_the_contract_holds_while_clusters_are_split(check: str) -> None:
+@pytest.fixture(scope="module")
+def bench() -> Bench:
     method = CFL(LocalTraining(batch=5, steps=5), eps1=1e3, eps2=1e-6, t_min=1, min_size=2)
-    CHECKS[check](Bench(method, model=tiny_model))
+    return Bench(method, model=tiny_model)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_contract_holds_while_clusters_are_split(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 def test_that_run_does_split() -> None:

@@ -79,9 +79,14 @@ def test_a_mixture_is_tuned_as_a_whole_and_keeps_its_proportions() -> None:
         assert float(after.loss.sum()) < float(before.loss.sum())
 
 
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(make_algorithm("ditto", LocalTraining(batch=5, steps=5), {"finetune": 2, "finetune_lr": 0.03}))
+
+
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_tuned_method_keeps_the_contract(check: str) -> None:
-    CHECKS[check](Bench(make_algorithm("ditto", LocalTraining(batch=5, steps=5), {"finetune": 2, "finetune_lr": 0.03})))
+def test_a_tuned_method_keeps_the_contract(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 def test_every_method_takes_the_option() -> None:

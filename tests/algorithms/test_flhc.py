@@ -187,10 +187,15 @@ def test_bytes_are_one_model_each_way() -> None:
             assert (report.bytes_down, report.bytes_up) == (3 * 15 * 4, 3 * (15 + 1) * 4)
 
 
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(FLHC(LocalTraining(batch=5, steps=5), n1=1, linkage="average"), federation=tiny_federation())
+
+
 # The clustering round calls on everyone, so nobody is an outsider.
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "outsiders_are_left_alone"])
-def test_the_contract_holds_after_the_clustering(check: str) -> None:
-    CHECKS[check](Bench(FLHC(LocalTraining(batch=5, steps=5), n1=1, linkage="average"), federation=tiny_federation()))
+def test_the_contract_holds_after_the_clustering(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 @pytest.mark.parametrize(

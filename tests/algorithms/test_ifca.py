@@ -153,10 +153,15 @@ def test_fewer_distinct_clients_than_models_leave_models_at_the_start() -> None:
         assert not torch.equal(server(loop, "omega")[0], w)
 
 
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench("ifca", options={"init": "kmeans", "clusters": 2})
+
+
 # Everyone is called in the first round, so nobody is an outsider.
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "outsiders_are_left_alone"])
-def test_the_contract_holds_with_the_k_means_start(check: str) -> None:
-    CHECKS[check](Bench("ifca", options={"init": "kmeans", "clusters": 2}))
+def test_the_contract_holds_with_the_k_means_start(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 def test_bytes_are_k_models_down_one_and_a_number_up() -> None:

@@ -126,9 +126,14 @@ def test_planned_lengths_are_what_clients_do() -> None:
         assert len(lengths) > 1
 
 
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench("l2sgd", options={"geometric": True})
+
+
 @pytest.mark.parametrize("check", ["resume_is_exact", "trees_keep_their_shape", "chunks_do_not_matter", "it_learns"])
-def test_the_contract_holds_with_geometric_lengths(check: str) -> None:
-    CHECKS[check](Bench("l2sgd", options={"geometric": True}))
+def test_the_contract_holds_with_geometric_lengths(bench: Bench, check: str) -> None:
+    CHECKS[check](bench)
 
 
 def test_bytes_are_one_model_each_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import re
 import ssl
 import stat
@@ -230,8 +231,9 @@ def test_the_vault_commands(tmp_path: Path) -> None:
 # ---- what leaves a node ----
 
 
+@functools.cache
 def sends() -> dict[str, str]:
-    """As the command lists it."""
+    """As the command lists it, for all methods at once."""
     lines = CliRunner().invoke(app, ["deploy", "messages"], terminal_width=200).output.splitlines()
     return dict(line.strip().split(maxsplit=1) for line in lines[1:])
 

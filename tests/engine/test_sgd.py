@@ -129,6 +129,13 @@ OPTIONS = {
     "weight decay": {"weight_decay": 0.1},
     "both": {"momentum": 0.5, "weight_decay": 0.1},
 }
+# (options, a switch, masked): all without a mask, which chooses between two loops; masks, which always take the plain
+# one, with no option and with all.
+CASES = [
+    *((options, switch, False) for options in OPTIONS for switch in (False, True)),
+    ("plain", False, True),
+    ("both", True, True),
+]
 
 
 def textbook(
@@ -161,16 +168,14 @@ def textbook(
 
 
 @pytest.mark.parametrize("path", ["stacked", "rows", "vmap"])
-@pytest.mark.parametrize("length", ["steps", "epochs"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("options", "by_epochs", "masked"), CASES)
 def test_training_is_that_of_torch_optim_client_by_client(
-    federation: Federation, path: str, length: str, masked: bool, options: str
+    federation: Federation, path: str, options: str, by_epochs: bool, masked: bool
 ) -> None:
     """Epochs give these clients unequal numbers of steps, neither rising nor falling."""
     task = make_task(net, backend=path)
     training = LocalTraining(
-        lr=0.1, batch=4, **({"steps": 6} if length == "steps" else {"steps": None, "epochs": 2}), **OPTIONS[options]
+        lr=0.1, batch=4, **({"steps": None, "epochs": 2} if by_epochs else {"steps": 6}), **OPTIONS[options]
     )
     data = federation.cohort(torch.arange(len(federation)), 0, 1).train
     theta = torch.stack([task.init(0, number) for number in range(len(federation))])
@@ -234,11 +239,9 @@ def task_and_data(kind: str, federation: Federation) -> tuple[ModuleTask, Split]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.parametrize("pulled", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("options", "pulled", "masked"), CASES)
 def test_a_drift_is_the_gradient_of_a_linear_term(
-    federation: Federation, kind: str, pulled: bool, masked: bool, options: str
+    federation: Federation, kind: str, options: str, pulled: bool, masked: bool
 ) -> None:
     """Clients of unequal numbers of steps, each beside a loop of autograd whose loss has the term <theta, drift>."""
     task, data = task_and_data(kind, federation)
@@ -264,14 +267,15 @@ def test_a_drift_is_the_gradient_of_a_linear_term(
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("shape", ["one for each", "one for all"])
-def test_no_drift_is_a_drift_of_zero(federation: Federation, kind: str, options: str, shape: str) -> None:
+def test_no_drift_is_a_drift_of_zero(federation: Federation, kind: str, options: str) -> None:
+    """A drift for each client, or one for all."""
     task, data = task_and_data(kind, federation)
-    training = LocalTraining(lr=0.1, batch=4, steps=12, **OPTIONS[options])
+    training = LocalTraining(lr=0.1, batch=4, steps=6, **OPTIONS[options])
     batches = data.batches(training)
     theta = task.init(0).expand(len(federation), -1)
-    zero = torch.zeros(task.num_params) if shape == "one for all" else torch.zeros(theta.shape)
-    assert torch.equal(sgd(task, theta, batches, drift=zero), sgd(task, theta, batches))
+    without = sgd(task, theta, batches)
+    for shape in (theta.shape, theta.shape[1:]):
+        assert torch.equal(sgd(task, theta, batches, drift=torch.zeros(shape)), without)
 
 
 @pytest.mark.parametrize("steps", [[2, 2, 2], [1, 3, 2]])

@@ -43,7 +43,6 @@ from kinfed.pools.ray_pool import RayCluster  # noqa: E402
 # Ray leaves files and processes to the garbage collector, which warns about them.
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -123,8 +122,7 @@ def process_of(loop: Loop, slot: int) -> int:
 METHODS = {"fedavg": {}, "ditto": {}, "selffl": {}, "fedfomo": {"models": 2}, "cgpfl": {"contexts": 2}}
 
 
-@pytest.mark.parametrize("clients", [3, 12])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "clients"), [*((name, 12) for name in METHODS), ("fedfomo", 3)])
 def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: int, cluster: RayCluster) -> None:
     method = make_algorithm(name, WORK, METHODS[name])
     data = tiny_federation(tuple(range(4, 4 + clients))).with_validation(0.2, SEED)
@@ -320,12 +318,12 @@ def test_a_run_begun_on_one_pool_goes_on_on_the_other(first: str, then: str, tmp
 
 @pytest.mark.usefixtures("for_runs")
 def test_a_driver_killed_at_once_loses_nothing_but_the_round(nodes: Cluster, tmp_path: Path) -> None:
-    kinfed.run(out=tmp_path / "whole", **RUN | {"rounds": 40})
+    kinfed.run(out=tmp_path / "whole", **RUN | {"rounds": 12})
     nodes.add_node(num_cpus=2, object_store_memory=STORE)  # for the workers of another driver
     out = tmp_path / "killed"
     command = [
         sys.executable, "-m", "kinfed", "run", "--pool", "ray", "--ray-address", nodes.address, "--workers", "2",
-        "--clients", "6", "--algorithms", "ditto,fedfomo", "--rounds", "40", "--seeds", "0", "--model", "mlr",
+        "--clients", "6", "--algorithms", "ditto,fedfomo", "--rounds", "12", "--seeds", "0", "--model", "mlr",
         "--checkpoint-every", "1", "--out", str(out), "--no-report",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
@@ -335,7 +333,7 @@ def test_a_driver_killed_at_once_loses_nothing_but_the_round(nodes: Cluster, tmp
             time.sleep(0.01)
         driver.send_signal(signal.SIGKILL)
     assert not (out / "summary.json").exists()
-    kinfed.run(out=out, resume=True, pool="ray", **RUN | {"rounds": 40})
+    kinfed.run(out=out, resume=True, pool="ray", **RUN | {"rounds": 12})
     assert same(tmp_path / "whole", out) == []
 
 

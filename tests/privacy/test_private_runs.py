@@ -466,7 +466,9 @@ def test_clipping_alone_says_so() -> None:
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
-    small = ["--clients", "4", "--model", "mlr", "--rounds", "1", "--seeds", "0", "--steps", "2", "--no-report"]
+    # A batch is all of a client's examples: epsilon is the same for all, and soon computed.
+    small = ["--clients", "4", "--model", "mlr", "--rounds", "1", "--seeds", "0", "--steps", "2", "--no-report",
+             "--batch", "100000"]  # fmt: skip
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["kinfed", "run", *small, *arguments])

@@ -101,13 +101,18 @@ def adopted(folder: Path, method: str, who: Federation | None = None, **more: An
 # Every method.
 
 
+@pytest.fixture(scope="module")
+def by_fedavg(in_order: Path) -> Adoption:
+    return adopted(in_order, "fedavg")
+
+
 @pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
-def test_every_method_serves_a_newcomer(in_order: Path, method: str) -> None:
+def test_every_method_serves_a_newcomer(in_order: Path, by_fedavg: Adoption, method: str) -> None:
     found = adopted(in_order, method)
     assert found.rounds == 3
     assert (found.n_train, found.n_test) in ((45, 15), (36, 15))  # some hold out validation examples
     assert found.adopted is not None
-    assert found.alone == adopted(in_order, "fedavg").alone  # one control for all, validation examples or not
+    assert found.alone == by_fedavg.alone  # one control for all, validation examples or not
     assert bool(torch.isfinite(found.model).all())
     assert torch.equal(found.model, adopted(in_order, method).model)
 
