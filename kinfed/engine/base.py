@@ -7,7 +7,7 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,20 +51,27 @@ class Task(ABC):
 
     @abstractmethod
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row."""
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
+        stays as it is."""
+
+    def training_grad(self, theta: Tensor, batch: Batch) -> Tensor:
+        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
+        training forward pass of torch."""
+        return self.grad(theta, batch)
 
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, C] for theta [n, P] and x [n, B, ...]."""
+        """[n, B, C] for theta [n, P] and x [n, B, ...], by models in evaluation mode."""
 
     def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
-        """theta <- theta - lr * (grad + lam * (theta - center)), in place."""
-        g = self.grad(theta, batch)
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
+        g = self.training_grad(theta, batch)[:, self.trainable]
+        x = theta[:, self.trainable]
         if pull is not None:
             lam, center = pull
             lam = lam[:, None] if isinstance(lam, Tensor) else lam
-            g = g + lam * (theta - center)
-        theta -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
+            g = g + lam * (x - center[:, self.trainable])
+        x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
     def descent(self, theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
         """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
@@ -81,7 +88,7 @@ class Task(ABC):
         a gradient per example and parameter in memory."""
         one = torch.ones(len(batch), 1, device=theta.device)
         columns = [
-            Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], one, batch.ids, batch.round, batch.step)
+            replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         ]
         return torch.stack([torch.linalg.vector_norm(self.grad(theta, column), dim=1) for column in columns], 1)

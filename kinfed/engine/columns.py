@@ -68,12 +68,12 @@ def layer_mask(slots: Sequence[ParameterSlot], patterns: Sequence[str]) -> Tenso
     """bool [P]: parameters that at least one of the patterns chooses. Every pattern must choose some."""
     mask = torch.zeros(slots[-1].stop, dtype=torch.bool)
     for pattern in patterns:
-        chosen = [slot for slot in slots if matches(slot.name, pattern)]
-        if not chosen:
+        named = [slot for slot in slots if matches(slot.name, pattern)]
+        if not named:
             is_glob = any(sign in pattern for sign in "*?[")
             problem = f"no layer that matches {pattern!r}" if is_glob else f"no layer {pattern!r}"
             raise ModelError(f"the model has {problem}; its layers are {', '.join(layer_names(slots))}")
-        for slot in chosen:
+        for slot in named:
             mask[slot.start : slot.stop] = True
     return mask
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
 from kinfed.engine.aten_ops import relu_backward_
+from kinfed.engine.client_linear import ClientLinear
 from kinfed.engine.descent import Descent, LayerwiseDescent, Pull
 from kinfed.engine.linear import Dense, DenseStep, Params, output_delta, write_gradient
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
@@ -29,7 +30,7 @@ class FeedForwardNet(StackedNet):
 
     @classmethod
     def from_module(cls, module: nn.Module) -> FeedForwardNet | None:
-        chain = chain_of(module, (nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
+        chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
         steps: list[tuple[Dense, str]] = []

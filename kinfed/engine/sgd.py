@@ -52,7 +52,7 @@ def sgd(
     trained = [slice(None)] if mask is None else runs(mask)
     for rows, batch in batches.reusing_memory():
         now = x[rows]
-        g = task.grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
+        g = task.training_grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
         if pull is not None:
             lam = take_if_tensor(pull[0], rows)
             g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])
