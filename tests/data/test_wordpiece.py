@@ -204,6 +204,15 @@ def test_reviews_are_shared_out_by_domain_without_copies(folder: Path, tmp_path:
     federation = make_federation(source, "column", None)
     assert federation.names == ["books", "toys"]
     assert [rows.tolist() for rows in federation.test.lists()] == [[1], [3]]
+    half = load_source("reviews", options={"tokenizer": str(folder), "length": 4, "examples": 2})
+    assert half.owners is not None
+    assert half.is_test is not None
+    assert half.is_test.tolist() == [False, True]
+    assert half.notes[1] == "2 of the 4 reviews of reviews, drawn at random"
+    rows = [source.features.raw.tolist().index(tokens) for tokens in half.features.raw.tolist()]
+    assert half.labels.tolist() == source.labels[rows].tolist()
+    assert source.owners is not None
+    assert half.owners.tolist() == source.owners[rows].tolist()
 
 
 def test_reviews_without_a_tokenizer_or_files_say_what_to_do(folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.source import SOURCES, Source, subsample
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.wordpiece import LENGTH, TEXT_COLUMN, TextInput, WordPiece
@@ -39,6 +39,7 @@ class ReviewOptions:
         "", "folder with tokenizer.json or vocab.txt, such as that of the model's weights (required)"
     )
     length: int = option(LENGTH, "tokens of a review that are read", ge=3)
+    examples: int | None = option(None, "only so many reviews, drawn at random; none: all")
 
 
 @SOURCES.register(
@@ -61,7 +62,7 @@ def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> So
         f"reviews-{text.length}", [*files, *tokenizer_files], lambda: {"tokens": text.encode(distinct)}
     )["tokens"]
     owners, names = encode(np.array(table["client"].to_pylist())[keep], "column client")
-    return Source(
+    source = Source(
         "reviews",
         Features(tokens),
         torch.from_numpy(table["label"].to_numpy().astype(np.int64)[keep]),
@@ -72,6 +73,7 @@ def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> So
         owner_names=names,
         notes=[f"{len(texts) - len(keep)} of {len(texts)} reviews are copies of others and are left out"],
     )
+    return source if options.examples is None else subsample(source, options.examples, "reviews")
 
 
 def first_copies(texts: list[str], first: np.ndarray) -> list[int]:
