@@ -155,11 +155,12 @@ def test_a_federation_trains_them_as_torch_does(make_batch: MakeBatch, name: str
     task = make_task(lambda: build_model(name, (3, 16, 16), 3, SMALL[name]))
     theta = torch.stack([task.init(0), task.init(1)])
     alone = [task.module_of(row).train() for row in theta]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05) for module in alone]
     for step in range(5):
         batch = make_batch(2, 6, (3, 16, 16), 3, seed=step)
         task.descend_(theta, batch, 0.05)
-        for i, module in enumerate(alone):
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        for i, (module, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
+            optimizer.zero_grad()
             loss = nn.functional.cross_entropy(module(batch.x[i]), batch.y[i], reduction="none") * batch.weight[i]
             loss.sum().backward()
             optimizer.step()
