@@ -11,6 +11,7 @@ import pytest
 from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.listing import KINDS, names, options_of
 from kinfed.data.partitions import PARTITIONS
+from kinfed.engine.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +53,21 @@ def test_the_example_method_runs_and_keeps_the_contract(
     for block in blocks("docs/adding-a-method.md", "python"):
         exec(compile(block, "adding-a-method.md", "exec"), {})
     ALGORITHMS.unregister("halfway")  # other tests count the methods of the package
+
+
+def test_the_python_of_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"__name__": "models"}
+    try:
+        for block in blocks("docs/models.md", "python"):
+            exec(compile(block, "models.md", "exec"), names)
+    finally:
+        MODELS.unregister("small_net")
+    assert capsys.readouterr().out.strip() in (ROOT / "docs/models.md").read_text("utf-8")
+
+
+def test_every_model_is_documented() -> None:
+    text = (ROOT / "docs/models.md").read_text("utf-8")
+    assert [name for name in MODELS if f"`{name}`" not in text] == []
 
 
 def test_every_partition_is_documented() -> None:

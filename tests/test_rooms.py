@@ -29,6 +29,7 @@ OPTIONAL: dict[str, set[str]] = {
     "cryptography": {"deploy.certs"},
     "optuna": {"runs.tune"},
     "soundfile": {"data.sources.speech"},
+    "tokenizers": {"data.sources.wordpiece"},
 }
 
 

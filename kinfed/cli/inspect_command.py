@@ -27,17 +27,22 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """Show what there is, or the options of one method, data set, partition or model."""
-    from kinfed.cli.listing import KINDS, RECIPES, kind_of, names, options_of, owner
+    from kinfed.cli.listing import KINDS, RECIPES, kind_of, model_sizes, names, options_of, owner
 
     kinds = (*KINDS, RECIPES)
     what = "algorithms" if what == "methods" else what
     if what is not None and what not in kinds:
         kind = kind_of(what)
         say(f"{what}: {names(kind)[what]}")
+        if kind == "models" and (sizes := model_sizes(what))[0]:
+            say("  {} parameters for examples {}; gradients: {}".format(*sizes))
         for option in options_of(what):
             say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
             if option.text:
                 say(f"      {option.text}" + (f" ({option.bounds})" if option.bounds else ""), style="dim")
+        return
+    if what == "models":
+        console.print(_model_table())
         return
     for kind in (what,) if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -50,6 +55,20 @@ def list_(
             say("")
     if what is None:
         say("kinfed list NAME shows the options of a method, data set, partition or model.")
+
+
+def _model_table() -> Table:
+    """Models with their sizes, which take a moment to find out."""
+    from kinfed.cli.listing import model_sizes, names
+
+    table = Table(title="models", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True, style="bold")
+    for heading in ("parameters", "for examples", "gradients"):
+        table.add_column(heading, no_wrap=heading != "parameters")
+    table.add_column("")
+    for name, summary in names("models").items():
+        table.add_row(name, *model_sizes(name), summary)
+    return table
 
 
 def describe(

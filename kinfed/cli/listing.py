@@ -20,6 +20,26 @@ def names(kind: str) -> dict[str, str]:
     return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
 
 
+def model_sizes(name: str) -> tuple[str, str, str]:
+    """For a model: its parameters, the examples that they are counted for, and the path of its gradients; empty where
+    it was registered without an example."""
+    from kinfed.engine.model_outline import model_outline
+
+    outline = model_outline(name)
+    if outline is None:
+        return "", "", ""
+    frozen = f" + {_short(outline.frozen)} frozen" if outline.frozen else ""
+    shape = "x".join(map(str, outline.shape))
+    return f"{_short(outline.trained)}{frozen}", f"{shape} -> {outline.classes}", outline.backend
+
+
+def _short(count: int) -> str:
+    """1,234 as it is, from ten thousand on 12k, then 1.2M."""
+    if count < 10_000:
+        return f"{count:,}"
+    return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"
+
+
 def kind_of(name: str) -> str:
     """The kind of thing that has this name."""
     known: list[str] = [*KINDS, RECIPES]

@@ -10,16 +10,17 @@ options, `names_clients` says that the data set is shared out by its own clients
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfed.core import rng
 from kinfed.core.registry import Registry
 from kinfed.data.features import Features
-from kinfed.errors import DataError
+from kinfed.errors import ConfigError, DataError
 
 
 @dataclass
@@ -72,6 +73,31 @@ class Source:
         """Rows of the official test split, or all the others."""
         marked = self.is_test if self.is_test is not None else torch.zeros(len(self), dtype=torch.bool)
         return (marked if test else ~marked).nonzero().squeeze(1)
+
+
+def subsample(source: Source, count: int, noun: str) -> Source:
+    """`count` of the examples, drawn at random, training and test rows in proportion; the same ones for every seed.
+    Features keep the statistics of the whole set. `noun` is what its examples are."""
+    if not 1 <= count <= len(source):
+        raise ConfigError(f"examples takes 1 to {len(source):,} {noun} of {source.name}; got {count:,}")
+    train, test = source.rows(test=False), source.rows(test=True)
+    num_test = round(count * len(test) / len(source))
+    key = rng.root(0, "examples")
+    samples = [
+        rows[rng.choose(rng.fold(key, i), len(rows), n)]
+        for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test)))
+    ]
+    rows = torch.cat(samples).sort().values
+    columns: dict[str, Any] = {
+        name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags")
+    }
+    sample: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+    return replace(
+        source,
+        features=replace(source.features, raw=source.features.raw[rows]),
+        notes=[*source.notes, f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"],
+        **sample,
+    )
 
 
 SOURCES: Registry[Callable[[Any, Path | None, int], Source]] = Registry("data set")

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from kinfed.core.options import option
 from kinfed.core.storage import read_json, storage_errors
-from kinfed.engine.client_linear import ClientLinear
 from kinfed.engine.encoder import EncoderLayer, EncoderNet, TokenEmbeddings
 from kinfed.engine.lora import adapt, freeze_but, target_names
 from kinfed.errors import ModelError, StorageError
@@ -61,7 +60,7 @@ def minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
     net = _outline(config, classes)
     weights = _weights(folder / "model.safetensors", _DTYPES[options.dtype])
     _fill(net, weights, folder)
-    net.head = ClientLinear(int(config["hidden_size"]), classes)
+    net.head = nn.Linear(int(config["hidden_size"]), classes)
     return _train_parts(net, options)
 
 
@@ -107,7 +106,7 @@ def _outline(config: Mapping[str, Any], classes: int) -> EncoderNet:
     with torch.device("meta"):
         embeddings = TokenEmbeddings(vocabulary, width, positions, segments, eps)
         stack = [EncoderLayer(width, heads, hidden, eps) for _ in range(layers)]
-        return EncoderNet(embeddings, stack, ClientLinear(width, classes))
+        return EncoderNet(embeddings, stack, nn.Linear(width, classes))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

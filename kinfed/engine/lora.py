@@ -149,13 +149,12 @@ def adapt(
 
 
 def freeze_but(model: nn.Module, train: str | Sequence[str]) -> nn.Module:
-    """Freeze all that `train` does not name, and give nothing an adapter; otherwise like `lora`."""
+    """Freeze all that `train` does not name. The model is changed in place and returned."""
     trained = _trained_parameters(model, _patterns(train))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for parameter in trained:
         parameter.requires_grad_(True)
-    _make_stackable(model)
     return model
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kinfed.core import storage
 from kinfed.data.description import Description
+from kinfed.data.sources.wordpiece import TextInput
 from kinfed.engine.mixture import num_components
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError, StorageError
@@ -98,19 +99,22 @@ def inputs_metadata(
     columns: Sequence[str] | None,
     classes: Sequence[str],
     options: Mapping[str, Any],
+    text: TextInput | None = None,
 ) -> str:
     """What a model must be fed and what its outputs mean: JSON that goes into the file of the model, so that the file
-    alone is enough to predict (kinfed.runs.predict). `options` are those of the model."""
+    alone is enough to predict (kinfed.runs.predict). `options` are those of the model; `text` says which column of
+    texts becomes its tokens, and how."""
     scale = {name: None if value is None else value.tolist() for name, value in (("mean", mean), ("std", std))}
     plain = {"shape": list(shape), "tokens": tokens, "columns": columns, "classes": list(classes)}
-    return json.dumps({**plain, **scale, "options": dict(options)})
+    return json.dumps({**plain, **scale, "options": dict(options), "text": None if text is None else asdict(text)})
 
 
 def _inputs_of_run(data: Description, options: Mapping[str, Any]) -> str:
-    columns = data.description.get("dataset_options", {}).get("columns") or None
+    source = data.description.get("dataset_options", {})
+    columns, text = source.get("columns") or None, TextInput.of_options(source)
     inputs = data.inputs
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
-    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, data.class_labels, options)
+    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, data.class_labels, options, text)
 
 
 def _names(layers: list[dict[str, Any]]) -> set[str]:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from kinfed.core import storage
 from kinfed.data.features import Features
 from kinfed.data.sources.table import is_table, load_inputs
+from kinfed.data.sources.wordpiece import TextInput
 from kinfed.engine.mixture import MixtureModule
 from kinfed.engine.models import MODELS, build_model
 from kinfed.errors import DataError, ModelError
@@ -45,6 +46,7 @@ class PersonalModel:
     mean: Tensor | None
     std: Tensor | None
     about: dict[str, str]  # client, algorithm, ...
+    text: TextInput | None = None  # where it reads texts
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def read_model(path: Path | str, build: Callable[[], nn.Module] | None = None) -
     make = build or (lambda: build_model(about["model"], shape, len(classes), inputs["options"]))
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     module = _module(make, storage.read_tensors(path), path)
-    return PersonalModel(module, shape, inputs["tokens"], inputs["columns"], classes, mean, std, about)
+    text = None if inputs["text"] is None else TextInput(**inputs["text"])
+    return PersonalModel(module, shape, inputs["tokens"], inputs["columns"], classes, mean, std, about, text)
 
 
 def model_of_run(folder: Path, client: str, algorithm: str | None = None, seed: int | None = None) -> PersonalModel:
@@ -132,7 +135,7 @@ def _inputs(
 ) -> tuple[Features, list[str] | None]:
     names = None
     if is_table(str(path)):
-        features, rows = load_inputs(path, model.columns, image_column, ignore)
+        features, rows = load_inputs(path, model.columns, image_column, ignore, model.text)
         if name_column is not None:
             if name_column not in rows.column_names:
                 raise DataError(f"{path} has no column {name_column!r}; it has {', '.join(rows.column_names)}")

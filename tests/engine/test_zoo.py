@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import MakeBatch
 from torch import Tensor, nn
 
 import kinfed
+from kinfed.cli.listing import model_sizes
+from kinfed.engine.model_outline import ModelOutline, model_outline
 from kinfed.engine.models import MODELS, build_model
+from kinfed.engine.task import make_task
 from kinfed.engine.zoo.resnet import Shortcut
 from kinfed.errors import ConfigError, ModelError
 
@@ -127,8 +131,38 @@ def test_unknown_norms_are_refused() -> None:
         build_model("resnet18", (3, 32, 32), 3, {"norm": "layer"})
 
 
-def test_every_model_has_an_example() -> None:
-    for name, entry in MODELS.items():
-        shape, classes = entry.facts["example"]
-        assert len(shape) in (1, 2, 3), name
-        assert classes >= 2, name
+def test_sizes_and_paths_are_known_without_building_a_model() -> None:
+    outlines = {name: model_outline(name) for name in MODELS}
+    assert None not in outlines.values(), "every model of ours has an example"
+    resnet, bert, mlp = outlines["resnet18"], outlines["minilm"], outlines["mlp"]
+    assert resnet == ModelOutline((3, 32, 32), 10, 11_173_962, 2 * 4800, 0, "rows")
+    assert mlp == ModelOutline((1, 28, 28), 10, 101_770, 0, 0, "stacked")
+    assert bert is not None
+    assert (bert.trained, bert.frozen) == (74_498, 22_565_376)
+    MODELS.register("test_bare", lambda shape, classes: nn.Linear(3, 2), summary="of a test")
+    try:
+        assert model_outline("test_bare") is None
+        assert model_sizes("test_bare") == ("", "", "")
+    finally:
+        MODELS.unregister("test_bare")
+    assert model_sizes("minilm")[:2] == ("74k + 22.6M frozen", "64 -> 2")
+    assert model_sizes("mlr") == ("7,850", "1x28x28 -> 10", "stacked")
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_federation_trains_them_as_torch_does(make_batch: MakeBatch, name: str) -> None:
+    """Five steps of two clients, against the module and torch.optim.SGD."""
+    task = make_task(lambda: build_model(name, (3, 16, 16), 3, SMALL[name]))
+    theta = torch.stack([task.init(0), task.init(1)])
+    alone = [task.module_of(row).train() for row in theta]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05) for module in alone]
+    for step in range(5):
+        batch = make_batch(2, 6, (3, 16, 16), 3, seed=step)
+        task.descend_(theta, batch, 0.05)
+        for i, (module, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(batch.x[i]), batch.y[i], reduction="none") * batch.weight[i]
+            loss.sum().backward()
+            optimizer.step()
+    for i, module in enumerate(alone):
+        torch.testing.assert_close(theta[i], task.flatten(module.state_dict()), rtol=1e-4, atol=1e-5)

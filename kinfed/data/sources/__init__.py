@@ -5,8 +5,18 @@ from __future__ import annotations
 from kinfed.data.source import SOURCES, Source
 from kinfed.data.sources.catalogue import load_source
 from kinfed.data.sources.image_sets import ImageSet
+from kinfed.data.sources.reviews import ReviewOptions
 from kinfed.data.sources.table import TableOptions
 from kinfed.data.sources.text import TweetSet
 from kinfed.data.sources.wakeword import WakewordDataOptions
 
-__all__ = ["SOURCES", "ImageSet", "Source", "TableOptions", "TweetSet", "WakewordDataOptions", "load_source"]
+__all__ = [
+    "SOURCES",
+    "ImageSet",
+    "ReviewOptions",
+    "Source",
+    "TableOptions",
+    "TweetSet",
+    "WakewordDataOptions",
+    "load_source",
+]

@@ -11,7 +11,6 @@ seed, so that a smaller data set is still one data set.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.core import rng
 from kinfed.core.options import NoOptions, option
 from kinfed.data.features import Features
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.source import SOURCES, Source, subsample
 from kinfed.data.sources import class_names, hub, images
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.errors import ConfigError, DataError
@@ -70,7 +68,7 @@ class ImageSet:
             self.name, standardized(stored["raw"], options.standardize), labels, len(names), names,
             is_test if has_both else None, notes=list(self.notes),
         )  # fmt: skip
-        return source if options.examples is None else subsample(source, options.examples)
+        return source if options.examples is None else subsample(source, options.examples, "images")
 
     def names(self, options: ImageOptions) -> list[str]:
         """Names of the classes that these options leave."""
@@ -115,27 +113,6 @@ class LetterSet(ImageSet):
         assert isinstance(options, LettersOptions)
         rows = (stored["labels"] < options.letters).nonzero().squeeze(1)
         return {name: tensor[rows] for name, tensor in stored.items()}
-
-
-def subsample(source: Source, count: int) -> Source:
-    """`count` of the examples, training and test rows in proportion. Pixels keep the statistics of the whole set."""
-    if not 1 <= count <= len(source):
-        raise ConfigError(f"examples takes 1 to {len(source):,} images of {source.name}; got {count:,}")
-    train, test = source.rows(test=False), source.rows(test=True)
-    num_test = round(count * len(test) / len(source))
-    key = rng.root(0, "examples")
-    samples = [
-        rows[rng.choose(rng.fold(key, i), len(rows), n)]
-        for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test)))
-    ]
-    rows = torch.cat(samples).sort().values
-    return dataclasses.replace(
-        source,
-        features=dataclasses.replace(source.features, raw=source.features.raw[rows]),
-        labels=source.labels[rows],
-        is_test=None if source.is_test is None else source.is_test[rows],
-        notes=[*source.notes, f"{count:,} of the {len(source):,} images of {source.name}, drawn at random"],
-    )
 
 
 def standardized(raw: Tensor, scheme: Standardize) -> Features:

@@ -5,6 +5,7 @@
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
+    text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
 All other columns are features and must be numbers; `ignore` names those to leave out. By default every feature
 column is scaled to mean 0 and variance 1 over the training rows of all clients together. In a real federation
@@ -15,7 +16,7 @@ switch `standardize` off where even that must not leave a client. Test rows neve
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from kinfed.data.arrays import encode, encode_known_labels, encode_labels
 from kinfed.data.features import Features
 from kinfed.data.source import Source
 from kinfed.data.sources import hub, images
+from kinfed.data.sources.wordpiece import LENGTH, TextInput
 from kinfed.errors import ConfigError, DataError
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
@@ -50,12 +52,24 @@ class TableOptions:
     image_column: str | None = option(None, "a column of images; all other columns are then left out")
     ignore: tuple[str, ...] | str = option((), "columns that are not features; text is split at commas")
     standardize: bool = option(True, "scale features by mean and deviation of all training rows")
+    text_column: str | None = option(None, "a column of texts; all other columns are then left out")
+    tokenizer: str | None = option(None, "folder with tokenizer.json or vocab.txt, for text_column")
+    length: int = option(LENGTH, "tokens of a text that are read, for text_column", ge=3)
 
     @property
     def ignored(self) -> tuple[str, ...]:
         if isinstance(self.ignore, str):
             return tuple(name.strip() for name in self.ignore.split(",") if name.strip())
         return self.ignore
+
+    @property
+    def text(self) -> TextInput | None:
+        return TextInput.of_options(asdict(self))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether features are columns of numbers."""
+        return self.image_column is None and self.text_column is None
 
 
 def is_table(name: str) -> bool:
@@ -72,7 +86,7 @@ def load_table(path: Path, options: TableOptions) -> Source:
         raise DataError(f"column {options.label_column} of {path} holds one class only ({class_names[0]})")
     columns = _feature_columns(table, options, used)
     source = Source(str(path), _features(table, path, options, columns), labels, len(class_names), class_names)
-    source.standardize = options.standardize and options.image_column is None
+    source.standardize = options.standardize and options.has_columns
     source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
         source.is_test, source.is_val = _splits(table, options.split_column, path)
@@ -93,7 +107,7 @@ def load_like(path: Path, options: TableOptions, columns: list[str] | None, clas
     labels = encode_known_labels(
         _values(table, options.label_column, path), classes, f"column {options.label_column} of {path}"
     )
-    if columns is None or options.image_column is not None:
+    if columns is None or not options.has_columns:
         columns = _feature_columns(table, options, used)
     _check_present(table, columns, path)
     source = Source(str(path), _features(table, path, options, columns), labels, len(classes), classes)
@@ -104,18 +118,26 @@ def load_like(path: Path, options: TableOptions, columns: list[str] | None, clas
 
 
 def load_inputs(
-    path: Path, columns: list[str] | None, image_column: str | None = None, ignore: tuple[str, ...] | str = ()
+    path: Path,
+    columns: list[str] | None,
+    image_column: str | None = None,
+    ignore: tuple[str, ...] | str = (),
+    text: TextInput | None = None,
 ) -> tuple[Features, pa.Table]:
     """Examples without classes, and the table they stand in: the feature `columns` in their order (None: all but those
-    to `ignore`), or images. Features are not standardized."""
+    to `ignore`), or images, or texts. Features are not standardized."""
     table = _read(path)
     options = TableOptions(image_column=image_column, ignore=ignore)
-    for name in (image_column, *options.ignored):
+    if text is not None:
+        options = replace(options, text_column=text.column, tokenizer=text.tokenizer, length=text.length)
+    for setting, name in (
+        ("image_column", image_column), ("text_column", options.text_column), *(("ignore", i) for i in options.ignored)
+    ):  # fmt: skip
         if name is not None:
-            _require(table, name, "image_column" if name == image_column else "ignore", path)
+            _require(table, name, setting, path)
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
-    if columns is None or image_column is not None:
+    if columns is None or not options.has_columns:
         columns = _feature_columns(table, options, set())
     _check_present(table, columns, path)
     return _features(table, path, options, columns), table
@@ -137,6 +159,7 @@ def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
         "group_column": options.group_column,
         "split_column": options.split_column,
         "image_column": options.image_column,
+        "text_column": options.text_column,
     }
     for setting, column in named.items():
         if column is not None:
@@ -154,7 +177,7 @@ def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
 
 
 def _feature_columns(table: pa.Table, options: TableOptions, used: set[str]) -> list[str]:
-    if options.image_column is not None:
+    if not options.has_columns:
         return []
     return [name for name in table.column_names if name not in used and name not in options.ignored]
 
@@ -209,6 +232,11 @@ def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[
         where = f"column {options.image_column} of {path}"
         encoded = images.encoded_values(table[options.image_column], path.parent, where)
         return Features(images.decode(encoded, where), None, torch.tensor(255.0))
+    if options.text is not None:
+        texts = table[options.text.column]
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            raise DataError(f"column {options.text.column} of {path} should hold texts; it holds {texts.type}")
+        return Features(options.text.encode(texts.to_pylist()))
     if not columns:
         raise DataError(f"{path} has no feature columns left; it has {_listed(table)}")
     bad = [name for name in columns if not _is_number(table[name].type)]
@@ -220,7 +248,7 @@ def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[
             + (
                 " (a column of images is chosen with image_column)"
                 if any(_is_image(table[b].type) for b in bad)
-                else ""
+                else " (a column of texts is chosen with text_column)"
             )
         )
     matrix = np.empty((table.num_rows, len(columns)), np.float32)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from kinfed.core.options import option
-from kinfed.engine.client_linear import ClientLinear
 from kinfed.engine.encoder import EncoderLayer, EncoderNet, PatchEmbeddings, TokenEmbeddings
 from kinfed.errors import ModelError
 
@@ -51,4 +50,4 @@ def transformer(
     for table in embeddings.modules():
         if isinstance(table, nn.Embedding):
             nn.init.normal_(table.weight, std=0.02)  # as BERT starts; from torch's 1 plain SGD would hardly move it
-    return EncoderNet(embeddings, stack, ClientLinear(width, classes))
+    return EncoderNet(embeddings, stack, nn.Linear(width, classes))
