@@ -29,9 +29,11 @@ from kinfed.engine.base import Score as Score
 from kinfed.engine.base import Task as Task
 from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut, RowCut, answer, of_row, pulled_back
 from kinfed.engine.dense import FeedForwardNet
 from kinfed.engine.descent import Descent
 from kinfed.engine.descent import Pull as Pull
+from kinfed.engine.head import Head, find_head, run_with_features
 from kinfed.engine.lstm import RecurrentNet
 from kinfed.engine.module_checks import NoGlobalDraws, check_module
 from kinfed.engine.stacked_net import StackedNet
@@ -59,6 +61,7 @@ class ModuleTask(Task):
         self.num_params = position
         self.start: Tensor | None = None  # [P] in place of the random first start; see `starting_at`
         self._random_starts: dict[int, Tensor] = {}  # the first one by seed: all clients of a method ask for it
+        self._head: Head | None = None  # once it was asked for, or named
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
@@ -67,6 +70,20 @@ class ModuleTask(Task):
             raise ModelError(f"a start has {self.num_params} parameters; got shape {list(start.shape)}")
         task = copy.copy(self)
         task.start = None if start is None else start.detach().clone()
+        return task
+
+    @property
+    def head(self) -> Head:
+        """The last nn.Linear that the module declares, or the one of `with_head`."""
+        if self._head is None:
+            self._head = find_head(self.module, self.slots)
+        return self._head
+
+    def with_head(self, name: str) -> Self:
+        """The same task with that layer as its head, where the order of declaration is not that of the forward pass.
+        This task is left as it is, and shares its module with the new one."""
+        task = copy.copy(self)
+        task._head = find_head(self.module, self.slots, name)
         return task
 
     def init(self, seed: int, number: int = 0) -> Tensor:
@@ -123,6 +140,10 @@ class ModuleTask(Task):
             z: Tensor = functional_call(self._thread_module(), named, (x,))
         return z
 
+    def _cut_call(self, named: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """The features and the output of `_call`."""
+        return run_with_features(self._thread_module(), self.head.name, lambda: self._call(named, x))
+
 
 class StackedTask(ModuleTask):
     backend = "stacked"
@@ -144,21 +165,39 @@ class StackedTask(ModuleTask):
             )
         self.net = net
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        return self.net.grad(theta, batch)
+    def with_head(self, name: str) -> Self:
+        task = super().with_head(name)
+        if task.head.dense != self.head.dense:
+            raise ModelError(f"the model's output is that of layer {self.head.name!r}, not of {name!r}")
+        return task
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
-        self.net.descend_(theta, batch, lr, pull)
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net.cut(theta, x)
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
-        return self.net.descent(theta, steps, pull, drift)
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self.net.grad(theta, batch, cut)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        self.net.descend_(theta, batch, lr, pull, cut)
+
+    def descent(
+        self,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
+        return self.net.descent(theta, steps, pull, drift, cut)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
-    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
-        norms = self.net.example_norms(theta, batch)
-        return super().example_norms(theta, batch) if norms is None else norms
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        norms = self.net.example_norms(theta, batch, cut)
+        return super().example_norms(theta, batch, cut) if norms is None else norms
 
 
 class RowsTask(ModuleTask):
@@ -191,19 +230,40 @@ class RowsTask(ModuleTask):
             loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
             return torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
 
-    def _add_gradient(self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget) -> None:
-        with _with_example_shape(batch.x.shape[2:]):
-            net.add_gradient(theta[i], batch.x[i], batch.y[i], batch.weight[i], target)
+    def _cut_grads(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, cut: RowCut) -> tuple[Tensor, ...]:
+        """`_row_grads` with the deltas of a cut."""
+        named = {k: v.detach().requires_grad_() for k, v in self.unflatten(row).items()}
+        with torch.enable_grad():
+            phi, z = self._cut_call(named, x)
+            loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+            return pulled_back(loss, phi, z, cut(phi.detach(), z.detach()), list(named.values()))
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def _grads_of(self, i: int, theta: Tensor, batch: Batch, cut: Cut | None) -> tuple[Tensor, ...]:
+        """The gradients of row i by autograd."""
+        row, row_cut = (theta[i], batch.x[i], batch.y[i], batch.weight[i]), of_row(cut, batch, i)
+        return self._row_grads(*row) if row_cut is None else self._cut_grads(*row, row_cut)
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            pairs = [self._cut_call(self.unflatten(theta[i]), x[i]) for i in range(len(theta))]
+        phi, z = zip(*pairs, strict=True)
+        return torch.stack(phi), torch.stack(z)
+
+    def _add_gradient(
+        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget, cut: Cut | None
+    ) -> None:
+        with _with_example_shape(batch.x.shape[2:]):
+            net.add_gradient(theta[i], batch.x[i], batch.y[i], batch.weight[i], target, of_row(cut, batch, i))
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if self.net is not None:
             out = torch.zeros_like(theta, memory_format=torch.contiguous_format)
             for i in range(len(theta)):
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0))
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0), cut)
             return out
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         for i in range(len(theta)):
-            grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
+            grads = self._grads_of(i, theta, batch, cut)
             for slot, g in zip(self.slots, grads, strict=True):
                 out[i, slot.start : slot.stop] = g.reshape(-1)
         return out
@@ -212,7 +272,9 @@ class RowsTask(ModuleTask):
         with torch.no_grad():
             return torch.stack([self._call(self.unflatten(theta[i]), x[i]) for i in range(len(theta))])
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
             center, amount = None, 0.0
@@ -220,9 +282,9 @@ class RowsTask(ModuleTask):
                 lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
                 center, amount = pull[1][i], rate * lam
             if self.net is not None:
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount))
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount), cut)
                 continue
-            grads = self._row_grads(theta[i], batch.x[i], batch.y[i], batch.weight[i])
+            grads = self._grads_of(i, theta, batch, cut)
             if center is not None:
                 theta[i].lerp_(center, amount)
             for slot, g in zip(self.slots, grads, strict=True):
@@ -237,9 +299,27 @@ class VmapTask(ModuleTask):
         z = self._call(self.unflatten(row), x)
         return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        if cut is not None:
+            return self._cut_grad(theta, batch, cut)
         out: Tensor = vmap(grad(self._loss))(theta, batch.x, batch.y, batch.weight)
         return out
+
+    def _cut_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        phi, z = self._cut_call(self.unflatten(row), x)
+        return phi, z, (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+
+    def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            phi, z, loss = vmap(self._cut_loss)(leaf, batch.x, batch.y, batch.weight)
+            deltas = answer(cut, phi.detach(), z.detach(), batch)
+            return pulled_back(loss.sum(), phi, z, deltas, [leaf])[0]
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            phi, z = vmap(lambda row, inputs: self._cut_call(self.unflatten(row), inputs))(theta, x)
+        return phi, z
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         out: Tensor = vmap(lambda row, inputs: self._call(self.unflatten(row), inputs))(theta, x)
@@ -285,8 +365,16 @@ _CONVOLVES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 _BACKENDS: dict[str, type[ModuleTask]] = {"stacked": StackedTask, "rows": RowsTask, "vmap": VmapTask}
 
 
-def make_task(build: Build, *, backend: str = "auto", device: torch.device | str = "cpu") -> ModuleTask:
-    """The task for the module that `build()` makes; `backend` forces one of stacked, rows, vmap."""
+def make_task(
+    build: Build, *, backend: str = "auto", device: torch.device | str = "cpu", head: str | None = None
+) -> ModuleTask:
+    """The task for the module that `build()` makes; `backend` forces one of stacked, rows, vmap, and `head` names its
+    last linear layer where the module does not declare it last."""
+    task = _make_task(build, backend, device)
+    return task if head is None else task.with_head(head)
+
+
+def _make_task(build: Build, backend: str, device: torch.device | str) -> ModuleTask:
     if backend != "auto" and backend not in _BACKENDS:
         raise ModelError(f"backend is one of auto, {', '.join(_BACKENDS)}; got {backend!r}")
     module = checked_module(build)
