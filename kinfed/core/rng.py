@@ -21,6 +21,7 @@ Key = int | Tensor
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLY_2 = 0x94D049BB133111EB - (1 << 64)
 _INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
+_ALL_BITS = (1 << 64) - 1
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -52,6 +53,21 @@ def fold(key: Key, *values: Key) -> Tensor:
     for value in values:
         out = _mix(_mix(out + _INCREMENT) ^ (_tensor(value) * _MULTIPLY_1 + _INCREMENT))
     return out
+
+
+def fold_number(key: int, *values: int) -> int:
+    """`fold` of plain numbers to a plain number (int64), many times as fast as with tensors."""
+    for value in values:
+        key = _mix_number(_mix_number(key + _INCREMENT) ^ (value * _MULTIPLY_1 + _INCREMENT))
+    return key - (1 << 64) if key >> 63 else key
+
+
+def _mix_number(x: int) -> int:
+    """`_mix` of one number, in [0, 2^64)."""
+    x &= _ALL_BITS
+    x = ((x ^ (x >> 30)) * _MULTIPLY_1) & _ALL_BITS
+    x = ((x ^ (x >> 27)) * _MULTIPLY_2) & _ALL_BITS
+    return x ^ (x >> 31)
 
 
 def bits(key: Tensor, count: int) -> Tensor:

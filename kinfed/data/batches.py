@@ -102,6 +102,8 @@ class Batch:
     round: int = 0
     step: int = 0
     sample: PoissonSample | None = None  # set where batches are Poisson samples
+    seed: int = 0  # with `stream`: of the draws that models make in training
+    stream: str = ""
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -229,7 +231,7 @@ class Batches:
             for piece in torch.split(index, together):
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
                 for x in self._gather(piece, ids, step + s, into).unbind(0):
-                    yield active, Batch(x, y[s], w[s], ids, split.round, step + s)
+                    yield active, Batch(x, y[s], w[s], ids, split.round, step + s, None, split.seed, self.stream)
                     s += 1
             step += planned
 
@@ -282,7 +284,9 @@ class Batches:
                     now.ids,
                     split.round,
                     step,
-                    sample=PoissonSample(step_key, q, expected),
+                    PoissonSample(step_key, q, expected),
+                    split.seed,
+                    self.stream,
                 ),
             )
 

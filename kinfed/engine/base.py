@@ -7,7 +7,7 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,12 +55,18 @@ class Task(ABC):
 
     @abstractmethod
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row. A `cut` changes the loss at features and logits
-        (kinfed.engine.cut); a task without a head refuses it."""
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
+        stays as it is. A `cut` changes the loss at features and logits (kinfed.engine.cut); a task without a head
+        refuses it."""
+
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
+        training forward pass of torch."""
+        return self.grad(theta, batch) if cut is None else self.grad(theta, batch, cut)
 
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, C] for theta [n, P] and x [n, B, ...]."""
+        """[n, B, C] for theta [n, P] and x [n, B, ...], by models in evaluation mode."""
 
     @property
     def head(self) -> Head:
@@ -68,12 +74,12 @@ class Task(ABC):
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [n, B, d_f], logits [n, B, C]) of one forward pass, without gradients; features are the input of
-        the head."""
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass, by models in evaluation mode and without
+        gradients; features are the input of the head."""
         raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[n, B, d_f] the input of the head, for theta [n, P] and x [n, B, ...], without gradients."""
+        """[n, B, d_f] the input of the head, for theta [n, P] and x [n, B, ...], as in `cut`."""
         return self.cut(theta, x)[0]
 
     @torch.no_grad()
@@ -88,13 +94,14 @@ class Task(ABC):
     def descend_(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
     ) -> None:
-        """theta <- theta - lr * (grad + lam * (theta - center)), in place."""
-        g = self.grad(theta, batch) if cut is None else self.grad(theta, batch, cut)
+        """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
+        g = self.training_grad(theta, batch, cut)[:, self.trainable]
+        x = theta[:, self.trainable]
         if pull is not None:
             lam, center = pull
             lam = lam[:, None] if isinstance(lam, Tensor) else lam
-            g = g + lam * (theta - center)
-        theta -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
+            g = g + lam * (x - center[:, self.trainable])
+        x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
     def descent(
         self,
@@ -118,7 +125,7 @@ class Task(ABC):
         a gradient per example and parameter in memory. A cut must be separable."""
         one = torch.ones(len(batch), 1, device=theta.device)
         columns = [
-            Batch(batch.x[:, b : b + 1], batch.y[:, b : b + 1], one, batch.ids, batch.round, batch.step)
+            replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         ]
         grads = (self.grad(theta, column) if cut is None else self.grad(theta, column, cut) for column in columns)

@@ -68,17 +68,17 @@ def layer_mask(slots: Sequence[ParameterSlot], patterns: Sequence[str]) -> Tenso
     """bool [P]: parameters that at least one of the patterns chooses. Every pattern must choose some."""
     mask = torch.zeros(slots[-1].stop, dtype=torch.bool)
     for pattern in patterns:
-        matches = [slot for slot in slots if _matches(slot.name, pattern)]
-        if not matches:
+        named = [slot for slot in slots if matches(slot.name, pattern)]
+        if not named:
             is_glob = any(sign in pattern for sign in "*?[")
             problem = f"no layer that matches {pattern!r}" if is_glob else f"no layer {pattern!r}"
             raise ModelError(f"the model has {problem}; its layers are {', '.join(layer_names(slots))}")
-        for slot in matches:
+        for slot in named:
             mask[slot.start : slot.stop] = True
     return mask
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
     """Whether the pattern means the parameter or a module above it."""
     above = accumulate(name.split("."), lambda outer, inner: f"{outer}.{inner}")
     return any(part == pattern or fnmatchcase(part, pattern) for part in above)

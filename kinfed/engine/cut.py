@@ -140,13 +140,13 @@ def _like(value: Tensor, delta: Tensor | None, name: str) -> Tensor | None:
     return delta.detach().to(value.dtype)
 
 
-def of_row(cut: Cut | None, batch: Batch, row: int) -> RowCut | None:
-    """The cut for one row of the batch, for paths that take one row after the other."""
-    if cut is None:
-        return None
+def of_row(cut: Cut, batch: Batch, row: int, x: Tensor, y: Tensor, weight: Tensor) -> RowCut:
+    """The cut for one row of the batch, for paths that take one row after the other; x [B, ...], y and weight [B] are
+    the row's examples, perhaps without its padding."""
+    one = replace(batch.rows(slice(row, row + 1)), x=x[None], y=y[None], weight=weight[None])
 
     def row_cut(phi: Tensor, z: Tensor) -> Deltas:
-        dz, dphi = answer(cut, phi[None], z[None], batch.rows(slice(row, row + 1)), torch.tensor([row]))
+        dz, dphi = answer(cut, phi[None], z[None], one, torch.tensor([row]))
         return None if dz is None else dz[0], None if dphi is None else dphi[0]
 
     return row_cut

@@ -58,6 +58,7 @@ class FeedForwardNet(StackedNet):
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._forward(self.layers_of(theta), x)[-1]
 
+    @torch.no_grad()
     def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         values = self._forward(self.layers_of(theta), x)
         return values[-2], values[-1]

@@ -6,12 +6,13 @@ features sees whether the model's output is in fact that layer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.linear import Dense
@@ -104,50 +105,45 @@ def _slot_of(module: nn.Module, slots: Sequence[ParameterSlot], parameter: Tenso
     return next((slot for slot in slots if slot.trainable and slot.name == names.get(id(parameter))), None)
 
 
-Run = Callable[[], Tensor]  # a pass through the module, which returns its output
+class HeadProbe:
+    """Sees the linear layers of a module work while it is entered, and hands out what the head was given. Hooks change
+    the module, so every thread needs one of its own, as `functional_call` does."""
 
+    def __init__(self, module: nn.Module, head: str) -> None:
+        self._module = module
+        self._head = head
+        self._hooks: list[RemovableHandle] = []
+        self._last: tuple[nn.Module, Any, Tensor] | None = None  # the last layer that ran, its input and its output
 
-def run_with_features(module: nn.Module, head: str, run: Run) -> tuple[Tensor, Tensor]:
-    """(φ, z) of one pass: what the head was called with last, and the model's output, which must be the head's."""
-    calls: list[tuple[Any, Tensor]] = []
+    def __enter__(self) -> Self:
+        linears = [child for child in self._module.modules() if type(child) is nn.Linear]
+        self._hooks = [layer.register_forward_hook(self._see, with_kwargs=True) for layer in linears]
+        return self
 
-    def see(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
-        calls[:] = [(inputs[0] if inputs else named["input"], output)]
-
-    # Hooks change the module, so every thread needs one of its own, as functional_call does.
-    hook = module.get_submodule(head).register_forward_hook(see, with_kwargs=True)
-    try:
-        z = run()
-    finally:
-        hook.remove()
-    if not calls or calls[-1][1] is not z:
-        raise ModelError(_misplaced(module, head, run))
-    phi = calls[-1][0]
-    if phi.dim() != 2:
-        raise ModelError(
-            f"the head {head!r} reads features of shape {list(phi.shape[1:])} per example; features are one vector: "
-            "flatten or pool them before the head"
-        )
-    return phi, z
-
-
-def _misplaced(module: nn.Module, head: str, run: Run) -> str:
-    """What to do about a model whose output is not that of `head`."""
-    outputs: dict[str, Tensor] = {}
-
-    def seen_as(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda layer, inputs, output: outputs.update({name: output})
-
-    hooks = [layer.register_forward_hook(seen_as(name)) for name, layer in _linears(module).items()]
-    try:
-        z = run()
-    finally:
-        for hook in hooks:
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
             hook.remove()
-    last = [name for name, output in outputs.items() if output is z]
-    if last:
-        return f"the model's output is that of layer {last[0]!r}, not of {head!r}: make_task(..., head={last[0]!r})"
-    return (
-        f"the model's output is not that of {head!r} or of another nn.Linear, so it has no features: let its forward "
-        "return what the last nn.Linear gives (cross-entropy needs no softmax before it)"
-    )
+
+    def _see(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        self._last = layer, inputs[0] if inputs else named["input"], output
+
+    def features(self, z: Tensor) -> Tensor:
+        """φ [B, d_f] of the pass that gave the output z, which must be the head's."""
+        layer, phi, output = self._last or (None, z, None)
+        if output is not z:
+            raise ModelError(
+                f"the model's output is not that of {self._head!r} or of another nn.Linear, so it has no features: let "
+                "its forward return what the last nn.Linear gives (cross-entropy needs no softmax before it)"
+            )
+        if layer is not self._module.get_submodule(self._head):
+            last = next(name for name, child in self._module.named_modules() if child is layer)
+            raise ModelError(
+                f"the model's output is that of layer {last!r}, not of {self._head!r}: make_task(..., head={last!r})"
+            )
+        if phi.dim() != 2:
+            raise ModelError(
+                f"the head {self._head!r} reads features of shape {list(phi.shape[1:])} per example; features are one "
+                "vector: flatten or pool them before the head"
+            )
+        features: Tensor = phi
+        return features

@@ -10,7 +10,7 @@ Personal models of this form are scored, saved, exported and fine-tuned through 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -39,7 +39,7 @@ class MixtureTask(Task):
         P = task.num_params
         self.num_params = components * (P + 1)
         parts = [
-            ParameterSlot(f"components.{k}.{slot.name}", slot.shape, k * P + slot.start, k * P + slot.stop)
+            replace(slot, name=f"components.{k}.{slot.name}", start=k * P + slot.start, stop=k * P + slot.stop)
             for k in range(components)
             for slot in task.slots
         ]
@@ -68,9 +68,16 @@ class MixtureTask(Task):
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         refuse_cut(cut, "a mixture of several")
+        return self._joined(self.task.grad, theta, batch)
+
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        refuse_cut(cut, "a mixture of several")
+        return self._joined(self.task.training_grad, theta, batch)
+
+    def _joined(self, grad: Callable[[Tensor, Batch], Tensor], theta: Tensor, batch: Batch) -> Tensor:
         models, pi = self.split(theta)
         parts = zip(models, self.weighted(theta, batch), strict=True)
-        return torch.cat([*(self.task.grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
+        return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
 
     def descend_(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
@@ -82,7 +89,9 @@ class MixtureTask(Task):
             self.task.descend_(model, part, lr, None if pull is None or center is None else (pull[0], center))
 
     def mask(self, training: LocalTraining) -> Tensor | None:
-        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0)."""
+        """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
+
+        Running statistics lie among the components' parameters and would shrink as well: they stay as they are."""
         return ~self.layer_mask(("pi",)).to(self.device) if training.weight_decay else None
 
     def module_of(self, row: Tensor) -> MixtureModule:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed.errors import ModelError
 
@@ -14,63 +11,44 @@ from kinfed.errors import ModelError
 def check_module(module: nn.Module) -> None:
     """Refuse modules whose training cannot be right in a federation, with the replacement."""
     for name, child in module.named_modules():
-        # Without running statistics an InstanceNorm treats every example by itself, which is fine.
-        instance = isinstance(child, nn.modules.instancenorm._InstanceNorm)
-        if isinstance(child, nn.modules.batchnorm._NormBase) and (child.track_running_stats or not instance):
-            raise ModelError(
-                f"layer {name!r} is {type(child).__name__}: its running statistics mix clients' data outside the "
-                "messages and fail on a batch of one; replace it by nn.GroupNorm"
-            )
-        if _dropout_rate(child) > 0:
-            raise ModelError(
-                f"layer {name!r} is {type(child).__name__} with dropout: it draws from torch's global generator, so "
-                "runs would not repeat or resume; remove it or set p=0, and use weight_decay instead"
-            )
+        if isinstance(child, nn.modules.batchnorm._NormBase):
+            _check_norm(name, child)
     parameters = list(module.named_parameters())
-    if not parameters:
-        raise ModelError("the model has no parameters to train")
     for name, parameter in parameters:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ModelError(
                 f"parameter {name!r} belongs to a lazy layer without a size yet; give its size when building"
             )
-        if not parameter.requires_grad:
-            raise ModelError(f"parameter {name!r} is frozen (requires_grad=False); register it as a buffer instead")
+    trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    if not trained:
+        frozen = " (all are frozen: requires_grad=False)" if parameters else ""
+        raise ModelError(f"the model has no parameters to train{frozen}")
+    for name, parameter in trained:
         if parameter.dtype != torch.float32:
-            raise ModelError(f"parameter {name!r} is {parameter.dtype}; kinfed trains float32 models")
-
-
-def _dropout_rate(layer: nn.Module) -> float:
-    """The chance with which a layer of torch drops values in training."""
-    if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return layer.p
-    return layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0.0
-
-
-class NoGlobalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch declares no types here
-    """Inside, an operation of this thread that draws from torch's global generator is an error.
-
-    Operations are judged one by one instead of by the generator's state before and after: other threads may draw
-    from it meanwhile."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
             raise ModelError(
-                "the model draws from torch's global generator when it runs (dropout?), so runs would not repeat "
-                "or resume; remove that, and use weight_decay instead"
+                f"parameter {name!r} is {parameter.dtype}; kinfed trains float32 parameters: convert it with "
+                ".float(), or freeze it (requires_grad=False), which allows any type"
             )
-        return func(*args, **kwargs)
 
 
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw does: one with a generator of its own, with no chance to drop anything, or
-    not in training, leaves the global one alone."""
-    values = {argument.name: argument.default_value for argument in func._schema.arguments}
-    values |= dict(zip(values, args, strict=False)) | kwargs
-    if values.get("generator") is not None or values.get("training") is False:
-        return False
-    return values.get("dropout_p") != 0
+def _check_norm(name: str, layer: nn.modules.batchnorm._NormBase) -> None:
+    kind = type(layer).__name__
+    if isinstance(layer, nn.SyncBatchNorm):
+        raise ModelError(
+            f"layer {name!r} is {kind}: it normalizes over processes, where kinfed trains a client in one; use "
+            "nn.BatchNorm2d"
+        )
+    # Without running statistics an InstanceNorm treats every example by itself, which is fine.
+    if not layer.track_running_stats and not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        raise ModelError(
+            f"layer {name!r} is {kind} without running statistics: a prediction would depend on the other examples "
+            "of its batch; set track_running_stats=True or use nn.GroupNorm"
+        )
+    if layer.track_running_stats and layer.momentum is None:
+        raise ModelError(
+            f"layer {name!r} is {kind} with momentum=None, an average over all batches ever seen, which loses its "
+            "meaning when models are averaged; give it a momentum such as 0.1"
+        )
 
 
 def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:

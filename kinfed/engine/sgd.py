@@ -57,7 +57,7 @@ def sgd(
     for rows, batch in batches.reusing_memory():
         now = x[rows]
         # A task's own: it may even be `now` itself, so it is not changed in place.
-        g = task.grad(now, batch) if cut is None else task.grad(now, batch, on_rows(cut, positions[rows]))
+        g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
         if pull is not None:
             lam = take_if_tensor(pull[0], rows)
             g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])

@@ -372,6 +372,63 @@ def test_chunks_of_clients_do_not_matter_to_a_state(
         near(own.mean, state.mean[index])
 
 
+# ---- statistics, draws and constants
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, CLASSES))
+
+
+def test_a_cut_sees_the_examples_that_statistics_see(make_batch: MakeBatch) -> None:
+    """Padding is taken out before a training forward of BatchNorm, for the model and for the cut."""
+    task = make_task(normalized)
+    theta, batch, loss = starts(task, 2), make_batch(2, 5, (6,), CLASSES), pulled(task, 2)
+    batch.weight[0] = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0])
+    sizes = []
+
+    def cut(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        sizes.append(phi.shape[1])
+        return loss.deltas(phi, z, batch, rows)
+
+    moved = theta.clone()
+    out = task.training_grad(moved, batch, cut)
+    assert sizes == [4, 5]
+    near(task.grad(theta, batch, cut), out)
+    for i in range(2):
+        module, real = task.module_of(theta[i]).train(), batch.weight[i] > 0
+        one = Batch(*(t[i, real][None] for t in (batch.x, batch.y, batch.weight)), batch.ids[i : i + 1])
+        phi, z = split_forward(module, one.x[0])
+        total = loss(phi[None], z[None], one, torch.tensor([i])).sum()
+        wanted = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(module.parameters()))])
+        near(out[i, task.trainable], wanted)
+        near(moved[i], task.flatten(module.state_dict()))
+    assert not torch.equal(moved, theta)
+
+
+def test_a_cut_does_not_shift_draws(make_split: MakeSplit) -> None:
+    """Also one that reads features of another model on the same batch."""
+    task = make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, CLASSES)))
+    batches = random_split(make_split, [3, 9], (6,)).batches(LocalTraining(lr=0.2, batch=4), torch.tensor([2, 3]))
+
+    def reads(phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        assert (phi == 0).any()
+        assert (task.features(task.init(1).expand(len(rows), -1), batch.x) != 0).all()
+        return None, None
+
+    assert torch.equal(sgd(task, starts(task, 2), batches, cut=reads), sgd(task, starts(task, 2), batches))
+
+
+@pytest.mark.parametrize("path", ["rows", "vmap"])
+def test_nothing_is_trained_below_a_frozen_body(path: str, make_batch: MakeBatch) -> None:
+    task = make_task(Residual, backend=path, frozen=("stem", "block"))
+    theta, batch = starts(task, 2), make_batch(2, 4, (6,), CLASSES)
+    assert task.head.mask.all()
+    cut = by_autograd(lambda phi, z, batch, rows: cross_entropy(z, batch) + phi.square().sum((1, 2)))
+    near(task.grad(theta, batch, cut), task.grad(theta, batch))
+    with pytest.raises(ModelError, match="not made of trainable parameters of its own"):
+        make_task(Residual, backend=path, frozen=("fc",)).head  # noqa: B018
+
+
 # ---- sums by class
 
 

@@ -1,0 +1,212 @@
+"""Random operations inside models depend on (seed, stream, round, client, step) only, not on threads or chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import MakeBatch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kinfed.core import rng
+from kinfed.data.batches import Batch, LocalTraining
+from kinfed.data.federation import Federation
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import RowsTask, make_task
+from kinfed.errors import ModelError
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.encoder(x).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5, 2, batch_first=True, dropout=0.4)
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.lstm(x)[0][:, -1])
+
+
+class Everything(nn.Module):
+    """One of each kind of draw that torch offers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.drop = nn.Sequential(nn.Dropout(0.2), nn.AlphaDropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(x.flatten(1)[:, :6])
+        if self.training:
+            f = nn.functional
+            h = h + torch.randn(h.shape) * 0.1 + torch.rand_like(h) + torch.randn_like(h)
+            h = f.rrelu(h, training=True) + f.dropout(h, 0.1) + f.feature_alpha_dropout(h, 0.1, training=True)
+            h = h * torch.bernoulli(torch.full_like(h, 0.9)) + f.gumbel_softmax(h)
+            h = h[:, torch.randperm(6)] + torch.normal(torch.zeros_like(h), 0.1) + torch.empty_like(h).uniform_()
+            h = h + torch.randint(0, 2, h.shape) + torch.multinomial(torch.ones(6), 1)
+        return self.fc(h)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "dense": dense, "encoder": Encoder, "lstm": Recurrent, "everything": Everything,
+}  # fmt: skip
+SHAPE = (4, 6)
+
+
+@pytest.fixture
+def sequences() -> Federation:
+    """Five clients of 3 to 9 sequences [4, 6]."""
+    draw = torch.Generator().manual_seed(3)
+    owner = torch.repeat_interleave(torch.arange(5), torch.tensor([9, 3, 7, 5, 8]))
+    x = torch.randn(len(owner), *SHAPE, generator=draw)
+    y = torch.randint(0, 3, (len(owner),), generator=draw)
+    return Federation.from_arrays(x.numpy(), y.numpy(), owner.numpy(), test_fraction=0.2, num_classes=3)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_training_is_equal_for_any_threads_chunks_and_order(sequences: Federation, name: str) -> None:
+    task, training = make_task(MODULES[name]), LocalTraining(lr=0.1, batch=4, steps=None, epochs=2)
+    assert task.backend == "rows"
+
+    def train(ids: list[int], round: int = 3, seed: int = 1) -> Tensor:
+        part = sequences.cohort(torch.tensor(ids), seed, round).train
+        return sgd(task, task.init(0).expand(len(ids), -1), part.batches(training))
+
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    together = train([0, 1, 2, 3, 4])
+    assert torch.equal(torch.random.get_rng_state(), state)  # torch's generator is left alone
+    torch.manual_seed(1)
+    for chunks in ([[4, 2], [0, 1, 3]], [[0], [1], [2], [3], [4]]):
+        with ThreadPoolExecutor(3) as threads:
+            parts = list(threads.map(train, chunks))
+        for ids, part in zip(chunks, parts, strict=True):
+            assert torch.equal(part, together[ids])
+    assert not torch.equal(train([0], round=4), together[:1])
+    assert not torch.equal(train([0], seed=2), together[:1])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_evaluation_draws_nothing(make_batch: MakeBatch, name: str) -> None:
+    task, batch = make_task(MODULES[name]), make_batch(2, 3, SHAPE, 3)
+    theta = task.init(0).expand(2, -1)
+    z = task.logits(theta, batch.x)
+    torch.testing.assert_close(z[1], task.module_of(theta[1])(batch.x[1]).detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(z, task.logits(theta, batch.x))
+
+
+def same_examples(batch: Batch, **changes: object) -> Batch:
+    return replace(batch, x=batch.x[:1].expand_as(batch.x), y=batch.y[:1].expand_as(batch.y), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_clients_steps_and_streams_draw_their_own(make_batch: MakeBatch, name: str) -> None:
+    task, batch = make_task(MODULES[name]), same_examples(make_batch(2, 4, SHAPE, 3), seed=5, stream="batches")
+    theta = task.init(0).expand(2, -1)
+    g = task.grad(theta, batch)
+    assert not torch.equal(g[0], g[1])
+    assert torch.equal(task.grad(theta, batch), g)  # a batch draws what it drew before
+    for other in ({"step": 1}, {"round": 1}, {"stream": "finetune"}, {"seed": 6}):
+        assert not torch.equal(task.grad(theta, replace(batch, **other))[0], g[0])
+
+
+def test_dropout_layers_draw_what_torch_would_draw_from_the_same_seed(make_batch: MakeBatch) -> None:
+    task, batch = make_task(dense), make_batch(1, 4, SHAPE, 3)
+    row = task.init(0)
+    g = task.grad(row[None], replace(batch, seed=7, stream="s", round=2, step=3))
+    key = rng.fold_number(int(rng.root(7, "draws-s")), 2, int(batch.ids[0]), 3)
+    module = task.module_of(row).train()
+    with torch.random.fork_rng():
+        torch.manual_seed(rng.fold_number(key, 0))
+        nn.functional.cross_entropy(module(batch.x[0]), batch.y[0]).backward()
+    wanted = task.flatten({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(g[0], wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_padding_does_not_shift_draws(make_batch: MakeBatch) -> None:
+    task, batch = make_task(Encoder), make_batch(1, 4, SHAPE, 3)
+    padded = replace(
+        batch,
+        x=torch.cat([batch.x, batch.x], 1),
+        y=torch.cat([batch.y, batch.y], 1),
+        weight=torch.cat([batch.weight, torch.zeros_like(batch.weight)], 1),
+    )
+    theta = task.init(0)[None]
+    assert torch.equal(task.grad(theta, batch), task.grad(theta, padded))
+
+
+def test_a_plain_number_folds_like_a_tensor() -> None:
+    for key, value in ((0, 0), (5, -1), (-(2**63), 2**63 - 1), (123456789, 42)):
+        assert rng.fold_number(key, value, 7) == int(rng.fold(key, value, 7))
+
+
+class Checkpointed(nn.Module):
+    """Repeats its forward on the way back, where it would draw anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x[:, 0])
+        out: Tensor = checkpoint(lambda value: nn.functional.dropout(value, 0.5), h, use_reentrant=False)
+        return out
+
+
+class Uncontrolled(nn.Module):
+    """`poisson_nll`-like sampling without a generator: a binomial draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch._sample_dirichlet(x[:, 0].abs() + 1))
+
+
+def test_draws_on_the_way_back_are_refused_by_name(make_batch: MakeBatch) -> None:
+    task = make_task(Checkpointed, backend="rows")
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"torch\.bernoulli_.*checkpoint"):
+            task.grad(task.init(0)[None], make_batch(1, 4, SHAPE, 3))
+
+
+def test_private_operations_draw_by_key_too(make_batch: MakeBatch) -> None:
+    task = make_task(Uncontrolled, backend="rows")
+    batch = same_examples(make_batch(2, 4, SHAPE, 3), seed=5)
+    g = task.grad(task.init(0).expand(2, -1), batch)
+    assert torch.equal(g, task.grad(task.init(0).expand(2, -1), batch))
+    assert not torch.equal(g[0], g[1])
+
+
+def test_whether_a_model_draws_is_known_after_its_first_step(make_batch: MakeBatch) -> None:
+    for build, wanted in ((dense, True), (Encoder, True), (Recurrent, True), (lambda: nn.Flatten(), None)):
+        if wanted is None:
+            continue
+        task = make_task(build)
+        assert isinstance(task, RowsTask)
+        task.grad(task.init(0)[None], make_batch(1, 2, SHAPE, 3))
+        assert task.draws_randomly is wanted
+    still = make_task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), backend="rows")
+    assert isinstance(still, RowsTask)
+    assert still.draws_randomly is None
+    still.grad(still.init(0)[None], make_batch(1, 2, SHAPE, 3))
+    assert still.draws_randomly is False
