@@ -43,6 +43,7 @@ from kinfed.bench.workload import WORKLOADS, Workload, synthetic
 from kinfed.data.batches import Batch
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
+from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError, ModelError, unknown_name
@@ -126,24 +127,39 @@ class _CountedDescent(Descent):
 def counted(task: Task) -> Iterator[GradientCount]:
     """Count what is asked of this task inside the block."""
     count = GradientCount()
-    grad, descend, descent, logits = task.grad, task.descend_, task.descent, task.logits
+    grad, descend, descent, logits, cut_at = task.grad, task.descend_, task.descent, task.logits, task.cut
 
-    def counted_grad(theta: Tensor, batch: Batch) -> Tensor:
+    def counted_grad(theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         with count.of(batch.y.numel()):
-            return grad(theta, batch)
+            return grad(theta, batch, cut)
 
-    def counted_descend(theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def counted_descend(
+        theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         with count.of(batch.y.numel()):
-            descend(theta, batch, lr, pull)
+            descend(theta, batch, lr, pull, cut)
 
-    def counted_descent(theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
-        return _CountedDescent(descent(theta, steps, pull, drift), count)
+    def counted_descent(
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
+        return _CountedDescent(descent(theta, steps, pull, drift, cut), count)
+
+    def counted_cut(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with count.of(x.shape[0] * x.shape[1], FORWARD):
+            return cut_at(theta, x)
 
     def counted_logits(theta: Tensor, x: Tensor) -> Tensor:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
             return logits(theta, x)
 
-    own = {"grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits}
+    own = {
+        "grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits,
+        "cut": counted_cut,
+    }  # fmt: skip
     vars(task).update(own)
     try:
         yield count

@@ -30,7 +30,10 @@ from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federation import Cohort, Federation, Population
+from kinfed.engine.class_sums import ClassSums
 from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
+from kinfed.engine.cut import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
+from kinfed.engine.head import Head
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
@@ -40,11 +43,15 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Batches",
+    "ClassSums",
     "Cohort",
     "ColumnSplit",
     "ConfigError",
+    "Cut",
     "DeltaUp",
+    "Deltas",
     "Federation",
+    "Head",
     "LocalTraining",
     "ModelDown",
     "ModelState",
@@ -59,18 +66,23 @@ __all__ = [
     "Tree",
     "Weights",
     "best_fit",
+    "by_autograd",
+    "cross_entropy",
     "each_step",
     "example_counts",
     "gradient",
     "gradient_steps",
     "last_layers",
+    "logit_delta",
     "mean_losses",
     "mean_update",
+    "on_rows",
     "option",
     "option_values",
     "own_or_server",
     "parse_patterns",
     "rng",
+    "separable",
     "sgd",
     "take_rows",
     "toward_zero",

@@ -14,8 +14,12 @@ from torch import Tensor
 
 from kinfed.data.batches import Batch, Split
 from kinfed.engine import columns
+from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+from kinfed.engine.head import Head
+from kinfed.errors import ModelError
 
 
 @dataclass
@@ -50,22 +54,48 @@ class Task(ABC):
         """[P] starting point; `number` gives further independent ones."""
 
     @abstractmethod
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         """[n, P] gradient of sum_b weight_b * loss_b for every row, with zeros for running statistics. Theta
-        stays as it is."""
+        stays as it is. A `cut` changes the loss at features and logits (kinfed.engine.cut); a task without a head
+        refuses it."""
 
-    def training_grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
         training forward pass of torch."""
-        return self.grad(theta, batch)
+        return self.grad(theta, batch) if cut is None else self.grad(theta, batch, cut)
 
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """[n, B, C] for theta [n, P] and x [n, B, ...], by models in evaluation mode."""
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    @property
+    def head(self) -> Head:
+        """The last linear layer, where the model ends in one."""
+        raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass, by models in evaluation mode and without
+        gradients; features are the input of the head."""
+        raise ModelError(f"{type(self).__name__} has no last linear layer, and so no features")
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[n, B, d_f] the input of the head, for theta [n, P] and x [n, B, ...], as in `cut`."""
+        return self.cut(theta, x)[0]
+
+    @torch.no_grad()
+    def logits_of(self, theta: Tensor, phi: Tensor) -> Tensor:
+        """[n, B, C] what the head of theta [n, P] makes of features [n, B, d_f], without gradients."""
+        return self.head.logits(theta, phi)
+
+    def class_sums(self, theta: Tensor, split: Split, scatter: bool = False) -> ClassSums:
+        """Features of each client's examples summed by class, in one pass; `scatter` adds Σ φ φ'."""
+        return class_sums(self.features, theta, split, self.head.inputs, self.head.outputs, scatter)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place; running statistics move, too."""
-        g = self.training_grad(theta, batch)[:, self.trainable]
+        g = self.training_grad(theta, batch, cut)[:, self.trainable]
         x = theta[:, self.trainable]
         if pull is not None:
             lam, center = pull
@@ -73,25 +103,33 @@ class Task(ABC):
             g = g + lam * (x - center[:, self.trainable])
         x -= (lr[:, None] if isinstance(lr, Tensor) else lr) * g
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
+    def descent(
+        self,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
         """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
         `descend_` after the other."""
-        return StepwiseDescent(self.descend_, theta, pull, drift)
+        return StepwiseDescent(self.descend_, theta, pull, drift, cut)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] cross-entropy of every example."""
         z = self.logits(theta, batch.x)
         return torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
 
-    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
-        a gradient per example and parameter in memory."""
+        a gradient per example and parameter in memory. A cut must be separable."""
         one = torch.ones(len(batch), 1, device=theta.device)
         columns = [
             replace(batch, x=batch.x[:, b : b + 1], y=batch.y[:, b : b + 1], weight=one, sample=None)
             for b in range(batch.y.shape[1])
         ]
-        return torch.stack([torch.linalg.vector_norm(self.grad(theta, column), dim=1) for column in columns], 1)
+        grads = (self.grad(theta, column) if cut is None else self.grad(theta, column, cut) for column in columns)
+        return torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads], 1)
 
     @torch.no_grad()
     def score(self, theta: Tensor, part: Split) -> Score:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kinfed.engine import aten_ops
 from kinfed.engine.aten_ops import Pair
+from kinfed.engine.cut import RowCut
 from kinfed.engine.linear import output_delta
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
 
@@ -190,16 +191,22 @@ class ConvolutionalNet:
         return cls(tuple(layers))
 
     @torch.no_grad()
-    def add_gradient(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget) -> None:
-        """Send the gradient of sum_b weight_b * loss_b at `row` [P] to `target`, which may be the row itself."""
+    def add_gradient(
+        self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor, target: GradientTarget, cut: RowCut | None = None
+    ) -> None:
+        """Send the gradient of sum_b weight_b * loss_b, with the deltas of the cut, at `row` [P] to `target`, which
+        may be the row itself."""
         x = x.contiguous(memory_format=_CHANNELS_LAST)
         saved = []
         for layer in self.layers:
             x, values = layer.forward(row, x)
             saved.append(values)
-        delta = output_delta(x, y, weight)
+        dz, dphi = (None, None) if cut is None else cut(saved[-1][0], x)  # the last layer is Affine: (input, weight)
+        delta = output_delta(x, y, weight) if dz is None else dz
         for number in range(len(self.layers) - 1, -1, -1):
             delta = self.layers[number].backward(saved.pop(), delta, target, number == 0)
+            if dphi is not None and number == len(self.layers) - 1:
+                delta += dphi
 
 
 def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | None) -> ImageLayer | None:

@@ -6,7 +6,7 @@ A network is a chain of Flatten, Linear, ReLU and Tanh.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from kinfed.data.batches import Batch
 from kinfed.engine.aten_ops import relu_backward_
 from kinfed.engine.client_linear import ClientLinear
+from kinfed.engine.cut import Cut, top_deltas
 from kinfed.engine.descent import Descent, LayerwiseDescent, Pull
-from kinfed.engine.linear import Dense, DenseStep, Params, output_delta, write_gradient
+from kinfed.engine.linear import Dense, DenseStep, Params, write_gradient
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
@@ -58,6 +59,11 @@ class FeedForwardNet(StackedNet):
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._forward(self.layers_of(theta), x)[-1]
 
+    @torch.no_grad()
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        values = self._forward(self.layers_of(theta), x)
+        return values[-2], values[-1]
+
     def layers_of(self, theta: Tensor) -> list[Params]:
         """Views of theta."""
         return [dense.params_of(theta) for dense, _ in self.steps]
@@ -88,14 +94,18 @@ class FeedForwardNet(StackedNet):
             values.append(h)
         return values
 
-    def _backward(self, layers: list[Params], values: list[Tensor], delta: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _backward(
+        self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None
+    ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number of the layer, delta at its output) from the last layer to the first; its input is
-        values[number].
+        values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
 
         The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
         propagated."""
         for number in range(len(self.steps) - 1, 0, -1):
             below = torch.bmm(delta, layers[number].weight)
+            if at_features is not None and number == len(self.steps) - 1:
+                below += at_features
             activation, output = self.steps[number - 1][1], values[number]
             if activation == "relu":
                 relu_backward_(below, output)
@@ -106,21 +116,24 @@ class FeedForwardNet(StackedNet):
         yield 0, delta
 
     @torch.no_grad()
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self.layers_of(out)
-        for number, delta in self._backward(layers, values, output_delta(values[-1], batch.y, batch.weight)):
+        tops = top_deltas(cut, values[-2], values[-1], batch)
+        for number, delta in self._backward(layers, values, *tops):
             write_gradient(slots[number], delta, values[number])
         return out
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         center = None if pull is None else (pull[0], self.layers_of(pull[1]))
-        self.step_(self.layers_of(theta), batch, lr, center)
+        self.step_(self.layers_of(theta), batch, lr, center, cut)
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None) -> Descent:
-        return LayerwiseDescent(self, theta, steps, pull, drift)
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
+        return LayerwiseDescent(self, theta, steps, pull, drift, cut)
 
     @torch.no_grad()
     def step_(
@@ -129,24 +142,26 @@ class FeedForwardNet(StackedNet):
         batch: Batch,
         lr: float | Tensor,
         pull: tuple[float | Tensor, list[Params]] | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """`descend_` on layers."""
         lam, center = (None, None) if pull is None else pull
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)
-        top = output_delta(values[-1], batch.y, step.example_weight(batch.weight))
-        for number, delta in self._backward(layers, values, top):
+        tops = top_deltas(cut, values[-2], values[-1], batch, step)
+        for number, delta in self._backward(layers, values, *tops):
             step.apply_(layers[number], delta, values[number], None if center is None else center[number])
 
     @torch.no_grad()
-    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         """[n, B]: a dense layer's gradient is an outer product of delta and input, so its norm is the product of
         theirs (Goodfellow 2015) and the gradient itself is never formed."""
         layers = self.layers_of(theta)
         values = self._forward(layers, batch.x)
         ones = torch.ones(batch.y.shape, dtype=theta.dtype, device=theta.device)
         square = torch.zeros_like(ones)
-        for number, delta in self._backward(layers, values, output_delta(values[-1], batch.y, ones)):
+        tops = top_deltas(cut, values[-2], values[-1], replace(batch, weight=ones))
+        for number, delta in self._backward(layers, values, *tops):
             below = values[number].square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)
         return square.sqrt_()

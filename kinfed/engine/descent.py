@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch
+from kinfed.engine.cut import Cut, on_rows
 from kinfed.engine.linear import Params
 
 if TYPE_CHECKING:
@@ -23,12 +23,18 @@ TRANSPOSE_FROM_OUTPUTS = 32
 # It must also serve so many steps: ten earn what transposing the layer and back costs.
 TRANSPOSE_FROM_STEPS = 10
 
-Descend = Callable[[Tensor, Batch, float | Tensor, Pull | None], None]
+
+class Descend(Protocol):
+    """A task's `descend_`."""
+
+    def __call__(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None, /
+    ) -> None: ...
 
 
 class Descent(ABC):
     """A loop of steps theta <- theta - lr * (gradient + lam * (theta - center) + drift) from theta [n, P], which is
-    left as it was."""
+    left as it was. The gradient may have the deltas of a cut in it."""
 
     @abstractmethod
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
@@ -42,15 +48,26 @@ class Descent(ABC):
 class StepwiseDescent(Descent):
     """By a task's `descend_` on the rows of a copy."""
 
-    def __init__(self, descend: Descend, theta: Tensor, pull: Pull | None, drift: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        descend: Descend,
+        theta: Tensor,
+        pull: Pull | None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> None:
         self._descend = descend
         self._x = theta.clone(memory_format=torch.contiguous_format)
         self._pull = pull
         self._drift = drift
+        self._cut = cut
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
         pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._pull[1][rows])
-        self._descend(self._x[rows], batch, lr, pull)
+        if self._cut is None:
+            self._descend(self._x[rows], batch, lr, pull)
+        else:
+            self._descend(self._x[rows], batch, lr, pull, on_rows(self._cut, torch.arange(len(self._x))[rows]))
         if self._drift is not None:  # the same at every theta: it may as well be added afterwards
             _subtract(self._x[rows], self._drift[rows], lr)
 
@@ -65,7 +82,13 @@ class LayerwiseDescent(Descent):
     The first layer is transposed (see `_transposed_layout`) where that pays."""
 
     def __init__(
-        self, net: FeedForwardNet, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None = None
+        self,
+        net: FeedForwardNet,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self._net = net
         self._transposes = steps >= TRANSPOSE_FROM_STEPS and net.steps[0][0].outputs >= TRANSPOSE_FROM_OUTPUTS
@@ -75,8 +98,9 @@ class LayerwiseDescent(Descent):
         ]
         self._pull = None if pull is None else (pull[0], self._arranged(pull[1]))
         self._drift = None if drift is None else self._arranged(drift)
+        self._cut = cut
         self._rows = slice(None)
-        self._active = self._layers, self._pull, self._drift
+        self._active = self._layers, self._pull, self._drift, cut
 
     def _arranged(self, theta: Tensor) -> list[Params]:
         """Views of theta's layers in their memory layout; a copy is made only where the first one is transposed."""
@@ -93,9 +117,10 @@ class LayerwiseDescent(Descent):
             self._rows = rows
             pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._rows_of(self._pull[1]))
             drift = None if self._drift is None else self._rows_of(self._drift)
-            self._active = self._rows_of(self._layers), pull, drift
-        layers, pull, drift = self._active
-        self._net.step_(layers, batch, lr, pull)
+            cut = on_rows(self._cut, torch.arange(len(self._layers[0].weight))[rows])
+            self._active = self._rows_of(self._layers), pull, drift, cut
+        layers, pull, drift, cut = self._active
+        self._net.step_(layers, batch, lr, pull, cut)
         if drift is not None:
             for layer, term in zip(layers, drift, strict=True):
                 _subtract(layer.weight, term.weight, lr)

@@ -69,6 +69,10 @@ class DenseStep:
         """[n, B] the weights of the examples with which the backward pass is to begin."""
         return weight * -self._lr[:, None] if isinstance(self._lr, Tensor) else weight
 
+    def scaled(self, delta: Tensor) -> Tensor:
+        """A delta [n, B, outputs] that contains the examples' weights already, as the backward pass is to see it."""
+        return delta * -self._lr[:, None, None].to(delta.dtype) if isinstance(self._lr, Tensor) else delta
+
     def apply_(self, params: Params, delta: Tensor, x: Tensor, center: Params | None) -> None:
         """The map's gradient is Σ_b delta_b x_b', of delta [n, B, outputs] and x [n, B, inputs]."""
         if center is not None:

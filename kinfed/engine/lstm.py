@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
+from kinfed.engine.cut import Cut, top_deltas
 from kinfed.engine.descent import Pull
-from kinfed.engine.linear import Dense, DenseStep, output_delta, write_gradient
+from kinfed.engine.linear import Dense, DenseStep, write_gradient
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
@@ -103,6 +104,11 @@ class RecurrentNet(StackedNet):
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._logits(theta, self._forward_all(theta, x)[-1])
 
+    @torch.no_grad()
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        top = self._forward_all(theta, x)[-1]
+        return top.h[-1], self._logits(theta, top)
+
     def _logits(self, theta: Tensor, top: Activations) -> Tensor:
         w, b = self.head.weight_of(theta).transpose(1, 2), self.head.bias_of(theta)
         return torch.bmm(top.h[-1], w) if b is None else torch.baddbmm(b.unsqueeze(1), top.h[-1], w)
@@ -122,13 +128,18 @@ class RecurrentNet(StackedNet):
             values = activations[-1].h[1:]
         return activations
 
-    def _outer_gradients(self, theta: Tensor, activations: list[Activations], delta: Tensor) -> Iterator[OuterGradient]:
-        """The gradients of all dense maps, from the last layer to the first, for delta [n, B, C] at the logits.
+    def _outer_gradients(
+        self, theta: Tensor, activations: list[Activations], delta: Tensor, at_features: Tensor | None
+    ) -> Iterator[OuterGradient]:
+        """The gradients of all dense maps, from the last layer to the first, for delta [n, B, C] at the logits and
+        a further one [n, B, H] at the features.
 
         The consumer may overwrite the parameters of the map it was handed: what lies below is already propagated."""
         top = activations[-1]
         below = torch.zeros_like(top.tanh_c)
         torch.bmm(delta, self.head.weight_of(theta), out=below[-1])
+        if at_features is not None:
+            below[-1] += at_features
         yield OuterGradient(self.head, delta.unsqueeze(0), top.h[-1:])
         for number in range(len(self.layers) - 1, -1, -1):
             layer, values = self.layers[number], activations[number]
@@ -140,21 +151,23 @@ class RecurrentNet(StackedNet):
             yield OuterGradient(layer.h, d, values.h[:-1])
 
     @torch.no_grad()
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         activations = self._forward_all(theta, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        top = output_delta(self._logits(theta, activations[-1]), batch.y, batch.weight)
-        for gradient in self._outer_gradients(theta, activations, top):
+        tops = top_deltas(cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch)
+        for gradient in self._outer_gradients(theta, activations, *tops):
             write_gradient(gradient.dense.params_of(out), _by_client(gradient.delta), _by_client(gradient.x))
         return out
 
     @torch.no_grad()
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         lam, center = (None, None) if pull is None else pull
         activations = self._forward_all(theta, batch.x)
         step = DenseStep(lr, lam, theta.dtype)
-        top = output_delta(self._logits(theta, activations[-1]), batch.y, step.example_weight(batch.weight))
-        for gradient in self._outer_gradients(theta, activations, top):
+        tops = top_deltas(cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step)
+        for gradient in self._outer_gradients(theta, activations, *tops):
             dense, delta, x = gradient.dense, _by_client(gradient.delta), _by_client(gradient.x)
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch, LocalTraining
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut, refuse_cut
 from kinfed.engine.task import ModuleTask, Pull, Task
 from kinfed.errors import ModelError
 
@@ -65,10 +66,12 @@ class MixtureTask(Task):
         models, pi = self.split(theta)
         return shared_out(batch, responsibilities(self.task, models, pi, batch))
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        refuse_cut(cut, "a mixture of several")
         return self._joined(self.task.grad, theta, batch)
 
-    def training_grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        refuse_cut(cut, "a mixture of several")
         return self._joined(self.task.training_grad, theta, batch)
 
     def _joined(self, grad: Callable[[Tensor, Batch], Tensor], theta: Tensor, batch: Batch) -> Tensor:
@@ -76,7 +79,10 @@ class MixtureTask(Task):
         parts = zip(models, self.weighted(theta, batch), strict=True)
         return torch.cat([*(grad(model, part) for model, part in parts), torch.zeros_like(pi)], 1)
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        refuse_cut(cut, "a mixture of several")
         models, _ = self.split(theta)
         centers = [None] * self.components if pull is None else self.split(pull[1])[0]
         for model, part, center in zip(models, self.weighted(theta, batch), centers, strict=True):

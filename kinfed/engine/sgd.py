@@ -10,6 +10,7 @@ from torch import Tensor
 from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
+from kinfed.engine.cut import Cut, on_rows
 from kinfed.engine.descent import Pull, take_if_tensor
 
 
@@ -22,6 +23,7 @@ def sgd(
     pull: Pull | None = None,
     drift: Tensor | None = None,
     mask: Tensor | None = None,
+    cut: Cut | None = None,
 ) -> Tensor:
     """theta [n, P] after local training; the argument is left as it was.
 
@@ -29,8 +31,8 @@ def sgd(
                           theta <- theta - lr * g
 
     `lr` replaces the rate of the local training, `pull` is (lam, center [n, P]) with lam a number or one per client,
-    `drift` is [n, P] or one for all ([P]), `mask` [P] confines training to some parameters. Momentum and weight decay
-    are those of the local training."""
+    `drift` is [n, P] or one for all ([P]), `mask` [P] confines training to some parameters, `cut` changes the
+    loss at features and logits. Momentum and weight decay are those of the local training."""
     training = batches.training
     rate = batches.lr if lr is None else lr
     drift = None if drift is None else drift.to(theta).expand_as(theta)
@@ -39,20 +41,23 @@ def sgd(
         back = torch.argsort(order)
         pull = None if pull is None else (take_if_tensor(pull[0], order), pull[1][order])
         drift = None if drift is None else drift[order]
-        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask)[back]
+        cut = on_rows(cut, order)
+        return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask, cut=cut)[back]
     if training.momentum == 0 and mask is None and (training.weight_decay == 0 or pull is None):
         pull = toward_zero(theta, training.weight_decay) if pull is None else pull
-        descent = task.descent(theta, len(batches), pull, drift)
+        descent = task.descent(theta, len(batches), pull, drift, cut)
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if training.momentum else None
+    positions = torch.arange(len(x))
     trained = [slice(None)] if mask is None else runs(mask)
     for rows, batch in batches.reusing_memory():
         now = x[rows]
-        g = task.training_grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
+        # A task's own: it may even be `now` itself, so it is not changed in place.
+        g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
         if pull is not None:
             lam = take_if_tensor(pull[0], rows)
             g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])

@@ -8,6 +8,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
+from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 
 
@@ -28,17 +29,23 @@ class StackedNet(ABC):
         """[n, B, C] for x [n, B, ...]."""
 
     @abstractmethod
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        """[n, P] gradient of sum_b weight_b * loss_b for every row."""
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(features [n, B, d_f], logits [n, B, C]) of one forward pass."""
 
     @abstractmethod
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        """[n, P] gradient of sum_b weight_b * loss_b for every row, with the deltas of the cut."""
+
+    @abstractmethod
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         """theta <- theta - lr * (grad + lam * (theta - center)), in place, without storing the gradient."""
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None) -> Descent:
+    def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
         """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
-        return StepwiseDescent(self.descend_, theta, pull, drift)
+        return StepwiseDescent(self.descend_, theta, pull, drift, cut)
 
-    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor | None:
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor | None:
         """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
         return None

@@ -30,10 +30,12 @@ from kinfed.engine.base import Score as Score
 from kinfed.engine.base import Task as Task
 from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut, Deltas, answer, of_row, pulled_back
 from kinfed.engine.dense import FeedForwardNet
 from kinfed.engine.descent import Descent
 from kinfed.engine.descent import Pull as Pull
 from kinfed.engine.draws import Draws, KeyedDraws, drops, prepare_dropout
+from kinfed.engine.head import Head, HeadProbe, find_head
 from kinfed.engine.layout import RowLayout, freeze, norm_layers
 from kinfed.engine.lstm import RecurrentNet
 from kinfed.engine.module_checks import check_module
@@ -43,6 +45,7 @@ from kinfed.errors import ModelError
 
 Build = Callable[[], nn.Module]
 
+_KEEP: Deltas = (None, None)
 MEMORY_BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins
 
 
@@ -71,6 +74,7 @@ class ModuleTask(Task):
         self.start: Tensor | None = None  # [P] in place of the random first start; see `starting_at`
         self._random_starts: dict[int, Tensor] = {}  # the first one by seed: all clients of a method ask for it
         self._whole: nn.Module | None = None  # of which `module` is the upper part; see `upper_task`
+        self._head: Head | None = None  # once it was asked for, or named
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
@@ -79,6 +83,20 @@ class ModuleTask(Task):
             raise ModelError(f"a start has {self.num_params} parameters; got shape {list(start.shape)}")
         task = copy.copy(self)
         task.start = None if start is None else start.detach().clone()
+        return task
+
+    @property
+    def head(self) -> Head:
+        """The last nn.Linear that the module declares, or the one of `with_head`."""
+        if self._head is None:
+            self._head = find_head(self.module, self.slots)
+        return self._head
+
+    def with_head(self, name: str) -> Self:
+        """The same task with that layer as its head, where the order of declaration is not that of the forward pass.
+        This task is left as it is, and shares its module with the new one."""
+        task = copy.copy(self)
+        task._head = find_head(self.module, self.slots, name)
         return task
 
     def init(self, seed: int, number: int = 0) -> Tensor:
@@ -150,6 +168,15 @@ class ModuleTask(Task):
             z: Tensor = functional_call(self._working_copy(training=training).module, named, (x,))
         return z
 
+    def _probe(self, *, training: bool) -> HeadProbe:
+        return HeadProbe(self._working_copy(training=training).module, self.head.name)
+
+    def _cut_call(self, named: dict[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+        """The features and the output of `_call`."""
+        with self._probe(training=training) as probe:
+            z = self._call(named, x, training=training)
+        return probe.features(z), z
+
 
 class WorkingCopy:
     """A module to call with the values of rows, for one thread."""
@@ -189,21 +216,39 @@ class StackedTask(ModuleTask):
             )
         self.net = net
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        return self.net.grad(theta, batch)
+    def with_head(self, name: str) -> Self:
+        task = super().with_head(name)
+        if task.head.dense != self.head.dense:
+            raise ModelError(f"the model's output is that of layer {self.head.name!r}, not of {name!r}")
+        return task
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
-        self.net.descend_(theta, batch, lr, pull)
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net.cut(theta, x)
 
-    def descent(self, theta: Tensor, steps: int, pull: Pull | None = None, drift: Tensor | None = None) -> Descent:
-        return self.net.descent(theta, steps, pull, drift)
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self.net.grad(theta, batch, cut)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        self.net.descend_(theta, batch, lr, pull, cut)
+
+    def descent(
+        self,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
+        return self.net.descent(theta, steps, pull, drift, cut)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
-    def example_norms(self, theta: Tensor, batch: Batch) -> Tensor:
-        norms = self.net.example_norms(theta, batch)
-        return super().example_norms(theta, batch) if norms is None else norms
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        norms = self.net.example_norms(theta, batch, cut)
+        return super().example_norms(theta, batch, cut) if norms is None else norms
 
 
 class RowsTask(ModuleTask):
@@ -242,9 +287,11 @@ class RowsTask(ModuleTask):
             z = self._call(named, x, training=True)
         return z, bool(mode.operations)
 
-    def _row_grads(self, row: Tensor, batch: Batch, i: int, *, moving: bool) -> Iterable[tuple[ParameterSlot, Tensor]]:
+    def _row_grads(
+        self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None
+    ) -> Iterable[tuple[ParameterSlot, Tensor]]:
         """The gradient of each trainable parameter at `row` [P], on row i of the batch; `moving`: the row's running
-        statistics move in place."""
+        statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
         if self.layout.has_statistics or self.draws_randomly is not False:
             # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
@@ -265,12 +312,17 @@ class RowsTask(ModuleTask):
             state |= {slot.name: state[slot.name].clone() for slot in self.slots if not slot.trainable}
         first = self._catches_draws is None
         with torch.enable_grad():
-            z, drew = self._training_call(state, x, batch, i)
+            with nullcontext() if cut is None else self._probe(training=True) as probe:
+                z, drew = self._training_call(state, x, batch, i)
             if moving:
                 self._write_back(row, state)
             loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+            phi, deltas = z, _KEEP
+            if cut is not None and probe is not None:
+                phi = probe.features(z)
+                deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
-                grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                grads = pulled_back(loss, phi, z, deltas, leaves)
         self._catches_draws = drew
         return zip(trained, grads, strict=True)
 
@@ -289,26 +341,29 @@ class RowsTask(ModuleTask):
             return True
         return False if self.net is not None else self._catches_draws
 
-    def _add_gradient(self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget) -> None:
+    def _add_gradient(
+        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget, cut: Cut | None
+    ) -> None:
+        examples = batch.x[i], batch.y[i], batch.weight[i]
         with _with_example_shape(batch.x.shape[2:]):
-            net.add_gradient(theta[i], batch.x[i], batch.y[i], batch.weight[i], target)
+            net.add_gradient(theta[i], *examples, target, None if cut is None else of_row(cut, batch, i, *examples))
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        return self._grad(theta, batch, moving=False)
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self._grad(theta, batch, cut, moving=False)
 
-    def training_grad(self, theta: Tensor, batch: Batch) -> Tensor:
-        return self._grad(theta, batch, moving=True)
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self._grad(theta, batch, cut, moving=True)
 
-    def _grad(self, theta: Tensor, batch: Batch, *, moving: bool) -> Tensor:
+    def _grad(self, theta: Tensor, batch: Batch, cut: Cut | None, *, moving: bool) -> Tensor:
         if self.net is not None:
             out = torch.zeros_like(theta, memory_format=torch.contiguous_format)
             for i in range(len(theta)):
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0))
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0), cut)
             return out
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         out[:, self.trainable.stop :] = 0.0
         for i in range(len(theta)):
-            for slot, g in self._row_grads(theta[i], batch, i, moving=moving):
+            for slot, g in self._row_grads(theta[i], batch, i, moving=moving, cut=cut):
                 out[i, slot.start : slot.stop] = g.reshape(-1)
         return out
 
@@ -317,7 +372,15 @@ class RowsTask(ModuleTask):
             rows = [self._call(self.unflatten(theta[i]), x[i], training=False) for i in range(len(theta))]
             return torch.stack(rows)
 
-    def descend_(self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None) -> None:
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            pairs = [self._cut_call(self.unflatten(theta[i]), x[i], training=False) for i in range(len(theta))]
+        phi, z = zip(*pairs, strict=True)
+        return torch.stack(phi), torch.stack(z)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
             center, amount = None, 0.0
@@ -325,9 +388,9 @@ class RowsTask(ModuleTask):
                 lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
                 center, amount = pull[1][i], rate * lam
             if self.net is not None:
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount))
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount), cut)
                 continue
-            grads = self._row_grads(theta[i], batch, i, moving=True)
+            grads = self._row_grads(theta[i], batch, i, moving=True, cut=cut)
             if center is not None:
                 theta[i, self.trainable].lerp_(center[self.trainable], amount)
             for slot, g in grads:
@@ -358,9 +421,30 @@ class VmapTask(ModuleTask):
         z = self._call(self.unflatten(row), x, training=True)
         return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        if cut is not None:
+            return self._cut_grad(theta, batch, cut)
         out: Tensor = vmap(grad(self._loss))(theta, batch.x, batch.y, batch.weight)
         return out
+
+    def _cut_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        phi, z = self._cut_call(self.unflatten(row), x, training=True)
+        return phi, z, (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+
+    def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            phi, z, loss = vmap(self._cut_loss)(leaf, batch.x, batch.y, batch.weight)
+            deltas = answer(cut, phi.detach(), z.detach(), batch)
+            return pulled_back(loss.sum(), phi, z, deltas, [leaf])[0]
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        def cut_row(row: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self._cut_call(self.unflatten(row), inputs, training=False)
+
+        with torch.no_grad():
+            phi, z = vmap(cut_row)(theta, x)
+        return phi, z
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         out: Tensor = vmap(lambda row, inputs: self._call(self.unflatten(row), inputs, training=False))(theta, x)
@@ -413,10 +497,11 @@ def make_task(
     backend: str = "auto",
     device: torch.device | str = "cpu",
     frozen: tuple[str, ...] = (),
+    head: str | None = None,
     example: Tensor | None = None,
 ) -> ModuleTask:
     """The task for the module that `build()` makes; `backend` forces one of stacked, rows, vmap; `frozen` are patterns
-    of parameters that are not trained.
+    of parameters that are not trained; `head` names the last linear layer where the module does not declare it last.
 
     On an `example` batch [B, ...] the model is tried at once: one that fails is refused here and not in the first
     round, and one that only works for one client at a time (it branches on its data, draws random numbers, or holds an
@@ -428,7 +513,7 @@ def make_task(
         if backend == "auto" and isinstance(task, VmapTask) and not _gains_from_vmap(task, example):
             task = RowsTask(build, device, module=task.module)
         _try(task, example, clients=1)
-    return task
+    return task if head is None else task.with_head(head)
 
 
 def upper_task(

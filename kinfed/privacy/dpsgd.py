@@ -23,6 +23,8 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.batches import Batch, PoissonSample, Split
+from kinfed.engine.cut import Cut, is_separable, weighing_ones
+from kinfed.engine.head import Head
 from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError
 from kinfed.privacy.ledger import Ledger
@@ -80,6 +82,7 @@ class PrivateTask(Task):
         self.one_row_at_a_time = inner.one_row_at_a_time
         self._record: Record | None = None
         self._lock = threading.Lock()
+        self._inside = threading.local()
 
     @contextmanager
     def recording(self, phase: int = TRAINING) -> Iterator[Record]:
@@ -97,24 +100,34 @@ class PrivateTask(Task):
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks travel to other processes; records and locks stay."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_record")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_record", "_inside")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._record, self._lock = None, threading.Lock()
+        self._record, self._lock, self._inside = None, threading.Lock(), threading.local()
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         return self.inner.init(seed, number)
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    @property
+    def head(self) -> Head:
+        return self.inner.head
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         draw = batch.sample
         if draw is None:
             raise ConfigError(
                 "a private gradient needs a Poisson sample of the client's examples; these were chosen otherwise: use "
                 "steps and poisson = true in the method's local work"
             )
+        if cut is not None and not is_separable(cut):
+            raise ConfigError(
+                "the method's loss at features or logits is not declared to be a sum over examples, so one example's "
+                "share of a gradient cannot be clipped; if it is such a sum, declare it: separable(cut)"
+            )
         name = self._name_gradients(batch.ids, draw)
-        g = self._clipped(theta, batch, draw)
+        with self._computing_gradient():
+            g = self._clipped(theta, batch, draw, None if cut is None else weighing_ones(cut))
         if self.noise:
             scale = (self.noise * self.clip / draw.expected).to(theta.device, theta.dtype)
             g.addcmul_(self.source(name, theta), scale[:, None])
@@ -128,26 +141,39 @@ class PrivateTask(Task):
             index = self._record.next_index(ids, draw)
         return rng.fold(draw.key, self._record.phase, index)
 
-    def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample) -> Tensor:
+    @contextmanager
+    def _computing_gradient(self) -> Iterator[None]:
+        """What a cut asks of this task in here goes into gradients that are clipped."""
+        self._inside.gradient = True
+        try:
+            yield
+        finally:
+            self._inside.gradient = False
+
+    def _clipped(self, theta: Tensor, batch: Batch, draw: PoissonSample, cut: Cut | None) -> Tensor:
         """(1/L) Σ_i g_i min(1, c/‖g_i‖). An example whose gradient is not finite counts as one with gradient 0.
 
         g_i is the gradient of the example's loss times what a method makes it weigh: weights are usually 1/L."""
-        norm = self.inner.example_norms(theta, batch) * (batch.weight * draw.expected[:, None].to(batch.weight))
+        norm = self.inner.example_norms(theta, batch, cut) * (batch.weight * draw.expected[:, None].to(batch.weight))
         finite = torch.isfinite(norm)
         factor = torch.where(finite, (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0), 0.0)
         batch = replace(batch, weight=batch.weight * factor)
         if bool(finite.all()):
-            return self.inner.grad(theta, batch)
+            return self.inner.grad(theta, batch, cut)
         # 0 times a gradient that is not finite is not 0: other examples of the row take the places of such ones.
         column = torch.arange(norm.shape[1], device=norm.device).expand_as(norm)
         usable = torch.where(finite, column, finite.to(torch.int64).argmax(1, keepdim=True))
         row = torch.arange(len(norm), device=norm.device)[:, None]
-        g = self.inner.grad(theta, replace(batch, x=batch.x[row, usable], y=batch.y[row, usable]))
+        g = self.inner.grad(theta, replace(batch, x=batch.x[row, usable], y=batch.y[row, usable]), cut)
         return torch.where(finite.any(1, keepdim=True), g, 0.0)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         self._note_evaluation()
         return self.inner.logits(theta, x)
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._note_evaluation()
+        return self.inner.cut(theta, x)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         self._note_evaluation()
@@ -158,7 +184,7 @@ class PrivateTask(Task):
         return self.inner.score(theta, part)
 
     def _note_evaluation(self) -> None:
-        if self._record is not None:
+        if self._record is not None and not getattr(self._inside, "gradient", False):
             self._record.evaluated_models = True
 
 

@@ -15,6 +15,7 @@ from kinfed.core.tree import Tree
 from kinfed.data.batches import Batch
 from kinfed.data.federation import Federation
 from kinfed.deploy.wire import message_types
+from kinfed.engine.cut import Cut
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.budget import make_budget
@@ -99,7 +100,7 @@ def gradients_are_declared(bench: Bench) -> None:
 class _BlindTask(PrivateTask):
     """A private task whose gradients know nothing of the examples: what still depends on them left by another way."""
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         assert batch.sample is not None  # of a private run
         self._name_gradients(batch.ids, batch.sample)
         return torch.full_like(theta, 0.01)

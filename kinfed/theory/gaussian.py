@@ -30,6 +30,7 @@ from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
 from kinfed.engine.base import Score, Task
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut, refuse_cut
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 
@@ -156,7 +157,8 @@ class GaussianTask(Task):
     def known_s0(self) -> float:
         return self.s0
 
-    def grad(self, theta: Tensor, batch: Batch) -> Tensor:
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        refuse_cut(cut, "a Gaussian model")
         pull = (theta[:, None] - batch.x) * batch.weight[..., None]
         return pull.sum(1) / self.s[batch.ids].to(theta.dtype)[:, None]
 
