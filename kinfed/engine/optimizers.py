@@ -97,6 +97,8 @@ def clipped(gradient: Sequence[Tensor], largest: float) -> list[Tensor]:
         return []
     norms = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in gradient])
     factor = (largest / (torch.linalg.vector_norm(norms, dim=0) + CLIP_MARGIN)).clamp_max(1.0)
+    if bool((factor == 1).all()):
+        return list(gradient)
     return [piece * factor[:, None] for piece in gradient]
 
 
