@@ -78,7 +78,7 @@ def test_every_partition_is_documented() -> None:
 def test_every_option_of_every_method_is_explained() -> None:
     for name in ALGORITHMS:
         for option in options_of(name):
-            assert option.text or option.name == "nesterov", f"{name}.{option.name} has no sentence under it"
+            assert option.text or option.name == "server_nesterov", f"{name}.{option.name} has no sentence under it"
 
 
 def test_names_are_unique_over_all_kinds() -> None:

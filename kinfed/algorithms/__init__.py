@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS: Registry[type[Algorithm[Any, Any, Any, Any]]] = Registry("algorithm")
 LEARNING_RATE = Range(1e-3, 1.0)  # what tuning searches for lr
+ADAPTIVE_RATE = Range(1e-4, 0.1)  # with adam and adamw, whose steps are about lr in every parameter
 _ENVELOPE = {"lr": Range(1e-3, 0.05), "lam": Range(1.0, 20.0)}  # needs lr * lam <= 1
 _SELFFL_NONE = {"use_init": False, "use_steps": False, "use_agg": False}
 
@@ -52,17 +53,17 @@ _add(
     "fedopt:FedOpt",
     "FedAvgM",
     "FedAvg with server momentum",
-    preset={"optimizer": "momentum", "server_lr": 1.0},
+    preset={"server_optimizer": "momentum", "server_lr": 1.0},
     space={"lr": LEARNING_RATE, "beta1": Range(0.0, 0.99, log=False), "server_lr": Range(0.1, 2.0)},
 )
 _add("fedadam", "fedopt:FedOpt", "FedAdam", "FedAvg with Adam at the server")
-_add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"optimizer": "yogi"})
+_add("fedyogi", "fedopt:FedOpt", "FedYogi", "FedAvg with Yogi at the server", preset={"server_optimizer": "yogi"})
 _add(
     "fedadagrad",
     "fedopt:FedOpt",
     "FedAdagrad",
     "FedAvg with Adagrad at the server",
-    preset={"optimizer": "adagrad", "beta1": 0.0},
+    preset={"server_optimizer": "adagrad", "beta1": 0.0},
 )
 _add("ditto", "ditto:Ditto", "Ditto", "personal models held near a FedAvg model")
 _add(
@@ -201,10 +202,12 @@ def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any
     return entry.target(training=training, **convert_options(entry.target, chosen, name))
 
 
-def tuning_space(name: str) -> dict[str, Range]:
-    """What `kinfed tune` varies: the learning rate, and what the algorithm's options declare."""
+def tuning_space(name: str, optimizer: str = "sgd") -> dict[str, Range]:
+    """What `kinfed tune` varies with this local optimizer: the learning rate, and what the algorithm's options
+    declare."""
     entry = ALGORITHMS[name]
-    return entry.space if entry.tuning is not None else {"lr": LEARNING_RATE} | entry.space
+    rate = LEARNING_RATE if optimizer == "sgd" else ADAPTIVE_RATE
+    return entry.space if entry.tuning is not None else {"lr": rate} | entry.space
 
 
 def _transform(algorithm: AnyAlgorithm) -> Any:

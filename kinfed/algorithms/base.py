@@ -95,8 +95,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     traits: ClassVar[frozenset[Trait]] = frozenset()
     """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "keeps
     stragglers" (partial work of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its
-    local steps are its own and have no place for them), "draws by client" (draws of the server go by the clients'
-    numbers, so that renumbering them changes results)."""
+    local steps are its own and have no place for them; without momentum there is no other optimizer and no clipping of
+    gradients either), "draws by client" (draws of the server go by the clients' numbers, so that renumbering them
+    changes results)."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -175,12 +176,19 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Population) -> None:
     """Refuse what cannot work: local training with terms that the algorithm's own steps ignore, and `check`."""
-    for name, trait in (("momentum", "no momentum"), ("weight_decay", "no weight decay")):
-        value = getattr(algorithm.training, name)
+    training = algorithm.training
+    # What the steps lack, the trait that says so, what was asked for, and how a method goes without it.
+    terms: tuple[tuple[str, Trait, Any, str], ...] = (
+        ("momentum", "no momentum", training.momentum, "it to 0"),
+        ("optimizers but SGD", "no momentum", training.optimizer.removeprefix("sgd"), "optimizer to sgd"),
+        ("clipping of gradients", "no momentum", training.largest_gradient, "clip to inf"),
+        ("weight_decay", "no weight decay", training.weight_decay, "it to 0"),
+    )
+    for lacking, trait, value, remedy in terms:
         if value and trait in algorithm.traits:
             raise ConfigError(
-                f"{type(algorithm).__name__}'s local steps are its own, without {name}; got {value}; set it to 0 for "
-                "this method"
+                f"{type(algorithm).__name__}'s local steps are its own, without {lacking}; got {value}; set {remedy} "
+                "for this method"
             )
     algorithm.check(task, population)
 

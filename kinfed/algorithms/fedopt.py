@@ -61,12 +61,12 @@ from kinfed.algorithms.fedprox import FedProx
 class Server(Tree):
     w: Tensor  # [P]
     m: Tensor  # [P] momentum of the average update
-    v: Tensor | None  # [P] size of its squares; absent with optimizer = "momentum"
+    v: Tensor | None  # [P] size of its squares; absent with server_optimizer = "momentum"
 
 
 @dataclass(frozen=True)
 class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
-    optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = option("adam", "the server's rule")
+    server_optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = option("adam", "the server's rule")
     server_lr: float = option(0.1, "η, the server's learning rate", gt=0, tune=Range(1e-3, 1.0))
     beta1: float = option(0.9, "β₁ (FedAvgM's γ), momentum of the average update; 0 for none", ge=0, lt=1)
     beta2: float = option(
@@ -80,14 +80,17 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
     )
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
     mu: float = option(0.0, "μ of FedProx's proximal term in local training; 0 is FedAvg's", ge=0)
-    nesterov: bool = option(False, "Nesterov's form of momentum, for optimizer = momentum")
+    server_nesterov: bool = option(False, "Nesterov's form of momentum, for server_optimizer = momentum")
 
     averages = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.nesterov and self.optimizer != "momentum":
-            raise ConfigError(f"nesterov is a form of optimizer = momentum; got optimizer = {self.optimizer}")
+        if self.server_nesterov and self.server_optimizer != "momentum":
+            raise ConfigError(
+                "server_nesterov is a form of server_optimizer = momentum; got server_optimizer = "
+                f"{self.server_optimizer}"
+            )
         _ = self._local  # refuses a mu that is unstable
 
     @property
@@ -97,7 +100,7 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)
-        v = None if self.optimizer == "momentum" else torch.full_like(w, self.tau**2)
+        v = None if self.server_optimizer == "momentum" else torch.full_like(w, self.tau**2)
         return Server(w, torch.zeros_like(w), v)
 
     def init_client(self, task: Task, data: Cohort) -> Client:
@@ -113,13 +116,13 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
         delta = mean_update(up.delta, up.count)  # Δ
         if server.v is None:
             m = self.beta1 * server.m + delta
-            step = self.beta1 * m + delta if self.nesterov else m
+            step = self.beta1 * m + delta if self.server_nesterov else m
             return Server(server.w + self.server_lr * step, m, None)
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         square = delta.square()
-        if self.optimizer == "adagrad":
+        if self.server_optimizer == "adagrad":
             v = server.v + square
-        elif self.optimizer == "yogi":
+        elif self.server_optimizer == "yogi":
             v = server.v - (1 - self.beta2) * square * torch.sign(server.v - square)
         else:
             v = self.beta2 * server.v + (1 - self.beta2) * square

@@ -15,7 +15,7 @@ The paper calls one client per round, as does participation of 1/N here. With se
 by the mean of their J_φᵀ Δθ_i, so that their order cannot matter; every called client's embedding moves by its own
 J_eᵀ Δθ_i. Embeddings of others stay (in the released code their momentum and weight decay go on).
 
-The server step is SGD with momentum and weight decay, norm of Δφ and of every Δe_i at most `clip`; values of the
+The server step is SGD with momentum and weight decay, norm of Δφ and of every Δe_i at most `server_clip`; values of the
 released code. Local training is that of the run, as for all methods: the paper's is --set pfedhn.steps=50
 --set pfedhn.lr=0.005 --set pfedhn.momentum=0.9 --set pfedhn.weight_decay=5e-5 --set pfedhn.batch=64, and 5000 rounds.
 
@@ -104,7 +104,7 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     server_lr: float = option(1e-2, "α of the server's steps", gt=0, tune=Range(1e-3, 0.5))
     server_momentum: float = option(0.9, "momentum of the server's steps", ge=0, lt=1)
     server_weight_decay: float = option(1e-3, "weight decay of φ and of the embeddings of called clients", ge=0)
-    clip: float = option(50.0, "greatest norm of a server gradient", gt=0)
+    server_clip: float = option(50.0, "greatest norm of a server gradient", gt=0)
     embedding: int | None = option(None, "numbers per client embedding; 1 + N/4 where none is given", ge=1)
     hidden: int = option(100, "units of a hidden layer", ge=1)
     hidden_layers: int = option(3, "hidden layers after the first", ge=0)
@@ -183,14 +183,14 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         d_head = Outer(up.delta, f / -n)  # Δφ is the mean over the clients
         d_bias, d_trunk = -up.delta.mean(0), d_trunk / n
         norm = torch.stack([d_head.norm(), d_trunk.norm(), d_bias.norm()]).norm()
-        shrink = (self.clip / norm.clamp_min(self.clip)).item()
+        shrink = (self.server_clip / norm.clamp_min(self.server_clip)).item()
         trunk, v_trunk = self._step(phi.trunk, old.trunk, d_trunk * shrink)
         head, v_head = self._head_step(phi.head, old.head, d_head, shrink)
         bias, v_bias = self._step(phi.bias, old.bias, d_bias * shrink)
         e_norm = d_e.norm(dim=1, keepdim=True)
         embedding, velocity = phi.embedding.clone(), old.embedding.clone()
         embedding[ids], velocity[ids] = self._step(
-            phi.embedding[ids], old.embedding[ids], d_e * (self.clip / e_norm.clamp_min(self.clip))
+            phi.embedding[ids], old.embedding[ids], d_e * (self.server_clip / e_norm.clamp_min(self.server_clip))
         )
         return Server(Hypernetwork(embedding, trunk, head, bias), Hypernetwork(velocity, v_trunk, v_head, v_bias))
 

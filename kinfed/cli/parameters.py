@@ -182,7 +182,7 @@ def _type(kind: Any, registry: str) -> ParamType:
         words = get_args(kind[0])
         return Text(f"[{'|'.join(words)}|NUMBER]", words)
     if get_origin(kind) is tuple:
-        return Text("INTEGERS" if int in get_args(kind) else "FILE")
+        return Text({int: "INTEGERS", float: "NUMBERS"}.get(get_args(kind)[0], "FILE"))
     return Text({int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT"))
 
 

@@ -196,6 +196,7 @@ def describe_options(kind: type[Any], preset: Mapping[str, Any] | None = None) -
     return docs
 
 
+@cache  # callers only read it; types are resolved anew for every option otherwise
 def option_types(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's options by name."""
     hints = get_type_hints(kind)

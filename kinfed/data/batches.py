@@ -16,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.loop_memory import MemoryView
 from kinfed.core.options import check_options, option
 from kinfed.core.tree import as_slice
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
@@ -41,8 +44,18 @@ class LocalTraining:
     batch: int = option(20, "examples per step", ge=1)
     steps: int | None = option(20, "steps per round", ge=1)
     epochs: int | None = option(None, "passes over a client's examples per round, instead of steps", ge=1)
-    momentum: float = option(0.0, "momentum of local steps", ge=0, lt=1)
-    weight_decay: float = option(0.0, "κ: adds κ θ to every gradient", ge=0)
+    optimizer: Literal["sgd", "adam", "adamw"] = option("sgd", "rule of local steps, as torch.optim defines it")
+    momentum: float = option(0.0, "momentum of local steps (sgd)", ge=0, lt=1)
+    nesterov: bool = option(False, "Nesterov's form of momentum (sgd)")
+    betas: tuple[float, float] = option((0.9, 0.999), "decay of the means of gradients and of squares (adam, adamw)")
+    eps: float = option(1e-8, "added to the root of the mean square, which divides (adam, adamw)", gt=0)
+    weight_decay: float = option(0.0, "κ: adds κ θ to every gradient; with adamw shrinks θ by lr κ instead", ge=0)
+    clip: float | None = option(
+        None, "largest norm of a client's gradient in a step; inf: none, as without it", gt=0, infinite=True
+    )
+    optimizer_state: Literal["reset", "kept"] = option(
+        "reset", "momentum and means of gradients: new in every round, or kept by the client from round to round"
+    )
     lr_decay: float = option(1.0, "factor of the learning rate per round", gt=0, le=1)
     lr_floor: float = option(0.0, "the learning rate decays no further than this", ge=0)
     poisson: bool = option(False, "every example joins a batch on its own with chance batch/n (needed for privacy)")
@@ -64,6 +77,37 @@ class LocalTraining:
             raise ConfigError(f"lr_floor must lie between 0 and lr={self.lr}; got {self.lr_floor}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise unknown_name("augmentation", self.augment, AUGMENTATIONS)
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """Refuse settings that the optimizer does not have."""
+        if self.optimizer != "sgd" and self.momentum:
+            raise ConfigError(
+                f"momentum is a setting of optimizer = sgd; {self.optimizer} has betas; got momentum={self.momentum}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov is a form of momentum, of which there is none; set momentum, such as 0.9")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas are two numbers in [0, 1), such as 0.9 and 0.999; got {self.betas}")
+        if self.optimizer_state == "kept" and not self.has_moments:
+            raise ConfigError(
+                "optimizer_state = kept: plain SGD has nothing to keep; set momentum, or optimizer = adamw"
+            )
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether the optimizer remembers gradients from step to step."""
+        return self.optimizer != "sgd" or self.momentum > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every step is lr times the gradient."""
+        return not self.has_moments and self.largest_gradient is None
+
+    @property
+    def largest_gradient(self) -> float | None:
+        """The norm to which gradients are clipped; None where they are not."""
+        return None if self.clip == inf else self.clip
 
     def rate(self, round: int) -> float:
         """Learning rate of a round (rounds count from 1)."""
@@ -129,10 +173,13 @@ class Split:
     round: int
     effort: Tensor | None = None  # [n] share of the local work that stragglers finish, 1 for the others
     longest: int = 0  # most examples of any client of the federation, in this cohort or not (width of states)
+    memory: MemoryView | None = None  # of local loops, where optimizers go on from the round before
 
     def take(self, index: Tensor | slice) -> Split:
         effort = None if self.effort is None else self.effort[index]
-        return replace(self, ids=self.ids[index], start=self.start[index], count=self.count[index], effort=effort)
+        memory = None if self.memory is None else self.memory.take(index)
+        ids, start, count = self.ids[index], self.start[index], self.count[index]
+        return replace(self, ids=ids, start=start, count=count, effort=effort, memory=memory)
 
     def batches(self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches") -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.

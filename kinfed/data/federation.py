@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng, storage
+from kinfed.core.loop_memory import LoopMemory, MemoryView
 from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
@@ -38,6 +39,11 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def with_memory(cohort: Cohort, memory: LoopMemory | None) -> Cohort:
+    """The cohort in a round of training, whose optimizers go on from `memory` and leave there what they end with."""
+    return cohort if memory is None else replace(cohort, train=replace(cohort.train, memory=MemoryView(memory)))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import deployed_models
+from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
-from kinfed.data.federation import SPLITS, Cohort
+from kinfed.data.federation import SPLITS, Cohort, with_memory
 from kinfed.deploy.node_data import ClientData, Enrolment, NodeSettings, load_client_data
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
@@ -28,6 +29,7 @@ from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record, recorded
 from kinfed.runs.export import inputs_metadata
 
+_MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 
 
@@ -89,14 +91,17 @@ class NodeClient:
         down = tree_of(message_types(self.algorithm)[0], order.group("down"))
         entry = self._entry(order)
         with entry.locked():
-            client, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
+            client, moments, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
+            memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
             with recorded(task, TRAINING) as record:
-                client, up = self.algorithm.client_update(task, client, down, cohort)
+                client, up = self.algorithm.client_update(task, client, down, with_memory(cohort, memory))
+            moments = Moments() if memory is None else memory.moments
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
-            for what, tree in (("update", up), ("new state", client)):
+            for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
                 if not bool(tree.finite_rows(1).all()):
                     return Packet(header | {"refused": f"its {what} is not finite"})
-            entry.keep(round, client.named(), accepted, self.deployment.method)
+            kept = {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
+            entry.keep(round, client.named() | kept, accepted, self.deployment.method)
         return Packet(header, {"up": up.named()})
 
     def evaluate(self, order: Packet) -> Packet:
@@ -111,7 +116,7 @@ class NodeClient:
         down = tree_of(message_types(self.algorithm)[0], order.group("down"))
         entry, algorithm = self._entry(order), self.algorithm
         with entry.locked():
-            client, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
+            client, _, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
             with recorded(task, EVALUATION) as record:
                 (_, theta), *others = deployed_models(algorithm, task, client, down, cohort).items()
             if not bool(torch.isfinite(theta).all()):
@@ -170,14 +175,17 @@ class NodeClient:
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.settings.client)
 
-    def _state(self, entry: VaultEntry, accepted: int, task: Task, cohort: Cohort) -> tuple[Tree, bool]:
-        """The state after the last round that counted; a new one, and True, where the vault has lost it."""
+    def _state(self, entry: VaultEntry, accepted: int, task: Task, cohort: Cohort) -> tuple[Tree, Moments, bool]:
+        """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
+        one, and True, where the vault has lost it."""
         fresh: Tree = self.algorithm.init_client(task, cohort)
         if accepted == 0:
-            return fresh, False
-        state = entry.state(accepted)
-        if state is None:
-            return fresh, True
+            return fresh, Moments(), False
+        stored = entry.state(accepted)
+        if stored is None:
+            return fresh, Moments(), True
+        moments = {name.removeprefix(_MOMENTS): t for name, t in stored.items() if name.startswith(_MOMENTS)}
+        state = {name: tensor for name, tensor in stored.items() if not name.startswith(_MOMENTS)}
         expected = fresh.named()
         if state.keys() != expected.keys() or any(
             state[name].shape != t.shape or state[name].dtype != t.dtype for name, t in expected.items()
@@ -186,7 +194,7 @@ class NodeClient:
                 f"the state of {entry.client} in {entry.folder} does not fit this method and model; another version of "
                 "the data or of kinfed made it"
             )
-        return fresh.like(state), False
+        return fresh.like(state), Moments(moments), False
 
     def _keep_model(
         self, entry: VaultEntry, task: Task, row: Tensor, round: int, enrolment: Enrolment, own: ClientData

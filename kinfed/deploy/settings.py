@@ -30,8 +30,9 @@ SECTIONS = {
         "out", "clients", "quorum", "deadline", "wait", "patience", "participation",
     ),
     "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
-        "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "momentum", "weight_decay",
-        "lr_decay", "lr_floor", "augment", "eval_every",
+        "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "optimizer", "momentum",
+        "nesterov", "betas", "eps", "weight_decay", "clip", "optimizer_state", "lr_decay", "lr_floor", "augment",
+        "eval_every",
     ),
     "the data, which stay on the nodes": (
         "classes", "label_column", "features", "scaling", "test_fraction", "validation",
@@ -200,6 +201,8 @@ def describe_setting(name: str) -> tuple[Any, str]:
     default: Any = RUN_DEFAULTS.get(name, field.default)
     if isinstance(default, Named):
         default = default.name
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
     return "" if default is None else default, field.description or ""
 
 

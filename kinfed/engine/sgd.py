@@ -1,8 +1,9 @@
-"""The local loop: SGD on every row, for clients with equal or unequal numbers of steps."""
+"""The local loop: steps of an optimizer on every row, for clients with equal or unequal numbers of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
 from kinfed.engine.cut import Cut, on_rows
 from kinfed.engine.descent import Pull, take_if_tensor
+from kinfed.engine.optimizers import Optimizer, clipped, make_optimizer
 
 
 def sgd(
@@ -27,12 +29,14 @@ def sgd(
 ) -> Tensor:
     """theta [n, P] after local training; the argument is left as it was.
 
-        for every batch:  g <- gradient + lam * (theta - center) + drift + weight_decay * theta
-                          theta <- theta - lr * g
+        for every batch:  g <- gradient + lam * (theta - center) + drift, of norm `clip` at most
+                          theta <- theta moved along g by the optimizer
 
-    `lr` replaces the rate of the local training, `pull` is (lam, center [n, P]) with lam a number or one per client,
-    `drift` is [n, P] or one for all ([P]), `mask` [P] confines training to some parameters, `cut` changes the
-    loss at features and logits. Momentum and weight decay are those of the local training."""
+    With plain SGD the last line is theta - lr * (g + weight_decay * theta). `lr` replaces the rate of the local
+    training, `pull` is (lam, center [n, P]) with lam a number or one per client, `drift` is [n, P] or one for all
+    ([P]), `mask` [P] confines training to some parameters, `cut` changes the loss at features and logits. Optimizer,
+    weight decay and clip are those of the local training. Like pull and drift they concern trainable columns only;
+    running statistics move with the forward passes, except those outside the mask, which stay."""
     training = batches.training
     rate = batches.lr if lr is None else lr
     drift = None if drift is None else drift.to(theta).expand_as(theta)
@@ -43,7 +47,9 @@ def sgd(
         drift = None if drift is None else drift[order]
         cut = on_rows(cut, order)
         return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask, cut=cut)[back]
-    if training.momentum == 0 and mask is None and (training.weight_decay == 0 or pull is None):
+    trainable = task.trainable.stop
+    only_trained = trainable == theta.shape[1] or (pull is None and drift is None and training.weight_decay == 0)
+    if training.is_plain and mask is None and only_trained and (training.weight_decay == 0 or pull is None):
         pull = toward_zero(theta, training.weight_decay) if pull is None else pull
         descent = task.descent(theta, len(batches), pull, drift, cut)
         for rows, batch in batches.reusing_memory():
@@ -51,27 +57,49 @@ def sgd(
             descent.step(rows, batch, rate)
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
-    velocity = torch.zeros_like(x) if training.momentum else None
+    columns = [slice(0, trainable)] if mask is None else runs(mask[:trainable])
+    fixed = [] if mask is None else [_shifted(block, trainable) for block in runs(mask[trainable:] == 0)]
     positions = torch.arange(len(x))
-    trained = [slice(None)] if mask is None else runs(mask)
-    for rows, batch in batches.reusing_memory():
-        now = x[rows]
-        # A task's own: it may even be `now` itself, so it is not changed in place.
-        g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
-        if pull is not None:
-            lam = take_if_tensor(pull[0], rows)
-            g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])
-        if drift is not None:
-            g = g + drift[rows]
-        if training.weight_decay:
-            g = g.add(now, alpha=training.weight_decay)
-        if velocity is not None:
-            v = velocity[rows]
-            v.mul_(training.momentum).add_(g)
-            g = v
-        for columns in trained:  # velocities of the other columns are never applied
-            now[:, columns].add_(g[:, columns], alpha=-rate)
+    optimizer, largest = make_optimizer(training, columns, x), training.largest_gradient
+    with _remembering(optimizer, batches):
+        for rows, batch in batches.reusing_memory():
+            assert isinstance(rows, slice)  # step counts fall
+            now = x[rows]
+            # A task's own: it may even be `now` itself, so it is not changed in place.
+            g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
+            for block in fixed:  # the forward pass moved all running statistics
+                now[:, block] = theta[rows, block]
+            pieces = [_with_terms(g[:, block], now[:, block], block, rows, pull, drift) for block in columns]
+            optimizer.step(rows, now, pieces if largest is None else clipped(pieces, largest), rate)
     return x
+
+
+def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, pull: Pull | None, drift: Tensor | None) -> Tensor:
+    """The gradient of some columns with pull and drift; a new tensor where there is any."""
+    if pull is not None:
+        lam = take_if_tensor(pull[0], rows)
+        g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows, block])
+    return g if drift is None else g + drift[rows, block]
+
+
+@contextmanager
+def _remembering(optimizer: Optimizer, batches: Batches) -> Iterator[None]:
+    """The optimizer goes on from what the clients' memory holds of this loop, and leaves there what it ends with. It
+    starts anew where the training says so, and where there is no memory: outside of a client's round."""
+    view = batches.split.memory
+    if view is None or batches.training.optimizer_state == "reset":
+        yield
+        return
+    loop = view.memory.next_loop()
+    for name, blank in optimizer.moments.items():
+        optimizer.moments[name] = view.memory.read(loop, name, view.rows, like=blank)
+    yield
+    for name, moment in optimizer.moments.items():
+        view.memory.write(loop, name, view.rows, moment)
+
+
+def _shifted(block: slice, by: int) -> slice:
+    return slice(block.start + by, block.stop + by)
 
 
 def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float) -> Tensor:

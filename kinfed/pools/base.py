@@ -67,7 +67,8 @@ class Pool(Protocol):
         """Personal models, and the server's where `server_model` is given, on one split. Changes nothing."""
 
     def states(self) -> dict[str, Tensor]:
-        """States of all clients that have one: "ids" [n], and "rows.<field>" [n, ...] of the method's Client."""
+        """States of all clients that have one: "ids" [n], "rows.<field>" [n, ...] of the method's Client, and
+        where local optimizers keep their moments, "moments.rows.<loop>.<moment>" [n, ...]."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `states` gave, in this pool or in another one; what does not fit is a CheckpointError."""

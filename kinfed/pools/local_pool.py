@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,16 +19,17 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, deployed_models
+from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
-from kinfed.data.federation import Cohort, Federation
+from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.engine.mixture import task_for
 from kinfed.engine.task import Task
-from kinfed.errors import PoolError
+from kinfed.errors import CheckpointError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.collect import ReplyCollector, join_evaluations
-from kinfed.pools.store import ClientStore
+from kinfed.pools.store import ClientStore, MomentStore
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -35,6 +37,7 @@ Result = TypeVar("Result")
 CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
 MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
 STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
+_MOMENTS = "moments."  # before the names of what optimizers keep, among the states
 THREAD_START_SECONDS = 60.0  # for worker threads to start; they need milliseconds
 
 
@@ -68,6 +71,9 @@ class LocalPool:
             return state
 
         self.clients: ClientStore[Tree] = ClientStore(federation.num_clients, fresh, state_folder)
+        self.moments: MomentStore | None = None  # of local optimizers, where clients keep them
+        if algorithm.training.optimizer_state == "kept":
+            self.moments = MomentStore(federation.num_clients, state_folder)
 
     def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
         """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
@@ -75,7 +81,7 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        updates = _OrderedUpdates(ids, self.clients)
+        updates = _OrderedUpdates(ids, self.clients, self.moments)
 
         def train_chunk(number: int) -> None:
             piece = pieces[number]
@@ -84,9 +90,10 @@ class LocalPool:
             with _error_context("client_update", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                client, up = self.algorithm.client_update(self.task, state, down, cohort)
-                good = up.finite_rows(len(who)) & client.finite_rows(len(who))
-            updates.add(number, piece, client, up, good)
+                memory = self._memory(who)
+                client, up = self.algorithm.client_update(self.task, state, down, with_memory(cohort, memory))
+                moments = None if memory is None else memory.moments
+            updates.add(number, _ChunkUpdate(piece, client, moments, up))
 
         for _ in self._map(train_chunk, range(len(pieces))):
             pass
@@ -131,15 +138,32 @@ class LocalPool:
         return join_evaluations(ids, pieces, parts)
 
     def states(self) -> dict[str, Tensor]:
-        return self.clients.named()
+        states = self.clients.named()
+        if self.moments is not None:
+            kept = self.moments.named()
+            assert torch.equal(kept.pop("ids"), states["ids"])  # both are put together
+            states |= {_MOMENTS + name: tensor for name, tensor in kept.items()}
+        return states
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.clients.load(tensors)
+        moments = {name.removeprefix(_MOMENTS): t for name, t in tensors.items() if name.startswith(_MOMENTS)}
+        if bool(moments) != (self.moments is not None) and len(tensors.get("ids", ())):
+            stored, wanted = ("with", "does not keep") if moments else ("without", "keeps")
+            raise CheckpointError(f"client states {stored} moments of local optimizers, which this run {wanted}")
+        self.clients.load({name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTS)})
+        if self.moments is not None:
+            self.moments.load(moments | {"ids": tensors["ids"]})
 
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+
+    def _memory(self, ids: Tensor) -> LoopMemory | None:
+        """What the optimizers of these clients remember, to be changed by a round."""
+        if self.moments is None:
+            return None
+        return LoopMemory(len(ids), self.moments.take(ids, borrow=True).to(self.task.device))
 
     def _cohort(self, ids: Tensor, round: int, effort: Tensor | None = None) -> Cohort:
         return self.federation.cohort(ids, self.seed, round, effort)
@@ -164,6 +188,25 @@ class LocalPool:
         return self._threads.map(function, list(jobs))
 
 
+@dataclass
+class _ChunkUpdate:
+    """What came out of one chunk of a round, one row per client."""
+
+    piece: Tensor  # positions of its clients in the cohort
+    client: Tree  # new states
+    moments: Moments | None  # of local optimizers, where they are kept
+    up: Tree
+
+    def finite(self) -> Tensor:
+        """[n] whose update and new state can be used."""
+        trees = [self.up, self.client] if self.moments is None else [self.up, self.client, self.moments]
+        return torch.stack([tree.finite_rows(len(self.piece)) for tree in trees]).all(0)
+
+    def take(self, index: Tensor) -> _ChunkUpdate:
+        moments = None if self.moments is None else self.moments.take(index)
+        return _ChunkUpdate(self.piece[index], self.client.take(index), moments, self.up.take(index))
+
+
 class _OrderedUpdates:
     """Updates and new client states of the chunks of a round, added by the worker threads themselves.
 
@@ -171,31 +214,35 @@ class _OrderedUpdates:
     workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
     would then take the cores from the workers while they wait for the next piece."""
 
-    def __init__(self, ids: Tensor, clients: ClientStore[Tree]) -> None:
+    def __init__(self, ids: Tensor, clients: ClientStore[Tree], moments: MomentStore | None) -> None:
         self._ids = ids
         self._clients = clients
+        self._moments = moments
         self._collector = ReplyCollector(ids)
         self._lock = threading.Lock()
-        self._early: dict[int, tuple[Tensor, Tree, Tree, Tensor]] = {}
+        self._early: dict[int, tuple[_ChunkUpdate, Tensor]] = {}
         self._next = 0
 
-    def add(self, number: int, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
-        """New states and updates of the clients ids[piece], of which the `good` ones count."""
+    def add(self, number: int, update: _ChunkUpdate) -> None:
+        """Of chunk `number`. Clients whose update or state is not finite are rejected."""
+        good = update.finite()
         with self._lock:
-            self._early[number] = (piece, client, up, good)
+            self._early[number] = (update, good)
             while self._next in self._early:
                 self._enter(*self._early.pop(self._next))
                 self._next += 1
 
-    def _enter(self, piece: Tensor, client: Tree, up: Tree, good: Tensor) -> None:
-        nbytes, rejected = up.nbytes, self._ids[piece[~good]].tolist()
+    def _enter(self, update: _ChunkUpdate, good: Tensor) -> None:
+        nbytes, rejected = update.up.nbytes, self._ids[update.piece[~good]].tolist()
         if rejected:
-            usable = good.nonzero().squeeze(1)
-            piece, client, up = piece[usable], client.take(usable), up.take(usable)
+            update = update.take(good.nonzero().squeeze(1))
         # First the update: it may show the state before this round, which then changes.
-        self._collector.add(piece, up, nbytes, rejected=rejected)
-        if len(piece):
-            self._clients.put(self._ids[piece], client)
+        self._collector.add(update.piece, update.up, nbytes, rejected=rejected)
+        if len(update.piece):
+            who = self._ids[update.piece]
+            self._clients.put(who, update.client)
+            if self._moments is not None and update.moments is not None:
+                self._moments.put(who, update.moments)
 
     def reply(self) -> Reply:
         return self._collector.reply()

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.core.loop_memory import Moments
 from kinfed.core.tree import Tree, as_slice
 from kinfed.errors import CheckpointError, StorageError
 
@@ -97,6 +98,10 @@ class ClientStore(Generic[Client]):
             return {"ids": ids}
         return {"ids": ids} | {f"rows.{k}": v[: len(ids)] for k, v in self._rows.named().items()}
 
+    def _example(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Client:
+        """A state like those that belong here; what is loaded must have its fields, shapes and types."""
+        return self._fresh(ids)
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `named` gave. States of another method, model or population are refused, and the present
         ones kept."""
@@ -108,13 +113,29 @@ class ClientStore(Generic[Client]):
         if len(set(ids.tolist())) != len(ids):
             raise CheckpointError("client states with the same id twice")
         rows = {name[len("rows.") :]: t for name, t in tensors.items() if name.startswith("rows.")}
-        like = self._fresh(ids[:1]) if len(ids) else None
+        like = self._example(ids[:1], rows) if len(ids) else None
         if like is not None:
             _check_rows(rows, like, len(ids))
         self.slot.fill_(-1)
         self._rows = None
         if like is not None:
             self.put(ids, like.like(rows))
+
+
+class MomentStore(ClientStore[Moments]):
+    """What local optimizers keep between rounds, by client id. Which moments there are is known once some were put, and
+    clients without any have zeros: an optimizer that has not taken a step."""
+
+    def __init__(self, num_clients: int, folder: Path | None = None) -> None:
+        super().__init__(num_clients, self._zeros, folder)
+
+    def _zeros(self, ids: Tensor) -> Moments:
+        if self._rows is None:
+            return Moments()
+        return self._rows.map(lambda tensor: tensor.new_zeros(len(ids), *tensor.shape[1:]))
+
+    def _example(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Moments:
+        return Moments({name: tensor[:1] for name, tensor in rows.items()})
 
 
 def _check_rows(rows: Mapping[str, Tensor], like: Tree, count: int) -> None:

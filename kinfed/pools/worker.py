@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.core.loop_memory import Moments
 from kinfed.core.tree import Nothing, Tree, is_broadcast
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError
@@ -31,6 +32,7 @@ class StateSnapshot:
     run: str
     ids: Tensor
     rows: Tree
+    moments: Moments | None = None  # of local optimizers, where clients keep them
 
 
 class Worker:
@@ -91,9 +93,14 @@ class Worker:
                 raise CheckpointError(f"client states of run {snapshot.run!r} do not belong to run {self._run!r}")
             if len(snapshot.ids):
                 self.pool.clients.put(snapshot.ids, snapshot.rows)
+                if self.pool.moments is not None and snapshot.moments is not None:
+                    self.pool.moments.put(snapshot.ids, snapshot.moments)
 
     def _snapshot(self, ids: Tensor) -> StateSnapshot:
-        return StateSnapshot(self._run, ids, self.pool.clients.take(ids) if len(ids) else Nothing())
+        if not len(ids):
+            return StateSnapshot(self._run, ids, Nothing())
+        moments = None if self.pool.moments is None else self.pool.moments.take(ids)
+        return StateSnapshot(self._run, ids, self.pool.clients.take(ids), moments)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -69,8 +69,13 @@ def _clients(run: Run) -> int | None:
     return configured if isinstance(configured, int) else counts[0] if counts else None
 
 
-_WORK = ("lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay")
-_WITHOUT_EFFECT = {"momentum": 0, "weight_decay": 0, "lr_decay": 1}
+_WORK = (
+    "optimizer", "lr", "batch", "steps", "epochs", "momentum", "nesterov", "weight_decay", "clip", "optimizer_state",
+    "lr_decay",
+)  # fmt: skip
+_WITHOUT_EFFECT = {
+    "optimizer": "sgd", "momentum": 0, "nesterov": False, "weight_decay": 0, "optimizer_state": "reset", "lr_decay": 1,
+}  # fmt: skip
 
 
 def _work(config: Mapping[str, Any]) -> str:

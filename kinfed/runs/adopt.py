@@ -30,9 +30,10 @@ from kinfed.algorithms import changes_data
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
+from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Federation
+from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
@@ -230,9 +231,11 @@ def _trained(
 ) -> Tensor:
     """The newcomer's model [1, P] after some rounds with a server that stays as it is."""
     down = _download(method, server, run)
-    client = method.init_client(task, _cohort(run, newcomer, 0))
+    client, moments = method.init_client(task, _cohort(run, newcomer, 0)), Moments()
     for number in range(1, rounds + 1):
-        client, _ = method.client_update(task, client, down, _cohort(run, newcomer, number))
+        memory = LoopMemory(1, moments) if method.training.optimizer_state == "kept" else None
+        client, _ = method.client_update(task, client, down, with_memory(_cohort(run, newcomer, number), memory))
+        moments = moments if memory is None else memory.moments
     theta = next(iter(deployed_models(method, task, client, down, _cohort(run, newcomer, rounds)).values()))
     if not bool(torch.isfinite(theta).all()):
         raise DataError("the newcomer's training diverged to NaN or infinity; check the scale of its features")

@@ -61,8 +61,8 @@ Choice = Annotated[
 _CHOICES = ("dataset", "partition", "model", "robust")  # settings that are a Named
 
 
-def _integers(value: Any) -> Any:
-    """Whole numbers separated by commas, as the command line gives them."""
+def _numbers(value: Any) -> Any:
+    """Numbers separated by commas, as the command line gives them."""
     return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -128,15 +128,25 @@ class RunConfig(BaseModel):
     )  # fmt: skip
     rounds: int = setting(40, ROUNDS, "Communication rounds.", ge=1)
     participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_integers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_numbers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
     dropout: float = setting(0.0, ROUNDS, "Chance that an active client never replies.")
     stragglers: float = setting(0.0, ROUNDS, "Chance that a client does only part of its work.")
     lr: float = setting(0.05, TRAINING, "Learning rate of local training.")
     batch: int = setting(20, TRAINING, "Batch size.")
     steps: int | None = setting(None, TRAINING, f"Local steps per round (default {DEFAULT_STEPS}).")
     epochs: int | None = setting(None, TRAINING, "Local epochs per round instead of steps.")
-    momentum: float = setting(0.0, TRAINING, "Momentum of local training, in [0, 1).")
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", TRAINING, "Rule of local steps, as in torch.optim.")
+    momentum: float = setting(0.0, TRAINING, "Momentum of local training with sgd, in [0, 1).")
+    nesterov: bool = setting(False, TRAINING, "Nesterov's form of momentum.")
+    betas: Annotated[tuple[float, float], BeforeValidator(_numbers)] = setting(
+        (0.9, 0.999), TRAINING, "Decay of the means of gradients and of their squares, with adam and adamw."
+    )
+    eps: float = setting(1e-8, TRAINING, "Added to what divides a step of adam and adamw.")
     weight_decay: float = setting(0.0, TRAINING, "Weight decay of local training.")
+    clip: float | None = setting(None, TRAINING, "Largest norm of a client's gradient in a step (default: any).")
+    optimizer_state: Literal["reset", "kept"] = setting(
+        "reset", TRAINING, "Momentum, or means of gradients: new in every round, or kept by each client."
+    )
     lr_decay: float = setting(1.0, TRAINING, "Factor on the learning rate after every round, in (0, 1].")
     lr_floor: float = setting(0.0, TRAINING, "The learning rate does not decay below this.")
     augment: str | None = setting(None, TRAINING, "Random changes of training images: crop, flip or crop_flip.")
@@ -192,9 +202,10 @@ class RunConfig(BaseModel):
         from kinfed.data.batches import LocalTraining
 
         return LocalTraining(
-            lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, momentum=self.momentum,
-            weight_decay=self.weight_decay, lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment,
-            poisson=self.privacy is not None,
+            lr=self.lr, batch=self.batch, steps=self.steps, epochs=self.epochs, optimizer=self.optimizer,
+            momentum=self.momentum, nesterov=self.nesterov, betas=self.betas, eps=self.eps,
+            weight_decay=self.weight_decay, clip=self.clip, optimizer_state=self.optimizer_state,
+            lr_decay=self.lr_decay, lr_floor=self.lr_floor, augment=self.augment, poisson=self.privacy is not None,
         )  # fmt: skip
 
     @property

@@ -43,7 +43,10 @@ def _describe(hint: Any, metadata: Iterable[Any] = ()) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "whole numbers separated by commas" if int in get_args(kind) else "a list of paths"
+        members = get_args(kind)
+        if members[0] is float:
+            return f"{len(members)} numbers separated by commas"
+        return "whole numbers separated by commas" if members[0] is int else "a list of paths"
     limits = {name: getattr(limit, name) for limit in metadata for name in _LIMITS if hasattr(limit, name)}
     words = _WORDS.get(kind, "a name, or a table with a name and options")
     if not limits:

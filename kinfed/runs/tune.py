@@ -141,7 +141,9 @@ def tune(
             "settings on data that may be used so, then run with them"
         )
     spaces = {
-        label: space_of(options["method"], options, (ranges or {}).get(label))
+        label: space_of(
+            options["method"], options, (ranges or {}).get(label), options.get("optimizer", config.optimizer)
+        )
         for label, options in config.algorithms.items()
     }
     for label in ranges or {}:
@@ -194,9 +196,11 @@ def _validation(config: RunConfig) -> float:
     return share
 
 
-def space_of(method: str, fixed: Mapping[str, Any], changes: Mapping[str, Range] | None = None) -> dict[str, Range]:
+def space_of(
+    method: str, fixed: Mapping[str, Any], changes: Mapping[str, Range] | None = None, optimizer: str = "sgd"
+) -> dict[str, Range]:
     """The method's space without the options that the user has fixed, with ranges of the user's own."""
-    space = tuning_space(method)
+    space = tuning_space(method, optimizer)
     for option, range_ in (changes or {}).items():
         if option not in space:
             raise unknown_name(f"tuned option of {method}", option, space)

@@ -218,7 +218,7 @@ def fedavgm(training: LocalTraining, **options: Any) -> Any:
 @pytest.mark.parametrize("weights", ["examples", "equal"])
 def test_fedavgm_without_momentum_is_fedavg(training: LocalTraining, nesterov: bool, weights: str) -> None:
     fedavg = run(FedAvg(training=training, weights=weights))
-    without = run(fedavgm(training, weights=weights, beta1=0.0, nesterov=nesterov))
+    without = run(fedavgm(training, weights=weights, beta1=0.0, server_nesterov=nesterov))
     same_bits(without, fedavg, set(fedavg) - {"server.c"})
 
 
@@ -226,7 +226,7 @@ def test_fedavgm_without_momentum_is_fedavg(training: LocalTraining, nesterov: b
 def test_fedavgm_by_hand(nesterov: bool) -> None:
     """Δ = −η Σ p ∇f(w); m ← γ m + Δ; w ← w + η_s m, with Nesterov w ← w + η_s (γ m + Δ)."""
     gamma, rate = 0.8, 0.5
-    with by_hand(fedavgm(ALL, beta1=gamma, server_lr=rate, nesterov=nesterov)) as loop:
+    with by_hand(fedavgm(ALL, beta1=gamma, server_lr=rate, server_nesterov=nesterov)) as loop:
         m = torch.zeros(P)
         for _ in range(4):
             w = server(loop)
@@ -369,10 +369,10 @@ def test_a_cohort_of_one_replaces_the_model() -> None:
         (FedProx, {"mu": float("nan")}, "mu must be at least 0; got nan"),
         (FedProx, {"mu": 20.0}, "unstable for lr \\* mu >= 2; got 0.1 \\* 20.0; lower one of them"),
         (FedProx, {"weights": "size"}, r"weights must be examples \| equal"),
-        (FedOpt, {"optimizer": "momentum", "beta1": 1.0}, r"beta1 must be in \[0, 1\); got 1.0"),
-        (FedOpt, {"optimizer": "momentum", "beta1": -0.1}, "got -0.1"),
-        (FedOpt, {"optimizer": "momentum", "server_lr": 0.0}, "server_lr must be positive; got 0.0"),
-        (FedOpt, {"optimizer": "momentum", "weights": "size"}, r"weights must be examples \| equal"),
+        (FedOpt, {"server_optimizer": "momentum", "beta1": 1.0}, r"beta1 must be in \[0, 1\); got 1.0"),
+        (FedOpt, {"server_optimizer": "momentum", "beta1": -0.1}, "got -0.1"),
+        (FedOpt, {"server_optimizer": "momentum", "server_lr": 0.0}, "server_lr must be positive; got 0.0"),
+        (FedOpt, {"server_optimizer": "momentum", "weights": "size"}, r"weights must be examples \| equal"),
         (Ditto, {"lam": -1.0}, "Ditto: lam must be at least 0; got -1"),
         (Ditto, {"lam": float("nan")}, "lam must be at least 0; got nan"),
         (Ditto, {"lam": 20.0}, "unstable for lr \\* lam >= 2; got 0.1 \\* 20.0; lower one of them"),

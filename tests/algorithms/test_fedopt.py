@@ -60,7 +60,7 @@ def test_one_coordinate_over_many_rounds(
     optimizer: str, deltas: list[float], beta1: float, beta2: float, tau: float
 ) -> None:
     """A scalar loop in float64; v never falls below zero, so the root exists."""
-    method = FedOpt(optimizer=optimizer, server_lr=0.5, beta1=beta1, beta2=beta2, tau=tau, weights="equal")
+    method = FedOpt(server_optimizer=optimizer, server_lr=0.5, beta1=beta1, beta2=beta2, tau=tau, weights="equal")
     state = Server(torch.zeros(1), torch.zeros(1), torch.full((1,), tau**2))
     w, m, v = 0.0, 0.0, tau**2
     for number, delta in enumerate(deltas, 1):
@@ -130,14 +130,17 @@ def test_registered_variants() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "sgd"}, r"optimizer must be adam \| yogi \| adagrad \| momentum; got 'sgd'"),
+        ({"server_optimizer": "sgd"}, r"server_optimizer must be adam \| yogi \| adagrad \| momentum; got 'sgd'"),
         ({"server_lr": 0}, "server_lr must be positive"),
         ({"tau": -1}, "tau must be positive"),
         ({"beta1": 1}, r"beta1 must be in \[0, 1\)"),
         ({"beta2": -0.1}, r"beta2 must be in \[0, 1\)"),
         ({"weights": "none"}, r"weights must be examples \| equal"),
         ({"mu": 100.0}, "unstable"),
-        ({"nesterov": True}, "nesterov is a form of optimizer = momentum; got optimizer = adam"),
+        (
+            {"server_nesterov": True},
+            "server_nesterov is a form of server_optimizer = momentum; got server_optimizer = adam",
+        ),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

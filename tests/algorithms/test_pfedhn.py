@@ -31,7 +31,13 @@ def test_a_server_step_by_hand() -> None:
 
     Δh = −Δθ f, Δb = −Δθ, Δa = −(h·Δθ) e, Δc = −(h·Δθ), Δe = −(h·Δθ) a; all times −α."""
     method = PFedHN(
-        server_lr=0.1, server_momentum=0.0, server_weight_decay=0.0, embedding=1, hidden=1, hidden_layers=0, clip=1e9
+        server_lr=0.1,
+        server_momentum=0.0,
+        server_weight_decay=0.0,
+        embedding=1,
+        hidden=1,
+        hidden_layers=0,
+        server_clip=1e9,
     )
     server = fresh(method)
     e, (a, c), h, b = server.phi.embedding[1, 0], server.phi.trunk, server.phi.head[:, 0], server.phi.bias
@@ -68,7 +74,7 @@ class Reference(nn.Module):
 
 @pytest.mark.parametrize("clip", [50.0, 0.3])
 def test_rounds_of_one_client_are_torchs_sgd_on_the_hypernetwork(clip: float) -> None:
-    method = PFedHN(server_lr=0.2, hidden=7, hidden_layers=2, clip=clip, server_weight_decay=0.01)
+    method = PFedHN(server_lr=0.2, hidden=7, hidden_layers=2, server_clip=clip, server_weight_decay=0.01)
     server = fresh(method)
     network = Reference(server, 7, 2)
     embeddings = nn.ParameterList(row.clone() for row in server.phi.embedding)
@@ -134,7 +140,7 @@ def test_clients_start_around_the_common_start_and_differ() -> None:
 def test_bad_options_and_models_too_large() -> None:
     for options, match in (
         ({"server_lr": 0}, "server_lr must be positive"),
-        ({"clip": -1}, "clip must be positive"),
+        ({"server_clip": -1}, "clip must be positive"),
         ({"server_momentum": 1}, "server_momentum"),
         ({"server_weight_decay": -1}, "server_weight_decay"),
         ({"hidden": 0}, "hidden"),

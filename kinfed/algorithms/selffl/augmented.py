@@ -41,9 +41,10 @@ class SelfFLAugmented(SelfFL):
         return replace(client, optimum=client.theta)
 
     def find_optimum(self, task: Task, theta: Tensor, data: Cohort) -> Tensor:
-        """θ after further epochs, each client until its training loss settles. Each epoch has an order of its own."""
+        """θ after further epochs, each client until its training loss settles. Each epoch has an order of its own and
+        a new optimizer: how many epochs there are differs from round to round."""
         x = theta.clone()
-        epoch = replace(self.training, steps=None, epochs=1)
+        epoch = replace(self.training, steps=None, epochs=1, optimizer_state="reset")
         left = torch.arange(len(data))
         before = task.mean_loss(x, data.train)
         for number in range(self.max_extra):
