@@ -11,6 +11,7 @@ from kinfed.algorithms.averaging import (
     ModelState,
     Weights,
     example_counts,
+    extrapolated,
     mean_update,
     own_or_server,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "best_fit",
     "each_step",
     "example_counts",
+    "extrapolated",
     "gradient",
     "gradient_steps",
     "last_layers",

@@ -30,10 +30,16 @@ def sgd(
 
     `lr` replaces the rate of the local training, `pull` is (lam, center [n, P]) with lam a number or one per client,
     `drift` is [n, P] or one for all ([P]), `mask` [P] confines training to some parameters. Momentum and weight decay
-    are those of the local training."""
+    are those of the local training. All of these concern trainable columns only; running statistics move with the
+    forward passes, except those outside the mask, which stay."""
     training = batches.training
     rate = batches.lr if lr is None else lr
-    drift = None if drift is None else drift.to(theta).expand_as(theta)
+    trainable = task.trainable.stop
+    if drift is not None:
+        drift = drift.to(theta).expand_as(theta)
+        if trainable < theta.shape[1]:
+            drift = drift.clone()
+            drift[:, trainable:] = 0
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
@@ -49,10 +55,13 @@ def sgd(
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if training.momentum else None
-    trained = [slice(None)] if mask is None else runs(mask)
+    trained = [task.trainable] if mask is None else runs(mask[:trainable])
+    fixed = [] if mask is None else [slice(b.start + trainable, b.stop + trainable) for b in runs(~mask[trainable:])]
     for rows, batch in batches.reusing_memory():
         now = x[rows]
         g = task.training_grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
+        for columns in fixed:  # the forward pass moved all running statistics
+            now[:, columns] = theta[rows, columns]
         if pull is not None:
             lam = take_if_tensor(pull[0], rows)
             g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])
@@ -69,11 +78,15 @@ def sgd(
     return x
 
 
-def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float) -> Tensor:
-    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own. May be `theta`
-    itself: not to be changed in place."""
-    g = task.grad(theta, batch)
-    return g.add(theta, alpha=weight_decay) if weight_decay else g
+def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float, *, training: bool = False) -> Tensor:
+    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own; with `training` the
+    running statistics of theta move in place. May be `theta` itself: not to be changed in place."""
+    g = task.training_grad(theta, batch) if training else task.grad(theta, batch)
+    if not weight_decay:
+        return g
+    g = g.clone()
+    g[:, task.trainable].add_(theta[:, task.trainable], alpha=weight_decay)
+    return g
 
 
 def toward_zero(theta: Tensor, weight_decay: float) -> Pull | None:

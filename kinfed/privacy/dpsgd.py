@@ -23,8 +23,8 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.batches import Batch, PoissonSample, Split
-from kinfed.engine.task import Score, Task
-from kinfed.errors import ConfigError
+from kinfed.engine.task import ModuleTask, Score, Task
+from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import Source
 
@@ -74,6 +74,12 @@ class PrivateTask(Task):
             raise ConfigError(f"the clipping norm must be positive and finite; got {clip}")
         if not 0 <= noise < float("inf"):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
+        if isinstance(inner, ModuleTask) and not inner.has_example_gradients:
+            raise ModelError(
+                "differential privacy clips every example's own gradient, which models with running statistics "
+                "(BatchNorm) or random operations (dropout) do not have; use GroupNorm or LayerNorm in place of "
+                "BatchNorm, and leave out dropout"
+            )
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
         self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
         self.backend, self.classifies = inner.backend, inner.classifies
@@ -105,6 +111,9 @@ class PrivateTask(Task):
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         return self.inner.init(seed, number)
+
+    def norm_layers(self) -> tuple[str, ...]:
+        return self.inner.norm_layers()
 
     def grad(self, theta: Tensor, batch: Batch) -> Tensor:
         draw = batch.sample
