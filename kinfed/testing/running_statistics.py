@@ -89,13 +89,16 @@ def _aggregate(method: Method, task: Task) -> Callable[..., Tree]:
             return new
 
         def shifted(rows: Tensor) -> Tensor:
-            return rows + SHIFT * ~trained if rows.shape[-1:] == trained.shape else rows
+            if rows.shape[-1:] != trained.shape:
+                return rows
+            by_client = SHIFT * (1 + ids % 3).to(rows.dtype)  # not the same for all, which distances would not show
+            return rows + by_client.view(-1, *(1 for _ in rows.shape[1:])) * ~trained
 
         def decided(rows: Tensor) -> Tensor:
             """What must be the same: trainable columns of models, and all that is no row of a model."""
             if rows.shape[-1:] == trained.shape:
                 return rows[..., trained]
-            return rows[..., :0] if rows.shape[-1:] == ((~trained).sum(),) else rows
+            return rows[..., :0] if rows.shape[-1:] == (int((~trained).sum()),) else rows
 
         other: Tree = inner(server, ids, up.map(shifted), round)
         ours, theirs = ({k: decided(v) for k, v in tree.named().items()} for tree in (new, other))
