@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from method_bench import ALL, WORKS, by_hand, close, linear, models, run, server, state, weighted
-from torch import Tensor, nn
+from torch import nn
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedbn import FedBN
@@ -96,13 +96,13 @@ def test_a_model_without_normalization_is_refused() -> None:
 
 
 def shifted_features() -> Federation:
-    """Eight clients, three classes; every client sees its features through a scale and shift of its own."""
+    """Six clients, three classes; every client sees its features through a scale and shift of its own."""
     generator = torch.Generator().manual_seed(3)
-    owner = torch.arange(8).repeat_interleave(40)
+    owner = torch.arange(6).repeat_interleave(40)
     y = torch.randint(3, (len(owner),), generator=generator)
     x = 2.0 * torch.eye(3, 4)[y] + 0.5 * torch.randn(len(owner), 4, generator=generator)
-    scale = torch.rand(8, 4, generator=generator) * 4 + 0.2
-    shift = 6 * torch.randn(8, 4, generator=generator)
+    scale = torch.rand(6, 4, generator=generator) * 4 + 0.2
+    shift = 6 * torch.randn(6, 4, generator=generator)
     x = x * scale[owner] + shift[owner]
     return Federation.from_arrays(x.numpy(), y.numpy(), owner.numpy(), test_fraction=0.5, num_classes=3)
 
@@ -112,20 +112,22 @@ def input_normalized() -> nn.Module:
 
 
 def test_it_takes_out_shifts_of_features_where_one_model_for_all_cannot() -> None:
-    """What it was invented for. The server model of FedAvg is the one to beat: no client could fine-tune it away."""
-    training = LocalTraining(lr=0.1, batch=20, steps=10)
+    """What it was invented for: better than FedAvg's fine-tuned models, to say nothing of its server model."""
+    training = LocalTraining(lr=0.2, batch=20, steps=8)
 
-    def accuracy(method: FedBN | FedAvg) -> Tensor:
+    def accuracies(method: FedBN | FedAvg) -> list[float]:
         with Bench(method, federation=shifted_features(), model=input_normalized).loop(Schedule()) as loop:
-            for _ in range(15):
+            for _ in range(6):
                 loop.round()
             found = loop.evaluate()
-            score = found.personal if found.server_model is None else found.server_model
-            return score.correct.sum() / score.count.sum()
+            scores = [score for score in (found.personal, found.server_model) if score is not None]
+            return [float(score.correct.sum() / score.count.sum()) for score in scores]
 
-    ours, theirs = float(accuracy(FedBN(training))), float(accuracy(FedAvg(training)))
+    (ours,) = accuracies(FedBN(training))
+    personal, common = accuracies(FedAvg(training))
     assert ours > 0.9
-    assert ours > theirs + 0.1
+    assert ours > personal + 0.05
+    assert ours > common + 0.2
 
 
 def test_weights() -> None:
