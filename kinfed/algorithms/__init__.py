@@ -85,6 +85,7 @@ _add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (
 _add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
 _add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
 _add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
+_add("fedbn", "fedbn:FedBN", "FedBN", "own normalization layers, everything else shared")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
 _add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")

@@ -9,7 +9,11 @@ everyone, α = 1 local training.
 
 Decisions: parameters are mixed (a widely used implementation mixes outputs); α moves once per round, on the first
 batch, as in the authors' code (`alpha_every_step` for the paper's text); no extra 0.02 α term; v is never
-overwritten by the mixture. In the first round v = w, so α stays where it starts.
+overwritten by the mixture. In the first round v = w, so α stays where it starts. v and α both step with the gradient
+at the old mixture, so v's step has the old α.
+
+Running statistics (of BatchNorm, say) are measured, not mixed: those of v are the mixture's own, which the forward
+passes at v̄ move, and the personal model has them. Until a client has trained they are w's.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from kinfed.algorithms.facade import (
     gradient_steps,
     mean_update,
     option,
+    own_or_server,
     toward_zero,
 )
 
@@ -47,6 +52,7 @@ from kinfed.algorithms.facade import (
 class Client(Tree):
     v: Tensor  # [n, P]
     alpha: Tensor  # [n] float64 in [0, 1]
+    seen: Tensor  # [n] bool: has trained
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         alpha = torch.full((len(data),), self.alpha, dtype=torch.float64, device=task.device)
-        return Client(task.init(data.seed).expand(len(data), -1), alpha)
+        return Client(task.init(data.seed).expand(len(data), -1), alpha, torch.zeros(len(data), dtype=torch.bool))
 
     def download(self, server: ModelState, ids: Tensor) -> ModelDown:
         return ModelDown(server.w.expand(len(ids), -1))
@@ -72,21 +78,24 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         batches = data.train.batches(self.training)
         eta, decay = batches.lr, self.training.weight_decay
-        w, v, alpha = down.w.clone(), client.v.clone(), client.alpha.clone()
+        w, v, alpha = down.w.clone(), own_statistics(task, client, down.w), client.alpha.clone()
         for batch, (w_m, v_m, a) in each_step(batches, w, v, alpha):
-            g = gradient(task, mixture(v_m, w_m, a), batch, decay)  # ∇f(v̄)
+            mixed = mixture(v_m, w_m, a, task.trainable)
+            g = gradient(task, mixed, batch, decay, training=True)  # ∇f(v̄)
+            step = g * (eta * a)[:, None].to(g.dtype)
             if self.adaptive and (self.alpha_every_step or batch.step == 0):
                 slope = (g * (v_m - w_m)).sum(1, dtype=torch.float64)  # ⟨∇f(v̄), v − w⟩
                 a.sub_(eta * slope).clamp_(0, 1)
-            v_m.sub_(g * (eta * a)[:, None].to(g.dtype))
+            v_m.sub_(step)
+            v_m[:, task.trainable.stop :] = mixed[:, task.trainable.stop :]
             task.descend_(w_m, batch, eta, toward_zero(w_m, decay))
-        return Client(v, alpha), DeltaUp(w - down.w, example_counts(self.weights, data))
+        return Client(v, alpha, torch.ones_like(client.seen)), DeltaUp(w - down.w, example_counts(self.weights, data))
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(server.w + mean_update(up.delta, up.count))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return mixture(client.v, down.w, client.alpha)
+        return mixture(own_statistics(task, client, down.w), down.w, client.alpha, task.trainable)
 
     def server_models(self, server: ModelState) -> ServerModels:
         return ServerModels(server.w[None])
@@ -98,6 +107,15 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         return gradient_steps({2: self.training.num_steps(count)}, weights=self.weights)
 
 
-def mixture(v: Tensor, w: Tensor, alpha: Tensor) -> Tensor:
-    """α v + (1 − α) w, exactly w at α = 0."""
-    return torch.lerp(w, v, alpha[:, None].to(w.dtype))
+def mixture(v: Tensor, w: Tensor, alpha: Tensor, trainable: slice) -> Tensor:
+    """α v + (1 − α) w, exactly w at α = 0; with the running statistics of v."""
+    mixed = torch.lerp(w, v, alpha[:, None].to(w.dtype))
+    mixed[:, trainable.stop :] = v[:, trainable.stop :]
+    return mixed
+
+
+def own_statistics(task: Task, client: Client, w: Tensor) -> Tensor:
+    """A copy of v [n, P]; of clients that have not trained yet with the running statistics of w."""
+    v, behind = client.v.clone(), slice(task.trainable.stop, None)
+    v[:, behind] = own_or_server(client.seen, v[:, behind], w[:, behind])
+    return v

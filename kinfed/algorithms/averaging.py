@@ -2,7 +2,8 @@
 
     w ← w + Σ_m p_m (u_m − w),      p_m ∝ N_m ("examples") or 1 ("equal")
 
-Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as that of the models.
+Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as that of the models. Running statistics
+(of BatchNorm, say), the columns of a row behind the trainable ones, are averaged like the rest.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
 def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
     """Σ_m p_m delta_m [P] of rows [n, P]; all weigh the same where `count` is None."""
     return weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
+
+
+def extrapolated(w: Tensor, step: Tensor, rate: float, trainable: slice) -> Tensor:
+    """w + rate · step, [P] each. Running statistics go no further than the whole step: beyond an average a variance
+    could become negative."""
+    new = w + min(rate, 1.0) * step
+    new[trainable] = w[trainable] + rate * step[trainable]
+    return new
 
 
 def own_or_server(seen: Tensor, own: Tensor, server: Tensor) -> Tensor:

@@ -156,6 +156,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """Diagnostics of every client [n], collected with the evaluation."""
         return {}
 
+    def sent_columns(self, task: Task) -> Tensor:
+        """bool [P]: the columns of a row that models and changes of models in messages hold, from left to right; all of
+        them where no part of a model stays with the clients."""
+        return torch.ones(task.num_params, dtype=torch.bool)
+
     # ---- declared ----
 
     def privacy(self, count: Tensor) -> PrivacyProfile | None:

@@ -19,6 +19,9 @@ Decisions:
   * Partial participation: a cluster is judged by the last update of every member since the cluster came to be, and
     only when there is one of each; until then a split is postponed. For this the server keeps one update per client.
   * An update of length zero has the cosine 0 with all others.
+  * Norms and cosines are those of trainable parameters, without running statistics (of BatchNorm, say), which are
+    averaged in every cluster.
+  * In the round of a split each part already takes the mean of its own members' updates, as in the released notebook.
   * The part with more members (or the lowest id) keeps the cluster's number, so numbers do not jump in figures;
     `parent` and `born` say from which cluster and in which round each other one was split: the tree.
 """
@@ -60,7 +63,7 @@ class Server(Tree):
     cluster: Tensor  # [N] int64 cluster of each client
     parent: Tensor  # [C] int64 cluster that each was split from, −1 for the first
     born: Tensor  # [C] int64 round of that split, 0 for the first
-    last: Tensor  # [S, P] last update of each client since its cluster came to be
+    last: Tensor  # [S, T] last update of each client's trainable parameters since its cluster came to be
     owner: Tensor  # [S] int64 whose, ascending
     mean_norm: Tensor  # [C] float64 ‖mean Δ‖ when the cluster (or the one it comes from) was last judged, 0 before
     max_norm: Tensor  # [C] float64 max ‖Δ‖ then
@@ -107,7 +110,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
             cluster=torch.zeros(population.num_clients, dtype=torch.int64),
             parent=torch.tensor([-1]),
             born=torch.tensor([0]),
-            last=w.new_empty(0, len(w)),
+            last=w[task.trainable][None, :][:0].clone(),
             owner=torch.empty(0, dtype=torch.int64),
             mean_norm=none,
             max_norm=none.clone(),
@@ -121,7 +124,7 @@ class CFL(Algorithm[Server, Nothing, ModelDown, Up]):
         return client, Up(sgd(task, down.w, data.train.batches(self.training)) - down.w)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        owner, last = _latest(server, ids, up.delta)
+        owner, last = _latest(server, ids, up.delta[:, round.trainable])
         size = norm(last).cpu()
         scale = server.scale if bool(server.scale) else size.max()
         eps1 = self.eps1 if self.eps1_rel is None else self.eps1_rel * float(scale)

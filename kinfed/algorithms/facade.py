@@ -11,6 +11,7 @@ from kinfed.algorithms.averaging import (
     ModelState,
     Weights,
     example_counts,
+    extrapolated,
     mean_update,
     own_or_server,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "cross_entropy",
     "each_step",
     "example_counts",
+    "extrapolated",
     "gradient",
     "gradient_steps",
     "last_layers",

@@ -26,6 +26,8 @@ Classification, 2019. Their γ is β₁ here:
 β₁ = 0 with η = 1, the η of the registered `fedavgm`, is FedAvg. The momentum sees the average of a round once: updating
 it client by client, as some released code does, keeps only the last client's update and applies it as often as there
 are clients.
+
+Optimizers move trainable parameters; running statistics (of BatchNorm, say) take the mean Δ as it is.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ from kinfed.algorithms.fedprox import FedProx
 @dataclass
 class Server(Tree):
     w: Tensor  # [P]
-    m: Tensor  # [P] momentum of the average update
-    v: Tensor | None  # [P] size of its squares; absent with server_optimizer = "momentum"
+    m: Tensor  # [T] momentum of the average update of trainable parameters
+    v: Tensor | None  # [T] size of its squares; absent with server_optimizer = "momentum"
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
 
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)
-        v = None if self.server_optimizer == "momentum" else torch.full_like(w, self.tau**2)
-        return Server(w, torch.zeros_like(w), v)
+        m = torch.zeros_like(w[task.trainable])
+        return Server(w, m, None if self.server_optimizer == "momentum" else torch.full_like(m, self.tau**2))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         return self._local.init_client(task, data)
@@ -113,11 +115,17 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
         return self._local.client_update(task, client, down, data)
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
-        delta = mean_update(up.delta, up.count)  # Δ
+        mean = mean_update(up.delta, up.count)
+        w, delta = server.w + mean, mean[round.trainable]  # Δ
+        step, m, v = self._step(server, delta)
+        w[round.trainable] = server.w[round.trainable] + step
+        return Server(w, m, v)
+
+    def _step(self, server: Server, delta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The optimizer's step [T] for the average update [T], and its new m and v."""
         if server.v is None:
             m = self.beta1 * server.m + delta
-            step = self.beta1 * m + delta if self.server_nesterov else m
-            return Server(server.w + self.server_lr * step, m, None)
+            return self.server_lr * (self.beta1 * m + delta if self.server_nesterov else m), m, None
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         square = delta.square()
         if self.server_optimizer == "adagrad":
@@ -126,7 +134,7 @@ class FedOpt(Algorithm[Server, Client, ModelDown, DeltaUp]):
             v = server.v - (1 - self.beta2) * square * torch.sign(server.v - square)
         else:
             v = self.beta2 * server.v + (1 - self.beta2) * square
-        return Server(server.w + self.server_lr * m / (v.sqrt() + self.tau), m, v)
+        return self.server_lr * m / (v.sqrt() + self.tau), m, v
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         return self._local.personalize(task, client, down, data)

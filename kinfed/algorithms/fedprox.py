@@ -7,6 +7,9 @@ Algorithm 2.
 
 μ = 0 is FedAvg, bit for bit. Stragglers' partial work is used (their γ-inexact solutions); FedAvg drops them.
 The proximal problem is solved by the same SGD steps as FedAvg's, as in the authors' experiments.
+
+Clients are drawn uniformly and weighed by N_m, as in those experiments; Algorithm 2 as printed draws them with
+probability N_m/N and averages equally.
 """
 
 from __future__ import annotations

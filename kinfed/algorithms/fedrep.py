@@ -7,7 +7,8 @@ ICML 2021, Algorithm 1 (FedRep).
                representation with head_m fixed;  the server averages representations equally
 
 Head and representation use batches of their own streams: fitting the head to the very batches on which the
-representation is judged next would let it memorize them. An empty head is FedAvg with equal weights.
+representation is judged next would let it memorize them. An empty head is FedAvg with equal weights. Running
+statistics (of BatchNorm, say) of the part that is fixed stay as they are, although its forward passes are training's.
 """
 
 from __future__ import annotations

@@ -10,13 +10,16 @@ Data, IJCNN 2020, Algorithm 1.
 Until round n₁ it is FedAvg; a cluster of one member is local training. The personal model is the cluster's.
 
 Decisions:
-  * The clustering round calls on all clients, whatever the participation, as the paper's does.
+  * The clustering round calls on all clients, whatever the participation, as the paper's does. After it a fraction C of
+    every cluster is called per round, at least one client of each, so that no cluster waits for its members to be drawn
+    by chance. Clients without a cluster (next point) are called like a cluster of their own.
   * Who is missing in it all the same (lost, or its update not finite) is placed when first heard of: it is sent the
     w of the clustering round, trains from it, and joins the cluster whose mean update is nearest. That update tells
     where it belongs and is not averaged. Until then its model is that w.
   * The paper tunes T_d by hand. Where none is given it is the `quantile` of all pairwise distances of updates.
     Ward's linkage measures the growth of variance rather than a distance of points, and is cut at the same number.
   * Updates are clustered. For L1 and L2 that is the same as clustering models; cosines of models would all be near 1.
+    Distances are those of trainable parameters, without running statistics (of BatchNorm, say), which are averaged.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from kinfed.algorithms.facade import (
     gradient_steps,
     mean_update,
     option,
+    rng,
     sgd,
     take_rows,
 )
@@ -59,7 +63,7 @@ class Server(Tree):
     model: Tensor  # [C, P], one until the clustering
     cluster: Tensor  # [N] int64 cluster of each client; after the clustering −1 for those not placed yet
     origin: Tensor  # [P] the model from which everyone trained for the clustering; until then the start
-    centre: Tensor  # [C, P] mean update of every cluster then; [0, P] before
+    centre: Tensor  # [C, T] mean update of every cluster's trainable parameters then; [0, T] before
     threshold: Tensor  # [] float64 T_d, 0 before
 
 
@@ -88,14 +92,26 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
     def init_server(self, task: Task, population: Population) -> Server:
         w = task.init(population.seed)
         everyone = torch.zeros(population.num_clients, dtype=torch.int64)
-        return Server(w[None], everyone, w.clone(), w.new_empty(0, len(w)), torch.zeros((), dtype=torch.float64))
+        centre = w[task.trainable][None, :][:0].clone()
+        return Server(w[None], everyone, w.clone(), centre, torch.zeros((), dtype=torch.float64))
 
     def _clusters_now(self, server: Server, round: RoundInfo) -> bool:
         """Whether this round's updates decide the clusters: round n₁ + 1, or the next in which somebody replies."""
         return round.number > self.n1 and not len(server.centre)
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
-        return server, torch.arange(len(server.cluster)) if self._clusters_now(server, round) else active
+        if self._clusters_now(server, round):
+            return server, torch.arange(len(server.cluster))
+        return server, self._sample(server, round) if len(server.centre) else active
+
+    def _sample(self, server: Server, round: RoundInfo) -> Tensor:
+        """Ids, ascending: max(⌊C n⌋, 1) of the n members of every cluster, drawn anew in every round."""
+        called = []
+        for c in torch.unique(server.cluster).tolist():
+            members = (server.cluster == c).nonzero().squeeze(1)
+            size = max(int(round.population.participation * len(members) + 1e-9), 1)  # as a Schedule rounds
+            called.append(members[rng.choose(rng.fold(round.key("flhc"), c + 1), len(members), size)])
+        return torch.cat(called).sort().values
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(self.server_models(server).rows(ids))
@@ -108,17 +124,17 @@ class FLHC(Algorithm[Server, Nothing, ModelDown, DeltaUp]):
         cluster, model, origin, centre, threshold = (
             server.cluster.clone(), server.model.clone(), server.origin, server.centre, server.threshold,
         )  # fmt: skip
-        counts = cluster[ids] >= 0
+        counts, moved = cluster[ids] >= 0, up.delta[:, round.trainable]
         if self._clusters_now(server, round):
-            label, threshold = self._clusters(up.delta)
+            label, threshold = self._clusters(moved)
             cluster.fill_(-1)
             cluster[ids] = label
             origin = server.model[0]
             model = origin.repeat(int(label.max()) + 1, 1)
-            centre = torch.stack([up.delta[label == c].mean(0) for c in range(len(model))])
+            centre = torch.stack([moved[label == c].mean(0) for c in range(len(model))])
         elif not bool(counts.all()):
             late = (~counts).nonzero().squeeze(1)
-            cluster[ids[late]] = torch.from_numpy(pairwise_distances(up.delta[late], self.metric, centre).argmin(1))
+            cluster[ids[late]] = torch.from_numpy(pairwise_distances(moved[late], self.metric, centre).argmin(1))
         label = torch.where(counts, cluster[ids], -1)
         for c in torch.unique(label[counts]).tolist():
             rows = (label == c).nonzero().squeeze(1)

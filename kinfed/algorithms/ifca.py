@@ -10,8 +10,9 @@ personal model is ω_j with j chosen afresh on training data (a released script 
 
 K identical starts would never separate, so the default start is K independent random models; `init="kmeans"` lets
 everyone train once from a common start and takes the k-means centres of the results (a "good initialization"). Its
-first round calls on all clients, whatever the participation. The first random start is that of all methods of the
-seed; with a warm start only this one is warm, the others are random as ever: use "kmeans" after a warm start.
+first round calls on all clients, whatever the participation; distances are those of trainable parameters, without
+running statistics (of BatchNorm, say). The first random start is that of all methods of the seed; with a warm start
+only this one is warm, the others are random as ever: use "kmeans" after a warm start.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class IFCA(Algorithm[Server, Nothing, Down, Up]):
         cluster, omega = server.cluster.clone(), server.omega.clone()
         label = cluster[ids] = up.cluster.cpu()
         if not bool(server.started):
-            x = coordinates(up.delta)  # all from one model: their differences are those of the models
+            # All from one model: their differences are those of the models.
+            x = coordinates(up.delta[:, round.trainable])
             seed = rng.numpy_seed(round.population.key("ifca"))
             label = k_means(x, min(self.clusters, num_distinct(x)), seed).label
             cluster[ids] = label

@@ -14,6 +14,10 @@ In the paper's symbols η_l = α/(n (1 − p)) and θ = αλ/(np); their stabili
 that methods are compared at equal local work; `geometric=True` draws both run lengths as the coin would, with
 p = 1/(L + 1). θ = 0 is local training. Under full participation moving towards x̄ leaves Σ x_i unchanged; with partial
 participation only active clients move, and x̄ stays the mean of the last known x_i (clients send differences).
+
+Running statistics (of BatchNorm, say) move towards x̄'s like the rest. Sums of changes could leave the range of what is
+averaged, which a variance must not, so clients send how far theirs are from x̄'s: x̄ has their mean where all take part,
+and otherwise goes its share of the way to the mean of those who do.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class Down(Tree):
 
 @dataclass
 class Up(Tree):
-    delta: Tensor  # [n, P] change of x_i since it was last sent
+    delta: Tensor  # [n, P] change of x_i since it was last sent; of running statistics the distance from x̄
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ class L2GD(Algorithm[Server, Client, Down, Up]):
         share = 1 - (1 - self.theta) ** moves.to(torch.float64)  # x ← x − θ (x − x̄), `moves` times
         x = torch.lerp(client.x, down.mean, share[:, None].to(down.mean))
         x = sgd(task, x, data.train.batches(self.training, steps=None if down.steps is None else down.steps.cpu()))
-        return Client(x), Up(x - client.x)
+        delta, behind = x - client.x, slice(task.trainable.stop, None)
+        delta[:, behind] = x[:, behind] - down.mean[:, behind]
+        return Client(x), Up(delta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         change = up.delta.to(torch.float64).sum(0) / round.population.num_clients  # x̄ ← x̄ + (1/n) Σ Δ_i

@@ -5,6 +5,9 @@ with Local and Global Representations, 2020.
 
     θ_m = (local_m, global);   active clients train both, the server averages the global part equally
 
+Equal weights are those of the released code. Running statistics (of BatchNorm, say) of local layers stay with the
+clients.
+
 By default the last two layers are global (the last one where there are only two), as the method describes. The
 authors' CIFAR configuration shares the *convolutions* instead, by the order of a list; `shared` by name gives
 that. Everything global, by name, is FedAvg with equal weights; a model of one layer is refused otherwise. The authors
@@ -35,7 +38,7 @@ class LGFedAvg(PartlyShared):
         2, "how many of the last layers are shared; where the model has no more, one less than it has", ge=1
     )
     shared: str = option("", "shared layers by name or pattern, separated by commas, instead of shared_layers")
-    weights: Weights = option("equal", "weights of the average: equal (paper), or by N_m")
+    weights: Weights = option("equal", "weights of the average: equal (released code), or by N_m")
 
     def split(self, task: Task) -> ColumnSplit:
         most = min(self.shared_layers, len(task.layer_names()) - 1)

@@ -27,7 +27,8 @@ federation (4 C max_t n_t bytes per client: 1,000 clients of up to 3,400 example
 with state = "disk"); the server b_t and w_t of all clients and Σ (m² numbers; a Σ step takes O(m³)). A client never
 sees another one's w.
 
-Decisions: clients send b_t itself, not its change: as many bytes, no drift, and a lost reply costs nothing. W is always
+Decisions: the loss of a client is a mean over its examples, 1/n_t, as in the released code; the paper writes a sum.
+Clients send b_t itself, not its change: as many bytes, no drift, and a lost reply costs nothing. W is always
 computed from b and Σ, so the identity also holds after a Σ step (the released code lets it go). The bias is the weight
 of a feature that is always 1, and is regularized. Clients that have not replied have no column of W: they keep
 Σ_tt = 1/m, unrelated to others, and the others' block has the rest of the trace. The number of coordinate steps is the

@@ -19,6 +19,9 @@ the active ones, and no parameter is left out (the code drops the last d mod 400
 `learn_omega` learns Ω from the models, as MOCHA does: Σ = (WᵀW)^½, scaled to mean eigenvalue 1, eigenvalues not below
 `omega_floor`, Ω = Σ⁻¹. Client i is then sent its own centre −Σ_j≠i Ω_ij w_j / Ω_ii and strength Ω_ii, and the server
 keeps all models (m d numbers) instead of their mean.
+
+Relations, means and pulls concern trainable parameters, which alone travel; running statistics (of BatchNorm, say) stay
+with the clients' own models.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from kinfed.algorithms.facade import (
 
 @dataclass
 class Server(Tree):
-    models: Tensor  # [1, P] the mean w̄ of all; with learn_omega [m, P], all of them as last known
+    models: Tensor  # [1, T] the mean w̄ of all; with learn_omega [m, T], all of them as last known
     omega: Tensor | None  # [m, m] float64, with learn_omega
 
 
@@ -58,13 +61,13 @@ class Client(Tree):
 
 @dataclass
 class Down(Tree):
-    center: Tensor  # [n, P] w̄, or the client's own centre with learn_omega
+    center: Tensor  # [n, T] w̄, or the client's own centre with learn_omega
     strength: Tensor | None  # [n] Ω_ii, with learn_omega
 
 
 @dataclass
 class Up(Tree):
-    delta: Tensor  # [n, P] how far the model has moved
+    delta: Tensor  # [n, T] how far the trainable parameters have moved
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
             )
 
     def init_server(self, task: Task, population: Population) -> Server:
-        m, start = population.num_clients, task.init(population.seed)
+        m, start = population.num_clients, task.init(population.seed)[task.trainable].clone()
         if not self.learn_omega:
             return Server(start[None], None)
         return Server(start.repeat(m, 1), torch.eye(m, dtype=torch.float64) - 1 / m)
@@ -109,8 +112,12 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
         return Down(torch.stack(centers), strength)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        w = sgd(task, client.w, data.train.batches(self.training), pull=self._pull(down))
-        return Client(w), Up(w - client.w)
+        pull = self._pull(down)
+        if pull is not None:  # a row is as wide as a model; behind the trainable columns nothing is pulled
+            strength, center = pull
+            pull = strength, torch.nn.functional.pad(center, (0, task.num_params - center.shape[1]))
+        w = sgd(task, client.w, data.train.batches(self.training), pull=pull)
+        return Client(w), Up((w - client.w)[:, task.trainable])
 
     def _pull(self, down: Down) -> tuple[float | Tensor, Tensor] | None:
         """2 λ₁ w + 2 λ₂ s (w − c) is one pull of strength 2 (λ₁ + λ₂ s), towards c λ₂ s / (λ₁ + λ₂ s)."""
@@ -151,7 +158,7 @@ class MochaDeep(Algorithm[Server, Client, Down, Up]):
 
 
 def _center(omega: Tensor, models: Tensor, i: int) -> Tensor:
-    """[P]: −Σ_j≠i Ω_ij w_j / Ω_ii, where the pull of the others on client i is zero."""
+    """[T]: −Σ_j≠i Ω_ij w_j / Ω_ii, where the pull of the others on client i is zero."""
     others = -omega / omega[i]
     others[i] = 0
     return others.to(models) @ models

@@ -1,9 +1,10 @@
-"""Part of the model is shared, the rest stays with the client: what FedPer, FedRep and LG-FedAvg have in common.
+"""Part of the model is shared, the rest stays with the client: what FedPer, FedRep and others have in common.
 
     θ_m = (shared, own_m);   clients train both, the server averages the shared part, own parts never leave
 
 The personal model joins the current shared part and the client's own, as its last training left it; a client that has
-not trained yet has the common initial one.
+not trained yet has the common initial one. Running statistics (of BatchNorm, say) go with their layer: own layers keep
+them, shared ones have them averaged.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class PartlyShared(Algorithm[Server, Client, Down, Up]):
     def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:
         """Local training of the joined models [n, P]."""
         return sgd(task, theta, data.train.batches(self.training))
+
+    def sent_columns(self, task: Task) -> Tensor:
+        return self.split(task).shared_mask
 
     def check(self, task: Task, population: Population) -> None:
         if not self.split(task).shared:

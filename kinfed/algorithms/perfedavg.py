@@ -15,6 +15,9 @@ The personal model is w after `adapt_steps` steps of size α on the client's *tr
 a widely used repository adapts on test batches instead. α = 0 with FO is FedAvg with rate β and equal weights.
 Clients with few examples draw b, b', b'' from the same examples, each in an order of its own: correlated, as they
 must be. δ shrinks with ‖v‖ beyond 1, so that the difference quotient stays local.
+
+Running statistics (of BatchNorm, say) move with the passes of b and b', as in any training, and go with w; the
+difference quotient leaves them alone.
 """
 
 from __future__ import annotations
@@ -82,12 +85,13 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         for (b, [x]), (_, b1), *rest in zip(each_step(batches, w), *others, strict=True):
             tilde = x.clone()
             task.descend_(tilde, b, alpha, toward_zero(x, decay))
-            v = gradient(task, tilde, b1, decay)
+            v = gradient(task, tilde, b1, decay, training=True)
             for _, b2 in rest:  # one with "hf", none with "fo"
                 delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
                 plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
                 v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
             x.add_(v, alpha=-beta)
+            x[:, task.trainable.stop :] = tilde[:, task.trainable.stop :]
         return Nothing(), DeltaUp(w - down.w, None)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:

@@ -8,8 +8,8 @@ Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernet
   server:  φ ← φ − α Δφ,  Δφ = − J_φᵀ Δθ_i;      e_i ← e_i − α Δe_i,  Δe_i = − J_eᵀ Δθ_i         (their Eq. 3, 4)
 
 h is a network of `hidden_layers` hidden layers of `hidden` units on an embedding e_i of 1 + N/4 numbers, and a linear
-head to all P parameters. φ and e never leave the server; the client keeps nothing. The personal model is h(e_i; φ),
-fresh.
+head to all T trainable parameters. φ and e never leave the server; the client keeps nothing. The personal model is
+h(e_i; φ), fresh.
 
 The paper calls one client per round, as does participation of 1/N here. With several clients φ moves once per round,
 by the mean of their J_φᵀ Δθ_i, so that their order cannot matter; every called client's embedding moves by its own
@@ -23,9 +23,10 @@ The server's rate is the paper's, for thousands of rounds: in runs of dozens rai
 
 Differences: the head's bias starts at the common start of all methods (or a warm start), so that clients begin around
 it; in the released code it is as random as the head's weights, which are so here too. Gradients of local steps are not
-clipped.
+clipped. Running statistics (of BatchNorm, say) are not made by h: the server keeps the mean of those that clients send
+back and hands it to all.
 
-The head and its momentum hold 2 (hidden + 1) P numbers on the server, and as many again while a round moves them:
+The head and its momentum hold 2 (hidden + 1) T numbers on the server, and as many again while a round moves them:
 `max_gb` refuses what would not fit. Bytes per client and round: one model each way.
 """
 
@@ -51,6 +52,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     gradient_steps,
+    mean_update,
     option,
     rng,
     sgd,
@@ -65,20 +67,21 @@ class Hypernetwork(Tree):
     """Parameters φ and e, or their momentum."""
 
     embedding: Tensor  # [N, E] e_i
-    trunk: Tensor  # [T] weights and biases of the hidden layers, one after the other
-    head: Tensor  # [P, H]
-    bias: Tensor  # [P]
+    trunk: Tensor  # [W] weights and biases of the hidden layers, one after the other
+    head: Tensor  # [T, H]
+    bias: Tensor  # [T]
 
 
 @dataclass
 class Server(Tree):
     phi: Hypernetwork
     momentum: Hypernetwork
+    statistics: Tensor  # [P − T] running statistics, the mean of clients'; often none
 
 
 @dataclass
 class Down(Tree):
-    theta: Tensor  # [n, P] h(e_i; φ)
+    theta: Tensor  # [n, P] h(e_i; φ), and running statistics
 
 
 @dataclass
@@ -116,10 +119,11 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
     averages = "moves every client's embedding by that client's own update"
 
     def check(self, task: Task, population: Population) -> None:
-        needed = 4 * 4 * (self.hidden + 1) * task.num_params / 1e9
+        parameters = task.trainable.stop
+        needed = 4 * 4 * (self.hidden + 1) * parameters / 1e9
         if needed > self.max_gb:
             raise ConfigError(
-                f"pFedHN's head for a model of {task.num_params} parameters takes {needed:.1f} GB (weights and "
+                f"pFedHN's head for a model of {parameters} parameters takes {needed:.1f} GB (weights and "
                 f"momentum of {self.hidden} + 1 numbers per parameter, before and after a step), more than "
                 f"max_gb={self.max_gb:g}; choose a smaller model, lower hidden, or raise max_gb"
             )
@@ -136,12 +140,13 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
             _uniform(rng.fold(key, 1, number), (inputs + 1) * outputs, inputs)
             for number, (inputs, outputs) in enumerate(self._sizes(width))
         ]
-        start = task.init(population.seed)
-        head = start.new_empty(task.num_params, self.hidden)
-        for rows in torch.split(torch.arange(task.num_params), ROWS_AT_ONCE):
+        model = task.init(population.seed)
+        start, statistics = model[task.trainable].clone(), model[task.trainable.stop :].clone()
+        head = start.new_empty(len(start), self.hidden)
+        for rows in torch.split(torch.arange(len(start)), ROWS_AT_ONCE):
             head[rows] = _uniform(rng.fold(key, 2, rows), self.hidden, self.hidden).to(start)
         phi = Hypernetwork(embedding.to(start), torch.cat(trunk).to(start), head, start)
-        return Server(phi, phi.map(torch.zeros_like))
+        return Server(phi, phi.map(torch.zeros_like), statistics)
 
     def features(self, embedding: Tensor, trunk: Tensor) -> Tensor:
         """[n, H]: the trunk's output for embeddings [n, E]."""
@@ -167,21 +172,24 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         for some, head in zip(torch.split(theta, count, 1), torch.split(phi.head, count), strict=True):
             for row, f in zip(some.unbind(0), features, strict=True):
                 row.addmv_(head, f)
-        return Down(theta)
+        return Down(torch.cat([theta, server.statistics.expand(len(ids), -1)], 1) if len(server.statistics) else theta)
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         return client, Up(sgd(task, down.theta, data.train.batches(self.training)) - down.theta)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         phi, old, n = server.phi, server.momentum, len(ids)
+        moved, statistics = up.delta[:, : len(phi.bias)], server.statistics
+        if len(statistics):
+            statistics = statistics + mean_update(up.delta[:, len(phi.bias) :], None)
         e, trunk = phi.embedding[ids].requires_grad_(), phi.trunk.clone().requires_grad_()
         with torch.enable_grad():
             f = self.features(e, trunk)
         # θ = head f + bias, hence J_fᵀ Δθ = headᵀ Δθ: torch goes on from there through the trunk.
-        d_e, d_trunk = torch.autograd.grad(f, (e, trunk), grad_outputs=-(up.delta @ phi.head))
+        d_e, d_trunk = torch.autograd.grad(f, (e, trunk), grad_outputs=-(moved @ phi.head))
         f = f.detach()
-        d_head = Outer(up.delta, f / -n)  # Δφ is the mean over the clients
-        d_bias, d_trunk = -up.delta.mean(0), d_trunk / n
+        d_head = Outer(moved, f / -n)  # Δφ is the mean over the clients
+        d_bias, d_trunk = -moved.mean(0), d_trunk / n
         norm = torch.stack([d_head.norm(), d_trunk.norm(), d_bias.norm()]).norm()
         shrink = (self.server_clip / norm.clamp_min(self.server_clip)).item()
         trunk, v_trunk = self._step(phi.trunk, old.trunk, d_trunk * shrink)
@@ -192,7 +200,8 @@ class PFedHN(Algorithm[Server, Nothing, Down, Up]):
         embedding[ids], velocity[ids] = self._step(
             phi.embedding[ids], old.embedding[ids], d_e * (self.server_clip / e_norm.clamp_min(self.server_clip))
         )
-        return Server(Hypernetwork(embedding, trunk, head, bias), Hypernetwork(velocity, v_trunk, v_head, v_bias))
+        momentum = Hypernetwork(velocity, v_trunk, v_head, v_bias)
+        return Server(Hypernetwork(embedding, trunk, head, bias), momentum, statistics)
 
     def _step(self, parameter: Tensor, momentum: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """SGD: v ← μ v + wd p + g;  p ← p − α v."""

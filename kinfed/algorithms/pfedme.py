@@ -10,6 +10,9 @@ and then one step of w_m. λ → ∞ is FedAvg's model for everyone; λ = 0 neve
 Where this differs from the authors' repository, it follows the paper: only active clients train (the repository
 trains all and averages some, which refreshes everyone's personal model for free), the average is equal
 (`weights="examples"` for the repository's), and the inner steps have no weight decay of their own (`inner_decay`).
+
+All forward passes are at θ, so w_m takes over θ's running statistics (of BatchNorm, say) after every batch; the server
+averages them, and a β above 1 does not extrapolate them.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from kinfed.algorithms.facade import (
     Weights,
     each_step,
     example_counts,
+    extrapolated,
     gradient_steps,
     mean_update,
     option,
@@ -98,7 +102,8 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         for batch, (w_m, x) in each_step(batches, w, theta):
             for _ in range(self.inner_steps):
                 self._inner_step(task, x, batch, eta_p, w_m)
-            w_m.lerp_(x, eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
+            w_m[:, task.trainable].lerp_(x[:, task.trainable], eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
+            w_m[:, task.trainable.stop :] = x[:, task.trainable.stop :]
         return Client(theta, torch.ones_like(client.seen)), DeltaUp(w - down.w, example_counts(self.weights, data))
 
     def _inner_step(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
@@ -111,7 +116,7 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
             task.descend_(x, batch, lr, (self.lam, center))  # ∇f(θ) + λ (θ − w_m)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
-        return ModelState(server.w + self.beta * mean_update(up.delta, up.count))
+        return ModelState(extrapolated(server.w, mean_update(up.delta, up.count), self.beta, round.trainable))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
         if not self.recompute:

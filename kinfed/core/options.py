@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -196,11 +197,15 @@ def describe_options(kind: type[Any], preset: Mapping[str, Any] | None = None) -
     return docs
 
 
-@cache  # callers only read it; types are resolved anew for every option otherwise
+_OPTION_TYPES: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()  # resolving them takes long
+
+
 def option_types(kind: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's options by name."""
-    hints = get_type_hints(kind)
-    return {name: hints[name] for name in declared(kind)}
+    """The types of a dataclass's options by name; not to be changed."""
+    if kind not in _OPTION_TYPES:
+        hints = get_type_hints(kind)
+        _OPTION_TYPES[kind] = {name: hints[name] for name in declared(kind)}
+    return _OPTION_TYPES[kind]
 
 
 @cache

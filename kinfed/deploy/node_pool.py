@@ -27,7 +27,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.privacy.ledger import Event, dominates
-from kinfed.server.screening import UpdateSpec
+from kinfed.server.screening import UpdateSpec, trained_columns
 
 
 class NodePool:
@@ -39,7 +39,9 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
-        self._update_spec = UpdateSpec.from_update(up, deployment.run.largest_norm)
+        self._update_spec = UpdateSpec.from_update(
+            up, deployment.run.largest_norm, trained_columns(self.algorithm, task)
+        )
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)

@@ -157,6 +157,10 @@ class Task(ABC):
         """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""
         return columns.layer_mask(self.slots, patterns)
 
+    def norm_layers(self) -> tuple[str, ...]:
+        """Normalization layers with columns of the row, by their type."""
+        return ()
+
     def layer_names(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the forward pass as declared."""
         return columns.layer_names(self.slots)

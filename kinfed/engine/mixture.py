@@ -91,8 +91,14 @@ class MixtureTask(Task):
     def mask(self, training: LocalTraining) -> Tensor | None:
         """bool [K (P + 1)]: what may be trained, where weight decay would shrink π; else None (its gradient is 0).
 
-        Running statistics lie among the components' parameters and would shrink as well: they stay as they are."""
-        return ~self.layer_mask(("pi",)).to(self.device) if training.weight_decay else None
+        Running statistics lie among the components' parameters and would shrink as well: only forward passes move
+        them."""
+        if not training.weight_decay:
+            return None
+        mask = torch.zeros(self.num_params, dtype=torch.bool)
+        for slot in self.slots:
+            mask[slot.start : slot.stop] = slot.trainable and slot.name != "pi"
+        return mask.to(self.device)
 
     def module_of(self, row: Tensor) -> MixtureModule:
         """A ready module with the parameters of one row."""

@@ -39,7 +39,12 @@ def sgd(
     running statistics move with the forward passes, except those outside the mask, which stay."""
     training = batches.training
     rate = batches.lr if lr is None else lr
-    drift = None if drift is None else drift.to(theta).expand_as(theta)
+    trainable = task.trainable.stop
+    if drift is not None:
+        drift = drift.to(theta).expand_as(theta)
+        if trainable < theta.shape[1]:
+            drift = drift.clone()
+            drift[:, trainable:] = 0
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
@@ -102,11 +107,15 @@ def _shifted(block: slice, by: int) -> slice:
     return slice(block.start + by, block.stop + by)
 
 
-def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float) -> Tensor:
-    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own. May be `theta`
-    itself: not to be changed in place."""
-    g = task.grad(theta, batch)
-    return g.add(theta, alpha=weight_decay) if weight_decay else g
+def gradient(task: Task, theta: Tensor, batch: Batch, weight_decay: float, *, training: bool = False) -> Tensor:
+    """[n, P] gradient of every row's loss with weight decay, for methods with steps of their own; with `training` the
+    running statistics of theta move in place. May be `theta` itself: not to be changed in place."""
+    g = task.training_grad(theta, batch) if training else task.grad(theta, batch)
+    if not weight_decay:
+        return g
+    g = g.clone()
+    g[:, task.trainable].add_(theta[:, task.trainable], alpha=weight_decay)
+    return g
 
 
 def toward_zero(theta: Tensor, weight_decay: float) -> Pull | None:

@@ -154,6 +154,12 @@ class ModuleTask(Task):
         layers = {slot.layer for slot in self.slots}
         return tuple(name for name in norm_layers(self.module) if name in layers)
 
+    @property
+    def has_example_gradients(self) -> bool:
+        """Whether the gradient of a batch is a sum of gradients of single examples, each a function of that example
+        alone: nothing is normalized by the batch, and nothing is drawn at random."""
+        return not (self.layout.has_statistics or drops(self.module))
+
     def _working_copy(self, *, training: bool) -> WorkingCopy:
         # functional_call swaps a module's parameters while it runs, so every thread needs a module of its own.
         if not hasattr(self._per_thread, "copy"):
@@ -340,6 +346,10 @@ class RowsTask(ModuleTask):
         if any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules()):
             return True
         return False if self.net is not None else self._catches_draws
+
+    @property
+    def has_example_gradients(self) -> bool:
+        return super().has_example_gradients and not self.draws_randomly
 
     def _add_gradient(
         self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget, cut: Cut | None

@@ -25,8 +25,8 @@ from kinfed.core import rng
 from kinfed.data.batches import Batch, PoissonSample, Split
 from kinfed.engine.cut import Cut, is_separable, weighing_ones
 from kinfed.engine.head import Head
-from kinfed.engine.task import Score, Task
-from kinfed.errors import ConfigError
+from kinfed.engine.task import ModuleTask, Score, Task
+from kinfed.errors import ConfigError, ModelError
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import Source
 
@@ -76,6 +76,12 @@ class PrivateTask(Task):
             raise ConfigError(f"the clipping norm must be positive and finite; got {clip}")
         if not 0 <= noise < float("inf"):
             raise ConfigError(f"noise is a multiple of the clipping norm, 0 or more; got {noise}")
+        if isinstance(inner, ModuleTask) and not inner.has_example_gradients:
+            raise ModelError(
+                "differential privacy clips every example's own gradient, which models with running statistics "
+                "(BatchNorm) or random operations (dropout) do not have; use GroupNorm or LayerNorm in place of "
+                "BatchNorm, and leave out dropout"
+            )
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
         self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
         self.backend, self.classifies = inner.backend, inner.classifies
@@ -108,6 +114,9 @@ class PrivateTask(Task):
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         return self.inner.init(seed, number)
+
+    def norm_layers(self) -> tuple[str, ...]:
+        return self.inner.norm_layers()
 
     @property
     def head(self) -> Head:

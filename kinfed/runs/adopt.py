@@ -173,7 +173,7 @@ def adopt(
     random_start, task = task, task.starting_at(run.start())
     server = with_newcomer(run, label, method, task, group)
     cohort = _cohort(run, newcomer, 1)
-    if not _download(method, server, run).named():
+    if not _download(method, task, server, run).named():
         raise ConfigError(f"{label} sends its clients nothing, so there is nothing for a newcomer to take over")
     server = method.place_newcomer(task, server, cohort)
     models = method.server_models(server)
@@ -230,7 +230,7 @@ def _trained(
     method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun, newcomer: Federation, rounds: int
 ) -> Tensor:
     """The newcomer's model [1, P] after some rounds with a server that stays as it is."""
-    down = _download(method, server, run)
+    down = _download(method, task, server, run)
     client, moments = method.init_client(task, _cohort(run, newcomer, 0)), Moments()
     for number in range(1, rounds + 1):
         memory = LoopMemory(1, moments) if method.training.optimizer_state == "kept" else None
@@ -242,9 +242,10 @@ def _trained(
     return theta
 
 
-def _download(method: AnyAlgorithm, server: Tree, run: FinishedRun) -> Tree:
+def _download(method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun) -> Tree:
     """The message that the newcomer gets when everybody takes part."""
-    planned, _ = method.plan(server, _everyone(run), RoundInfo(run.config.rounds + 1, run.population(1)))
+    info = RoundInfo(run.config.rounds + 1, run.population(1), task.trainable)
+    planned, _ = method.plan(server, _everyone(run), info)
     down: Tree = method.download(planned, _everyone(run)[-1:])
     return down
 

@@ -20,7 +20,7 @@ from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
-from kinfed.server.screening import screen
+from kinfed.server.screening import screen, trained_columns
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Loop:
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
+        self._trained = trained_columns(algorithm, task)
         self.server: Tree = algorithm.init_server(task, self.population)
 
     def round(self) -> RoundReport:
@@ -128,14 +129,15 @@ class Loop:
         """What the server makes use of, and a note where that is nothing although clients replied."""
         if self.robust is None and not self.largest_norm:
             return reply, ""  # the pool has left out what is not finite
-        reply = screen(reply, self.largest_norm)
+        reply = screen(reply, self.largest_norm, self._trained)
         if self.robust is None or not len(reply.ids):
             return reply, ""
         if len(reply.ids) < self.robust.least:
             updates, needed = len(reply.ids), self.robust.least
             note = f"{updates} updates are too few for {type(self.robust).__name__}, which needs {needed}; not used"
             return replace(reply, ids=reply.ids[:0], up=None), note
-        return replace(reply, up=robust_rows(self.robust, averaged_fields(self.algorithm), reply.up)), ""
+        rows = robust_rows(self.robust, averaged_fields(self.algorithm), reply.up, self._trained)
+        return replace(reply, up=rows), ""
 
     def _info(self, number: int) -> RoundInfo:
         return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable)

@@ -12,6 +12,10 @@ others send; Krum averages updates that have most others near them. All clients 
 client has is its own claim. What an honest client with unusual data sends looks hostile to every one of these rules:
 they cost accuracy where clients differ, and most for those who differ most.
 
+Norms and distances are those of trainable parameters. Running statistics (of BatchNorm, say) have no part in them, and
+would be a way around them: with clip and krum every statistic is the median of the clients', which withstands
+(n − 1) / 2 of them.
+
 Clipping: Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learning?, 2019. Median, trimmed mean: Yin,
 Chen, Ramchandran, Bartlett, ICML 2018. Multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017.
 """
@@ -22,7 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +45,8 @@ BLOCK = 1 << 20  # values sorted at once
 @dataclass(frozen=True)
 class Rule(ABC):
     """A robust average. Its fields are its options."""
+
+    by_coordinate: ClassVar[bool] = False  # every column of the result depends on that column alone
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -77,6 +83,8 @@ class Clip(Rule):
 
 @dataclass(frozen=True)
 class Median(Rule):
+    by_coordinate = True
+
     def __call__(self, rows: Tensor) -> Tensor:
         low, high = (len(rows) - 1) // 2, len(rows) // 2
         return _by_columns(lambda block: _mean(block.sort(0).values[[low, high]]), rows)
@@ -87,6 +95,8 @@ class Median(Rule):
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
+    by_coordinate = True
+
     share: float = option(
         0.2,
         "share of the clients whose smallest, and as many whose largest, values are left out of every coordinate",
@@ -162,20 +172,42 @@ def check_robust(rule: Rule, algorithm: AnyAlgorithm, called: int) -> None:
         )
 
 
-def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree) -> Tree:
+def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree, trained: Tensor | None = None) -> Tree:
     """Updates of which every row is the rule's result: any mean of them is that result too. Several fields are judged
-    as one row. Numbers of examples, which are clients' claims, become equal."""
+    as one row, by their trainable columns (kinfed.server.screening.trained_columns). Numbers of examples, which are
+    clients' claims, become equal."""
     if not averages:
         return up
     fields: dict[str, Tensor] = {name: getattr(up, name) for name in averages}
     widths = [rows[0].numel() for rows in fields.values()]
     flat = [rows.flatten(1) for rows in fields.values()]
-    row = rule(flat[0] if len(flat) == 1 else torch.cat(flat, 1))
+    row = _combined(rule, flat[0] if len(flat) == 1 else torch.cat(flat, 1), _trained_mask(fields, trained))
     parts = zip(fields.items(), torch.split(row, widths), strict=True)
     changed = {name: part.reshape(rows.shape[1:]).expand(rows.shape) for (name, rows), part in parts}
     if isinstance(count := getattr(up, COUNT, None), Tensor):
         changed[COUNT] = torch.ones_like(count)
     return replace(up, **changed)
+
+
+def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tensor | None:
+    """bool: which columns of the fields' flat rows, side by side, are trainable; None: all."""
+    if trained is None:
+        return None
+    parts = [
+        trained.expand(rows.shape[1:]).flatten()
+        if rows.shape[-1] == len(trained)
+        else trained.new_ones(rows[0].numel())
+        for rows in fields.values()
+    ]
+    return torch.cat(parts)
+
+
+def _combined(rule: Rule, rows: Tensor, trained: Tensor | None) -> Tensor:
+    if trained is None or rule.by_coordinate:
+        return rule(rows)
+    row, trained = rows.new_empty(rows.shape[1]), trained.to(rows.device)
+    row[trained], row[~trained] = rule(rows[:, trained]), Median()(rows[:, ~trained])
+    return row
 
 
 def _by_columns(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.tree import Tree
+from kinfed.engine.task import Task
 from kinfed.pools.base import Reply
 
 COUNT = "count"  # by custom the name of the field with a client's number of examples
@@ -24,11 +26,14 @@ class UpdateSpec:
 
     fields: Mapping[str, tuple[torch.Size, torch.dtype]]
     largest_norm: float = 0.0  # of everything in it that has more than one number, together; 0: no bound
+    trained: Tensor | None = None  # as `trained_columns` has them
 
     @classmethod
-    def from_update(cls, up: Mapping[str, Tensor], largest_norm: float = 0.0) -> UpdateSpec:
+    def from_update(
+        cls, up: Mapping[str, Tensor], largest_norm: float = 0.0, trained: Tensor | None = None
+    ) -> UpdateSpec:
         """From an update as it should be."""
-        return cls({name: (tensor.shape, tensor.dtype) for name, tensor in up.items()}, largest_norm)
+        return cls({name: (tensor.shape, tensor.dtype) for name, tensor in up.items()}, largest_norm, trained)
 
     def violation(self, tensors: Mapping[str, Tensor]) -> str | None:
         """Why this is no update of the method; None where it is one."""
@@ -38,11 +43,21 @@ class UpdateSpec:
             shape, dtype = self.fields[name]
             if tensor.shape != shape or tensor.dtype != dtype:
                 return f"{name} is {dtype} of shape {list(shape)}; got {tensor.dtype} of shape {list(tensor.shape)}"
-        return violations(tensors, 1, self.largest_norm).get(0)
+        return violations(tensors, 1, self.largest_norm, self.trained).get(0)
 
 
-def violations(tensors: Mapping[str, Tensor], rows: int, largest_norm: float = 0.0) -> dict[int, str]:
-    """By row, why an update cannot be used: not finite, a negative number of examples, or longer than allowed."""
+def trained_columns(algorithm: AnyAlgorithm, task: Task) -> Tensor | None:
+    """bool [G]: which columns of the rows in an update are trainable parameters, of which alone norms and distances
+    are taken; None where all are. The others are running statistics."""
+    trained = (torch.arange(task.num_params) < task.trainable.stop)[algorithm.sent_columns(task).cpu()]
+    return None if bool(trained.all()) else trained
+
+
+def violations(
+    tensors: Mapping[str, Tensor], rows: int, largest_norm: float = 0.0, trained: Tensor | None = None
+) -> dict[int, str]:
+    """By row, why an update cannot be used: not finite, a negative number of examples, or longer than allowed, which
+    counts trainable parameters only (`trained_columns`)."""
     reasons: dict[int, str] = {}
     square = torch.zeros(rows, dtype=torch.float64)
     for name, tensor in tensors.items():
@@ -56,6 +71,8 @@ def violations(tensors: Mapping[str, Tensor], rows: int, largest_norm: float = 0
             for row in (finite & (flat < 0).any(1)).nonzero().squeeze(1).tolist():
                 reasons.setdefault(row, f"a number of examples is not negative; got {float(flat[row].min()):g}")
         elif largest_norm and tensor.dim() > 1:
+            if trained is not None and tensor.shape[-1] == len(trained):
+                flat = tensor[..., trained.to(tensor.device)].reshape(rows, -1)
             square += torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).cpu().square()
     norm = square.sqrt()
     for row in (norm > largest_norm).nonzero().squeeze(1).tolist() if largest_norm else []:
@@ -63,11 +80,11 @@ def violations(tensors: Mapping[str, Tensor], rows: int, largest_norm: float = 0
     return reasons
 
 
-def screen(reply: Reply, largest_norm: float = 0.0) -> Reply:
+def screen(reply: Reply, largest_norm: float = 0.0, trained: Tensor | None = None) -> Reply:
     """The reply without updates that cannot be used. Rows of a tree have one shape and type: that is settled before."""
     if not isinstance(reply.up, Tree) or not len(reply.ids):
         return reply
-    reasons = violations(reply.up.named(), len(reply.ids), largest_norm)
+    reasons = violations(reply.up.named(), len(reply.ids), largest_norm, trained)
     if not reasons:
         return reply
     ids = reply.ids.tolist()

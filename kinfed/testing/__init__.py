@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from kinfed.data.federation import Federation
-from kinfed.testing import declarations, hardship, invariance, messages
+from kinfed.testing import declarations, hardship, invariance, messages, running_statistics
 from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "hardship",
     "invariance",
     "messages",
+    "running_statistics",
     "tiny_federation",
     "tiny_model",
 ]

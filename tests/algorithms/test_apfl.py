@@ -34,9 +34,10 @@ def test_rounds_follow_algorithm_1(every_step: bool, weights: str) -> None:
                 w_m = w.clone()
                 for step in range(3):
                     g = gradient(loop, m, alpha[m] * v[m] + (1 - alpha[m]) * w_m)
+                    old = alpha[m]
                     if every_step or step == 0:
                         alpha[m] = min(max(alpha[m] - LR * float(g @ (v[m] - w_m)), 0.0), 1.0)
-                    v[m] = v[m] - LR * alpha[m] * g
+                    v[m] = v[m] - LR * old * g  # g is the gradient at the old mixture
                     w_m = w_m - LR * gradient(loop, m, w_m)
                 sent.append(w_m)
             loop.round()

@@ -30,6 +30,7 @@ class Start:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.trainable = slice(0, size)
 
     def init(self, seed: int, number: int = 0) -> Tensor:
         return torch.zeros(self.size)

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.averaging import DeltaUp
+from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.flhc import FLHC, Server
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, Bench, tiny_federation
@@ -213,3 +215,29 @@ def test_the_contract_holds_after_the_clustering(bench: Bench, check: str) -> No
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_algorithm("flhc", ALL, options)
+
+
+def test_after_the_clustering_every_cluster_is_called_in_every_round() -> None:
+    """Clusters of 7, 2 and 1 clients, and two without a cluster yet, a third of each, at least one."""
+    method = FLHC(ALL, n1=0)
+    cluster = torch.tensor([0, 1, 0, 0, -1, 0, 2, 0, -1, 0, 1, 0])
+    state = replace(fresh(12), model=torch.zeros(3, 2), cluster=cluster, centre=torch.zeros(3, 2))
+    population = replace(Population(12, SEED), participation=1 / 3)
+    drawn = [method.plan(state, torch.tensor([0]), RoundInfo(number, population))[1] for number in range(2, 40)]
+    for ids in drawn:
+        assert ids.tolist() == sorted(ids.tolist())
+        assert torch.bincount(cluster[ids] + 1).tolist() == [1, 2, 1, 1]
+    assert set(torch.cat(drawn).tolist()) == set(range(12))
+    again = method.plan(state, torch.tensor([0]), RoundInfo(5, population))[1]
+    assert torch.equal(again, drawn[3])
+    everyone = method.plan(state, torch.arange(12), RoundInfo(5, Population(12, SEED)))[1]
+    assert torch.equal(everyone, torch.arange(12))
+
+
+def test_no_cluster_round_is_without_training() -> None:
+    with by_hand(FLHC(ALL, n1=0, quantile=0.3), sizes=(2, 6, 4, 3, 5, 7), participation=0.2) as loop:
+        loop.round()
+        for _ in range(3):
+            before = server(loop, "model")
+            loop.round()
+            assert bool((server(loop, "model") != before).any(1).all())

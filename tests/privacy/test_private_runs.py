@@ -71,7 +71,8 @@ def private_loop(
 
 
 def method(name: str, **options: Any) -> Method:
-    return make_algorithm(name, WORK, options)
+    own = {"own": "*.bias"} if name == "fedbn" else {}  # the model has no normalization layers
+    return make_algorithm(name, WORK, own | options)
 
 
 COUNT = torch.tensor(SIZES)

@@ -74,7 +74,7 @@ def write_table(path: Path, clients: list[int], count: int = 20, **columns: Call
 def in_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All methods but the convex MOCHA, which needs a linear model."""
     folder = tmp_path_factory.mktemp("adopt") / "run"
-    methods = [name for name in ALGORITHMS if name != "mocha"]
+    methods = {name: {"own": "*.bias"} if name == "fedbn" else {} for name in ALGORITHMS if name != "mocha"}
     run(
         algorithms=methods, rounds=3, participation=1.0, steps=5, batch=10, seeds=(0,), eval_every=0, out=folder,
         federation=federation(), model=tiny, workers=1,

@@ -177,7 +177,8 @@ def test_nothing_but_the_mean_of_updates_reaches_the_server(name: str) -> None:
     """What a method says in `averages` is true: with all rows replaced by their mean, its server and models are the
     same, up to rounding and to figures that nothing uses."""
     federation, clients = tiny_federation((6, 6, 6, 6)), 4  # equal weights
-    method = make_algorithm(name, WORK, {"weights": "equal"} if name == "fedavg_data" else {})
+    options = {"fedavg_data": {"weights": "equal"}, "fedbn": {"own": "*.bias"}}
+    method = make_algorithm(name, WORK, options.get(name, {}))
 
     def models(rule: Rule | None) -> tuple[Tensor, Tensor | None]:
         with Bench(method, federation=federation).loop(Schedule()) as loop:

@@ -22,6 +22,8 @@ Decisions where the paper is silent or its letter does not work (docs/cgpfl.md h
     contexts: sent one of them, it would hardly get away from it. With "all", as long as clients reply for the first
     time, their contexts are found afresh and matched with the old ones: the first few say little about those to come.
   * Weight decay is part of f_i; momentum, which proximal steps do not have, is refused.
+  * Distances and clusters are those of trainable parameters. Running statistics (of BatchNorm, say) move with the
+    passes at θ; the client's copy of ω takes them over, and the server averages them with the rest of a context.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Server(Tree):
     last: Tensor  # [N, P] last upload of each client with recluster="all", else [0, P]
     moved: Tensor  # [] int64 clients that changed their context in the last round
     spread: Tensor  # [] float64 mean ‖ω̃_i − mean of its context‖² over the clustered uploads
+    distances: Tensor  # [K, K] float64 of the contexts
     choice: Choice
 
 
@@ -140,6 +143,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             last=w.new_zeros(n if self.recluster == "all" else 0, len(w)),
             moved=torch.tensor(0),
             spread=zero,
+            distances=torch.zeros(self.contexts, self.contexts, dtype=torch.float64),
             choice=Choice(count=empty, complexity=empty, cost=empty, mu=zero),
         )
 
@@ -156,14 +160,15 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         eta, pull = self._inner_lr(batches.lr), self._pull(batches.lr)
         # With weight decay κ: λ (θ − ω) + κ θ = (λ + κ) (θ − ω λ/(λ + κ))
         hold = self.lam + self.training.weight_decay
-        omega = down.w.clone()
+        omega, trainable = down.w.clone(), task.trainable
         theta = down.w.clone() if self.restart else own_or_server(client.seen, client.theta, down.w)
         for batch, (w, x) in each_step(batches, omega, theta):
             centre = w * (self.lam / hold) if self.training.weight_decay else w
             for _ in range(self.inner_steps):
                 task.descend_(x, batch, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
-            w.lerp_(x, pull)  # ω ← ω − β (2/N) (ω − θ)
-        apart = (theta - down.w).square_().sum(1, dtype=torch.float64)
+            w[:, trainable].lerp_(x[:, trainable], pull)  # ω ← ω − β (2/N) (ω − θ)
+            w[:, trainable.stop :] = x[:, trainable.stop :]
+        apart = (theta - down.w)[:, trainable].square().sum(1, dtype=torch.float64)
         return Client(theta, torch.ones_like(client.seen), apart), Up(omega)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
@@ -183,6 +188,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             start=weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
             moved=changed.sum(),
             spread=torch.tensor(clusters.cost, dtype=torch.float64),
+            distances=torch.from_numpy(pairwise_distances(omega[:, round.trainable])),
         )
 
     def gather(self, server: Server, ids: Tensor, up: Up) -> tuple[Server, Tensor, Tensor]:
@@ -206,12 +212,14 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def assign(self, server: Server, members: Tensor, uploads: Tensor, round: RoundInfo) -> Clusters:
         """The context of each upload [n, P]: by k-means from the current contexts, or afresh."""
 
+        uploads = uploads[:, round.trainable]
+
         def find_afresh() -> Clusters:
             return k_means(coordinates(uploads), len(server.omega), rng.numpy_seed(round.key("contexts")))
 
         if bool((server.omega == server.omega[:1]).all()):
             return find_afresh()
-        x = coordinates(uploads, server.omega)
+        x = coordinates(uploads, server.omega[:, round.trainable])
         points, centres = x[: len(uploads)], x[len(uploads) :]
         if self.recluster == "all" and bool((server.context[members] < 0).any()):
             clusters = find_afresh()
@@ -247,7 +255,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             "moved": int(server.moved),
             "spread": float(server.spread),
             "beta": self._pull(self.training.lr) * len(server.context) / 2,
-            "distances": torch.from_numpy(pairwise_distances(server.omega)),
+            "distances": server.distances,
             "assignment": server.context,
         }
 

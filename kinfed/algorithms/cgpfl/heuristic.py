@@ -86,6 +86,7 @@ class CGPFLHeur(CGPFL):
         context[members] = server.context[members]
         most = max(1, min(len(members), self.max_contexts or len(server.context) // 2))
         seeds = [rng.numpy_seed(rng.fold(round.key("contexts"), k)) for k in range(1, most + 1)]
+        uploads = uploads[:, round.trainable]
         path = k_means_path(coordinates(uploads), seeds, count.numpy())
         cost = torch.tensor([clusters.cost for clusters in path], dtype=torch.float64)
         d, m = uploads.shape[1], float(count.sum())

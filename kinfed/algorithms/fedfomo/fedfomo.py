@@ -14,7 +14,8 @@ Decisions where paper, released code and other implementations differ:
   * θ_i^old is the model at the *start* of the last local training (the released code's too). Were it the trained
     one, the own candidate would weigh 0/0 and the early stopping that the paper speaks of could not happen.
   * Without a positive weight the client keeps θ_i^old: its last training is discarded.
-  * ‖·‖ is Euclidean (`norm`; the released default is l1, its "l2" the squared distance). A model at distance 0
+  * ‖·‖ is Euclidean (`norm`; the released default is l1, its "l2" the squared distance), of trainable parameters:
+    running statistics (of BatchNorm, say) are mixed with the rest and have no distance. A model at distance 0
     weighs nothing. P is updated by signed weights as they are (`affinity_update`).
   * P starts as the identity; ties are broken at random, without which "equal chance" is not true.
   * ε falls by subtraction, 0.3, 0.25, ..., 0 (`decay`). Client sampling and exploration draw anew in every round;
@@ -110,7 +111,8 @@ class FedFomo(FomoServer[Client, Down]):
         """The mixed models [n, P], the signed weights of all candidates, and how many of them were unusable [n]."""
         candidates = [client.theta, *down.models.unbind(1), *down.averages.unbind(1)]
         loss = mean_losses(task, [client.old, *candidates], validation_or_train(data))
-        w, unusable = weigh(loss[:, :1] - loss[:, 1:], candidates, client.old, self.norm)  # Eq. (3)
+        gain = loss[:, :1] - loss[:, 1:]
+        w, unusable = weigh(gain, candidates, client.old, self.norm, task.trainable)  # Eq. (3)
         share = mixing_weights(w)  # Eq. (13)
         mixed, keeps = weighted_sum(candidates, share), share.sum(1) == 0
         if bool(keeps.any()):

@@ -39,6 +39,7 @@ class Server(Tree):
     mix: Tensor  # [K, M] float64  w* that it gave them
     averages: Tensor  # [g, P] with subglobal: averages of groups of clients, and the average of these
     count: Tensor  # [K] float64 training examples, with subglobal
+    trained: Tensor  # [] int64 how many columns of a model are trainable; running statistics follow them
 
 
 @dataclass
@@ -100,6 +101,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
             mix=torch.zeros(k, self.models, dtype=torch.float64),
             averages=torch.zeros(0, task.num_params, device=task.device),
             count=torch.zeros(k, dtype=torch.float64),
+            trained=torch.tensor(task.trainable.stop),
         )
 
     def on_offer(self, server: Server) -> Tensor:

@@ -16,6 +16,10 @@ client begins its training there. Down are N averages without one model, the ave
 What averages hide. Nothing from a client that does the sum: θ_n = N avg − (N − 1) avg_{−n}. Since that is so, the
 client may as well form the combination itself, θ_n − avg = (N − 1) (avg − avg_{−n}), at once and with one model
 less to download: `combine="client"`. Neither keeps models secret from a curious client; noise in training does.
+
+Differences of averages are exact up to rounding only, and a variance must not become negative by that: running
+statistics (of BatchNorm, say) of avg_{−n} are summed from those of the other models, and a combination formed by the
+client has those of avg.
 """
 
 from __future__ import annotations
@@ -75,7 +79,10 @@ class FedFomoMA(FomoServer[Client, Down]):
         for number in range(1, count):
             average += without[:, number]
         average.div_(count - 1)
+        behind = slice(int(server.trained), None)
+        others = _means_of_others(without[..., behind])
         torch.add(average[:, None], without, alpha=-1 / (count - 1), out=without)  # (Σ θ − θ_n) / (N − 1)
+        without[..., behind] = others
         average.mul_((count - 1) / count)
         if self.combine == "client":
             return Down(averages, nothing)
@@ -87,7 +94,7 @@ class FedFomoMA(FomoServer[Client, Down]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         w, unusable = self._weigh(task, down, data)
-        start = self._start(client, down, w)
+        start = self._start(task, client, down, w)
         if self.newcomers == "train":
             start = torch.where(client.seen[:, None].to(start.device), start, client.theta)
         theta = sgd(task, start, data.train.batches(self.training))
@@ -102,9 +109,9 @@ class FedFomoMA(FomoServer[Client, Down]):
             return torch.zeros(len(data), 0, dtype=torch.float64), torch.zeros(len(data), dtype=torch.int64)
         average, *without = down.averages.unbind(1)
         loss = mean_losses(task, [average, *without], validation_or_train(data))
-        return weigh(loss[:, 1:] - loss[:, :1], without, average, self.norm)  # Eq. (14)
+        return weigh(loss[:, 1:] - loss[:, :1], without, average, self.norm, task.trainable)  # Eq. (14)
 
-    def _start(self, client: Client, down: Down, w: Tensor) -> Tensor:
+    def _start(self, task: Task, client: Client, down: Down, w: Tensor) -> Tensor:
         """[n, P]: where the client's training begins; its own last model while there is nothing to average."""
         if not down.averages.shape[1]:
             return client.theta
@@ -114,7 +121,9 @@ class FedFomoMA(FomoServer[Client, Down]):
         share = mixing_weights(w)
         # avg + Σ w* (θ_n − avg) with θ_n − avg = (N − 1) (avg − avg_{−n}); the sum of w* is 0 or 1
         kept = 1 + (len(without) - 1) * share.sum(1, keepdim=True)
-        return weighted_sum([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+        mixed = weighted_sum([average, *without], torch.cat([kept, (1 - len(without)) * share], 1))
+        mixed[:, task.trainable.stop :] = average[:, task.trainable.stop :]
+        return mixed
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
         models = {"post_federate": self._combined(task, client, down, data), "post_train": client.theta}
@@ -123,10 +132,21 @@ class FedFomoMA(FomoServer[Client, Down]):
     def _combined(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         # The server's combination is ready; only the client's own needs the weights of this moment.
         w = self._weigh(task, down, data)[0] if self.combine == "client" else torch.zeros(len(data), 0)
-        return self._start(client, down, w)
+        return self._start(task, client, down, w)
 
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {"unusable_models": client.unusable.to(torch.float32)}
+
+
+def _means_of_others(rows: Tensor) -> Tensor:
+    """[n, N, S]: of rows [n, N, S] the mean of all but one, for each of them, by sums alone."""
+    count = rows.shape[1]
+    means = torch.zeros_like(rows)
+    for number in range(count):
+        for other in range(count):
+            if other != number:
+                means[:, number] += rows[:, other]
+    return means.div_(count - 1)
 
 
 def _mix_(row: Tensor, models: Tensor, whose: Tensor, share: Tensor) -> None:

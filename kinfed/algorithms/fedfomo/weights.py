@@ -35,11 +35,11 @@ def validation_or_train(data: Cohort) -> Split:
     )
 
 
-def weigh(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Eq. (3): w [n, m] float64, the gain [n, m] per distance of the candidates [n, P] from the base [n, P]; and how
-    many gains were not finite [n]. What is not finite, or at distance 0, weighs nothing."""
+def weigh(gain: Tensor, candidates: list[Tensor], base: Tensor, norm: Norm, trainable: slice) -> tuple[Tensor, Tensor]:
+    """Eq. (3): w [n, m] float64, the gain [n, m] per distance of the candidates [n, P] from the base [n, P] in the
+    trainable columns; and how many gains were not finite [n]. What is not finite, or at distance 0, weighs nothing."""
     finite = torch.isfinite(gain)
-    distance = _distances(candidates, base, norm).cpu()
+    distance = _distances([rows[:, trainable] for rows in candidates], base[:, trainable], norm).cpu()
     usable = finite & (distance >= TINY)
     return torch.where(usable, gain / distance.clamp_min(TINY), 0.0), (~finite).sum(1)
 

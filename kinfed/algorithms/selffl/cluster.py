@@ -14,7 +14,8 @@ Groups are those of the population (device types); without any, or with `cluster
 log s_m, anew every `recluster_every` rounds. They are numbered from least to most uncertain, and a number keeps its
 representative. Clients of unknown variance belong to the largest group until the next time; with fewer distinct
 variances than clusters there are fewer clusters. With `groups="contexts"` they are found as CGPFL's contexts are, by
-k-means on the clients' last models, which the server then keeps; the nearest representatives keep their numbers.
+k-means on the clients' last models (their trainable parameters), which the server then keeps; the nearest
+representatives keep their numbers.
 
 Limits: a single cluster is (20) alone without smoothing (`selffl` with use_init and use_steps off); a cluster for each
 client is `selffl` where all take part, and with fewer it is `selffl` with a memory.
@@ -48,7 +49,7 @@ class Server(selffl.Server):
     group: Tensor  # [K] int64  cluster of each client
     rep: Tensor  # [G, P]  representatives
     seen: Tensor  # [G] bool  that there is one
-    last: Tensor  # [K, P]  last model of each client with groups="contexts"; else [0, P]
+    last: Tensor  # [K, T]  last trainable parameters of each client with groups="contexts"; else [0, T]
     age: Tensor  # [] int64  aggregations since clusters were found
 
 
@@ -97,7 +98,7 @@ class SelfFLCluster(SelfFLClients):
             group,
             theta.new_zeros(count, len(theta)),
             torch.zeros(count, dtype=torch.bool),
-            theta.new_zeros(clients if self.groups == "contexts" else 0, len(theta)),
+            theta.new_zeros(clients if self.groups == "contexts" else 0, len(theta[task.trainable])),
             torch.tensor(0),
         )
 
@@ -113,15 +114,15 @@ class SelfFLCluster(SelfFLClients):
         server = server.clone()
         server.s[ids] = up.s.to(server.s)
         if self.groups == "contexts":
-            server.last[ids] = server.theta + up.delta
+            server.last[ids] = (server.theta + up.delta)[:, round.trainable]
         for c in sorted(set(server.group[ids].tolist())):
             rows = (server.group[ids] == c).nonzero().squeeze(1)
             delta = take_rows(up.delta, rows)
-            spread = self.variance_between(delta, torch.zeros_like(server.s0))
+            spread = self.variance_between(delta[:, round.trainable], torch.zeros_like(server.s0))
             server.rep[c] = server.theta + weighted_mean(delta, self.client_weights(server.s[ids[rows]], spread))
             server.seen[c] = True
         delta = server.rep[server.seen] - server.theta
-        server.s0 = self.variance_between(delta, server.s0)
+        server.s0 = self.variance_between(delta[:, round.trainable], server.s0)
         step = weighted_mean(delta, self.client_weights(self.cluster_variance(server)[server.seen], server.s0))
         server.theta = server.theta + self.smoothing_weight(round.population.participation) * step
         server.age = server.age + 1
@@ -156,7 +157,7 @@ class SelfFLCluster(SelfFLClients):
         label = k_means(coordinates(uploads), len(server.rep), seed).label
         if int(label.max()) >= len(present):
             return label
-        x = coordinates(uploads, server.rep[present])
+        x = coordinates(uploads, server.rep[present, : uploads.shape[1]])
         return present.cpu()[match_labels(label, x[: len(uploads)], x[len(uploads) :])]
 
     def similar_variances(self, server: Server, known: Tensor, seed: int) -> Tensor:

@@ -24,6 +24,8 @@ Deviations, each because the text leaves no other way or contradicts itself:
   * w_m/S in (18) is capped at `r_max`: with few active clients the printed rule extrapolates and diverges.
   * η/(B s_m) ≥ 1 leaves (19) without a solution; its continuous extension is the least number of steps, 1.
   * The gradient of a batch is its mean, as everywhere here; Algorithm 1 writes a sum with the same learning rate.
+  * All variances are those of trainable parameters. Running statistics (of BatchNorm, say) are averaged with the same
+    weights (20), but (18) extrapolates, which a variance does not survive: there they are those of θ.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Server(Tree):
 @dataclass
 class Client(Tree):
     theta: Tensor  # [n, P]  θ_m
-    mean: Tensor  # [n, P]  of its models so far
+    mean: Tensor  # [n, T]  of the trainable parameters of its models so far
     m2: Tensor  # [n] float64  Σ ‖θ_m − mean‖² over them
     rounds: Tensor  # [n] int64  how many: the client's own clock
     last: Tensor  # [n, 3] float64  ρ, l_m before rounding and cap, steps taken in its last round: for the report
@@ -118,7 +120,7 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
         n, start = len(data), task.init(data.seed)
         return Client(
             start.expand(n, -1),
-            torch.zeros_like(start).expand(n, -1),
+            torch.zeros_like(start[task.trainable]).expand(n, -1),
             torch.zeros(n, dtype=torch.float64),
             torch.zeros(n, dtype=torch.int64),
             torch.tensor([UNKNOWN, UNKNOWN, 0.0], dtype=torch.float64).expand(n, -1),
@@ -136,9 +138,10 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
         if self.use_init:
             own = client.theta if client.optimum is None else client.optimum
             start = start_of(down.theta, own, plan.ratio)  # (18), (24)
+            start[:, task.trainable.stop :] = down.theta[:, task.trainable.stop :]
         theta = sgd(task, start, data.train.batches(self.local_training, plan.steps))
         optimum = self.find_optimum(task, theta, data)
-        models = past.add(theta if optimum is None else optimum)
+        models = past.add((theta if optimum is None else optimum)[:, task.trainable])
         s = self.variance(task, models, data).to(torch.float32)
         count = None if self.use_agg else data.train.count.to(torch.float32)
         return (
@@ -221,7 +224,7 @@ class SelfFL(SelfFLClients):
         s[ids] = up.s.cpu().to(torch.float64)
         s0 = server.s0.cpu()
         if self.uses_variances and not self.known_variances:
-            s0 = self.variance_between(models, s0)  # (17), (25)
+            s0 = self.variance_between(models[:, round.trainable], s0)  # (17), (25)
         weight = self.client_weights(s[ids], s0) if up.count is None else up.count
         step = weighted_mean(models, weight)  # (20), (26)
         c = self.smoothing_weight(round.population.participation)
