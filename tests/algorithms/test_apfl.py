@@ -57,8 +57,7 @@ def test_weight_decay_is_part_of_both_losses() -> None:
             alpha = float(state(loop, 1, "alpha"))
             mixed = alpha * v + (1 - alpha) * w
             g = gradient(loop, 1, mixed) + kappa * mixed
-            alpha = min(max(alpha - LR * float(g @ (v - w)), 0.0), 1.0)
-            v = v - LR * alpha * g
+            v, alpha = v - LR * alpha * g, min(max(alpha - LR * float(g @ (v - w)), 0.0), 1.0)
             wanted = mean([w - LR * (gradient(loop, m, w) + kappa * w) for m in range(3)])
             loop.round()
             close(server(loop), wanted)

@@ -53,15 +53,15 @@ def test_rounds_by_plain_torch() -> None:
 
 
 @pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
-def test_own_biases_alone_leave_the_rest_to_fedavg(training: LocalTraining) -> None:
-    """One client with any layers of its own is FedAvg with one client, bit for bit."""
+def test_of_one_client_it_is_fedavg(training: LocalTraining) -> None:
+    """Up to rounding, w + (u − w), of what travels."""
     found = []
     for method in (FedBN(training), FedAvg(training)):
         with by_hand(method, sizes=(7,), model=normalized_model) as loop:
             for _ in range(3):
                 loop.round()
             found.append(models(loop))
-    assert torch.equal(found[0], found[1])
+    close(found[0], found[1], 1e-5)
 
 
 def test_all_layers_but_one_own() -> None:

@@ -218,7 +218,8 @@ def test_statistics_outside_the_mask_stay() -> None:
 
 def test_weight_decay_of_a_mixture_leaves_statistics_alone() -> None:
     mixture = MixtureTask(task(), 2)
-    rows = mixture_rows(torch.stack([task().init(SEED, k) for k in range(2)])[None], torch.tensor([[0.5, 0.5]]))
+    components = torch.stack([task().init(SEED, k) + 0.1 for k in range(2)])  # nothing is 0, which decay would not show
+    rows = mixture_rows(components[None], torch.tensor([[0.5, 0.5]]))
     split = tiny_federation((9,)).cohort(torch.arange(1), SEED, 1).train
     decayed = sgd(mixture, rows, split.batches(HARSH), mask=mixture.mask(HARSH))
     plain = sgd(mixture, rows, split.batches(ALONE), mask=mixture.mask(ALONE))
