@@ -112,6 +112,24 @@ def test_a_deployment_gives_the_models_of_a_simulation(tmp_path: Path, method: s
     assert result["personal"]["accuracy"] == pytest.approx(right)
 
 
+KEPT: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "betas": "0.8,0.99", "optimizer_state": "kept"}
+
+
+def test_moments_of_local_optimizers_stay_in_the_vaults(tmp_path: Path) -> None:
+    net = make(tmp_path, participation=0.67, rounds=4, **KEPT)
+    run(net)
+    loop = simulated(net)
+    torch.testing.assert_close(models(net), expected(loop), rtol=0, atol=1e-6)
+    simulation = loop.pool.states()
+    steps = dict(zip(simulation["ids"].tolist(), simulation["moments.rows.1.steps"].tolist(), strict=True))
+    for number, config in enumerate(net.nodes_.values()):
+        (entry,) = Vault(config["vault"]).entries()
+        state = Vault(config["vault"]).entry(entry.run, entry.client).state(entry.round)
+        assert state is not None
+        assert state["optimizer/1.steps"].tolist() == [steps[number]]
+    assert not any("optimizer" in group or "moments" in group for one in net.messages for group in one.packet.groups)
+
+
 def test_only_some_clients_take_part_in_a_round(tmp_path: Path) -> None:
     net = make(tmp_path, participation=0.67, rounds=4)
     folder = run(net)
@@ -233,9 +251,10 @@ def test_a_second_answer_is_not_looked_at(tmp_path: Path) -> None:
     torch.testing.assert_close(models(net), without(net, "b", set()), rtol=0, atol=1e-6)
 
 
-def test_a_late_answer_is_dropped_and_the_node_goes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, KEPT])
+def test_a_late_answer_is_dropped_and_the_node_goes_back(tmp_path: Path, settings: dict[str, Any]) -> None:
     """The node has trained round 2 and kept its state; the server never counted it."""
-    net = make(tmp_path)
+    net = make(tmp_path, **settings)
 
     def late(name: str, question: Sent, answer: Packet) -> Packet:
         slow = question.kind == "train" and name == "c" and question.packet.header["round"] == 2
