@@ -52,12 +52,12 @@ def sgd(
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if training.momentum else None
-    positions = torch.arange(len(x))
     trained = [slice(None)] if mask is None else runs(mask)
     for rows, batch in batches.reusing_memory():
         now = x[rows]
-        # A task's own: it may even be `now` itself, so it is not changed in place.
-        g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
+        # A task's own: it may even be `now` itself, so it is not changed in place. The rows of a cut are those of
+        # `now`: step counts fall, so the clients that still train are the first ones.
+        g = task.training_grad(now, batch, cut)
         if pull is not None:
             lam = take_if_tensor(pull[0], rows)
             g = g + (lam[:, None] if isinstance(lam, Tensor) else lam) * (now - pull[1][rows])
