@@ -64,14 +64,14 @@ def sgd(
     x = theta.clone(memory_format=torch.contiguous_format)
     columns = [slice(0, trainable)] if mask is None else runs(mask[:trainable])
     fixed = [] if mask is None else [_shifted(block, trainable) for block in runs(mask[trainable:] == 0)]
-    positions = torch.arange(len(x))
     optimizer, largest = make_optimizer(training, columns, x), training.largest_gradient
     with _remembering(optimizer, batches):
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             now = x[rows]
-            # A task's own: it may even be `now` itself, so it is not changed in place.
-            g = task.training_grad(now, batch, on_rows(cut, positions[rows]))
+            # A task's own: it may even be `now` itself, so it is not changed in place. The rows of a cut are those of
+            # `now`: step counts fall, so the clients that still train are the first ones.
+            g = task.training_grad(now, batch, cut)
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
             pieces = [_with_terms(g[:, block], now[:, block], block, rows, pull, drift) for block in columns]
