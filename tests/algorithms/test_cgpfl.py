@@ -78,6 +78,7 @@ def server_of(omega: Any, context: Any, **more: Any) -> Server:
         last=more.get("last", torch.zeros(0, omega.shape[1])),
         moved=torch.tensor(0),
         spread=zero,
+        distances=torch.zeros(len(omega), len(omega), dtype=torch.float64),
         choice=Choice(empty, empty, empty, zero),
     )
 

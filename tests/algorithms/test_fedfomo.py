@@ -137,7 +137,7 @@ def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() 
     client, up = updated(FedFomo(training=STEP, models=3), state([0.0], [1.0]), sent(1e30, 5.0), [2.0, 4.0])
     torch.testing.assert_close(up.w, torch.tensor([[2.5, 0.0, 0.5]]))
     assert client.unusable.tolist() == [1]
-    w, unusable = weigh(torch.tensor([[torch.nan, 1.0]]), [torch.ones(1, 2)] * 2, torch.zeros(1, 2), "l1")
+    w, unusable = weigh(torch.tensor([[torch.nan, 1.0]]), [torch.ones(1, 2)] * 2, torch.zeros(1, 2), "l1", slice(0, 2))
     assert w.tolist() == [[0.0, 0.5]]
     assert unusable.tolist() == [1]
 
@@ -145,7 +145,7 @@ def test_a_model_with_a_loss_that_is_not_finite_weighs_nothing_and_is_counted() 
 def test_a_model_at_the_same_place_weighs_nothing_whatever_its_loss_seems_to_be() -> None:
     """Equal models have equal losses up to rounding; a distance of zero must not blow the rounding up."""
     base = torch.ones(1, 2)
-    w, _ = weigh(torch.tensor([[1e-7, 1e-7]], dtype=torch.float64), [base.clone(), base + 1], base, "l1")
+    w, _ = weigh(torch.tensor([[1e-7, 1e-7]], dtype=torch.float64), [base.clone(), base + 1], base, "l1", slice(None))
     assert w.tolist() == [[0.0, pytest.approx(5e-8)]]
 
 
@@ -490,11 +490,12 @@ def test_the_client_forms_the_same_combination_from_averages() -> None:
     recovered = 4 * down.averages[:, :1] - 3 * down.averages[:, 1:]
     torch.testing.assert_close(recovered[0], theta)
     federation, _ = numbers([[0.0]], [[0.0]])
-    client = method.init_client(GaussianTask(torch.ones(1), 1.0, 5), federation.cohort(torch.tensor([0]), 0, 1))
+    task = GaussianTask(torch.ones(1), 1.0, 5)
+    client = method.init_client(task, federation.cohort(torch.tensor([0]), 0, 1))
     client = replace(client, seen=torch.tensor([True]))
     w = torch.tensor([[0.5, -1.0, 1.5, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(method._start(client, down, w)[0], 0.25 * theta[0] + 0.75 * theta[2])
-    nothing = method._start(client, down, -w.abs())
+    torch.testing.assert_close(method._start(task, client, down, w)[0], 0.25 * theta[0] + 0.75 * theta[2])
+    nothing = method._start(task, client, down, -w.abs())
     torch.testing.assert_close(nothing[0], theta.mean(0))
 
 
