@@ -42,7 +42,7 @@ def behind() -> slice:
 
 # Options that extrapolate, move far, or pull hard: what would carry a variance below zero if it could.
 AGGRESSIVE: list[tuple[str, dict[str, Any]]] = [
-    ("fedavgm", {"server_lr": 2.0, "nesterov": True}),
+    ("fedavgm", {"server_lr": 2.0, "server_nesterov": True}),
     ("fedadam", {"server_lr": 1.0}),
     ("pfedme", {"beta": 3.0, "lr": 0.05, "lam": 20.0}),
     ("cgpfl", {"contexts": 2, "lr": 0.05, "lam": 20.0}),
@@ -101,7 +101,7 @@ def test_after_one_pass_statistics_are_those_of_plain_torch(name: str, options: 
 
 @pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad", "momentum"])
 def test_server_optimizers_leave_statistics_to_the_mean(optimizer: Any) -> None:
-    method = FedOpt(optimizer=optimizer, server_lr=3.0)
+    method = FedOpt(server_optimizer=optimizer, server_lr=3.0)
     population = tiny_federation((2, 2)).population(SEED)
     now = method.init_server(task(), population)
     delta = torch.linspace(-1, 1, 2 * task().num_params).reshape(2, -1)
