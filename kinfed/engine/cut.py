@@ -19,6 +19,7 @@ from kinfed.engine.linear import DenseStep, output_delta
 from kinfed.errors import ModelError
 
 Deltas = tuple[Tensor | None, Tensor | None]  # (dz, dφ); None keeps the cross-entropy's dz, or adds nothing at φ
+KEEP: Deltas = (None, None)
 RowCut = Callable[[Tensor, Tensor], Deltas]  # the same for one row: φ [B, d_f], z [B, C]
 CutLoss = Callable[[Tensor, Tensor, Batch, Tensor], Tensor]  # (φ, z, batch, rows) to [n]
 

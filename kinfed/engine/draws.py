@@ -10,6 +10,7 @@ caught where torch dispatches them, also inside LSTM and attention.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
@@ -32,8 +33,7 @@ class Draws:
 
     def begin(self, batch: Batch, row: int) -> None:
         """The draws that follow are those of a training step on this row of the batch."""
-        purpose = int(rng.root(batch.seed, f"draws-{batch.stream}"))
-        self._key = rng.fold_number(purpose, batch.round, int(batch.ids[row]), batch.step)
+        self._key = rng.fold_number(_purpose(batch.seed, batch.stream), batch.round, int(batch.ids[row]), batch.step)
         self._count = 0
 
     def next(self) -> torch.Generator:
@@ -43,6 +43,11 @@ class Draws:
         self._generator.manual_seed(rng.fold_number(self._key, self._count))
         self._count += 1
         return self._generator
+
+
+@lru_cache(maxsize=64)
+def _purpose(seed: int, stream: str) -> int:
+    return int(rng.root(seed, f"draws-{stream}"))
 
 
 def prepare_dropout(module: nn.Module, draws: Draws) -> None:

@@ -108,9 +108,10 @@ class FrozenPrefix:
             raw[index[0] : index[-1] + 1] = h
         return Features(raw, device=features.device)
 
-    def upper_task(self, *, backend: str = "auto") -> ModuleTask:
-        """The task of what lies above, on activations in the place of examples."""
-        return upper_task(self.task, self._above, self.cut.upper_layers(self.task.module), backend)
+    def upper_task(self, activations: Features, *, backend: str = "auto", batch: int | None = None) -> ModuleTask:
+        """The task of what lies above, on `activations` in the place of examples, `batch` of them in a step."""
+        layers, example = self.cut.upper_layers(self.task.module), activations.raw[:1]
+        return upper_task(self.task, self._above, layers, backend=backend, example=example, batch=batch)
 
     def _above(self, module: nn.Module) -> nn.Module:
         """`module`, with a forward pass that begins at the activations."""

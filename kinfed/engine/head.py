@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from kinfed.engine.client_linear import ClientLinear
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.linear import Dense
 from kinfed.errors import ModelError
@@ -96,7 +97,7 @@ def find_head(module: nn.Module, slots: Sequence[ParameterSlot], name: str | Non
 def _linears(module: nn.Module) -> dict[str, nn.Linear]:
     """In the order of declaration; one that is used in two places is named for the last."""
     every = module.named_modules(remove_duplicate=False)
-    return {name: child for name, child in every if type(child) is nn.Linear}
+    return {name: child for name, child in every if type(child) in (nn.Linear, ClientLinear)}
 
 
 def _slot_of(module: nn.Module, slots: Sequence[ParameterSlot], parameter: Tensor) -> ParameterSlot | None:
@@ -116,7 +117,7 @@ class HeadProbe:
         self._last: tuple[nn.Module, Any, Tensor] | None = None  # the last layer that ran, its input and its output
 
     def __enter__(self) -> Self:
-        linears = [child for child in self._module.modules() if type(child) is nn.Linear]
+        linears = [child for child in self._module.modules() if type(child) in (nn.Linear, ClientLinear)]
         self._hooks = [layer.register_forward_hook(self._see, with_kwargs=True) for layer in linears]
         return self
 

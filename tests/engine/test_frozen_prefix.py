@@ -62,7 +62,7 @@ def test_gradients_steps_and_models_are_those_of_the_whole(make_batch: MakeBatch
     prefix = frozen_prefix(task, batch.x[0])
     assert prefix is not None
     assert prefix.cut == cut
-    above = prefix.upper_task()
+    above = prefix.upper_task(prefix.activations(Features(batch.x[0])))
     assert above.backend == backend
     assert above.slots == task.slots
     assert above.constants_digest() == task.constants_digest()

@@ -86,7 +86,7 @@ def starts(task: Task, n: int) -> Tensor:
 
 def plain_module(task: ModuleTask, row: Tensor) -> nn.Module:
     """The module with the numbers of a row, filled in by hand in the order of its parameters."""
-    module = task._build()
+    module = task.build()
     position = 0
     with torch.no_grad():
         for parameter in module.parameters():
@@ -355,7 +355,7 @@ def test_rows_and_modules_hold_the_same_numbers(name: str) -> None:
     row = task.init(3)
     assert row.shape == (task.num_params,)
     assert torch.equal(task.flatten(task.unflatten(row)), row)
-    module = task._build()
+    module = task.build()
     module.load_state_dict(task.state_dict(row))
     assert torch.equal(task.flatten(dict(module.named_parameters())), row)
     ready = task.module_of(row)
@@ -564,7 +564,7 @@ def test_dense_chains_are_stacked_and_convolutions_go_row_by_row() -> None:
 
 
 def test_paths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ModelError, match="auto, stacked, rows, vmap; got 'fast'"):
+    with pytest.raises(ModelError, match="auto, stacked, rows, batched, vmap; got 'fast'"):
         make_task(tanh_net, backend="fast")
     with pytest.raises(ModelError, match="the stacked path takes chains"):
         make_task(CONVOLUTIONAL["cnn_small"][0], backend="stacked")

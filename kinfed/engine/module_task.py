@@ -1,0 +1,178 @@
+"""A task around a torch module: its rows, starts, exported models, and a working copy of it for every thread."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.core import rng
+from kinfed.engine.base import Task
+from kinfed.engine.draws import drops
+from kinfed.engine.head import Head, find_head
+from kinfed.engine.layout import RowLayout, freeze, norm_layers
+from kinfed.engine.module_checks import check_module
+from kinfed.engine.working_copy import WorkingCopy
+from kinfed.errors import ModelError
+
+Build = Callable[[], nn.Module]
+
+
+class ModuleTask(Task):
+    """A classification task around a torch module: kinfed.engine.layout says what of it is in the row."""
+
+    def __init__(
+        self,
+        build: Build,
+        device: torch.device | str = "cpu",
+        *,
+        module: nn.Module | None = None,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        """`module` is one that `build` made and `check_module` accepted, where there is one already; `frozen` are
+        patterns of parameters that are not trained, besides those that the module itself has frozen."""
+        self.device = torch.device(device)
+        self.build = build
+        self.module = (checked_module(build, frozen) if module is None else module).to(self.device).train()
+        self._per_thread = threading.local()
+        self.layout = RowLayout.of(self.module)
+        self.slots = self.layout.slots
+        self.num_params = self.layout.num_params
+        self.start: Tensor | None = None  # [P] in place of the random first start; see `starting_at`
+        self._random_starts: dict[int, Tensor] = {}  # the first one by seed: all clients of a method ask for it
+        self._whole: nn.Module | None = None  # of which `module` is the upper part; see `as_part_of`
+        self._head: Head | None = None  # once it was asked for, or named
+
+    def starting_at(self, start: Tensor | None) -> Self:
+        """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.
+        This task is left as it is, and shares its module with the new one."""
+        if start is not None and start.shape != (self.num_params,):
+            raise ModelError(f"a start has {self.num_params} parameters; got shape {list(start.shape)}")
+        task = copy.copy(self)
+        task.start = None if start is None else start.detach().clone()
+        return task
+
+    def as_part_of(self, whole: ModuleTask) -> Self:
+        """The same task, whose rows are exported as models of `whole`: its module is the upper part of that one."""
+        task = self.starting_at(whole.start)
+        task._whole = whole.module
+        return task
+
+    @property
+    def head(self) -> Head:
+        """The last nn.Linear that the module declares, or the one of `with_head`."""
+        if self._head is None:
+            self._head = find_head(self.module, self.slots)
+        return self._head
+
+    def with_head(self, name: str) -> Self:
+        """The same task with that layer as its head, where the order of declaration is not that of the forward pass.
+        This task is left as it is, and shares its module with the new one."""
+        task = copy.copy(self)
+        task._head = find_head(self.module, self.slots, name)
+        return task
+
+    def init(self, seed: int, number: int = 0) -> Tensor:
+        # Callers get a copy: one that trains it in place must not move the start of the methods after it.
+        if number == 0 and self.start is not None:
+            return self.start.clone()
+        if number == 0 and seed in self._random_starts:
+            return self._random_starts[seed].clone()
+        module = build_seeded(self.build, rng.numpy_seed(rng.fold(rng.root(seed, "model-init"), number)))
+        start = self.flatten(module.state_dict()).to(self.device)
+        if number == 0:
+            self._random_starts[seed] = start.clone()
+        return start
+
+    def flatten(self, state: Mapping[str, Tensor]) -> Tensor:
+        """[P] from named parameters and statistics, such as a module's `state_dict`."""
+        return torch.cat([state[x.name].detach().reshape(-1).to(torch.float32) for x in self.slots])
+
+    def unflatten(self, row: Tensor) -> dict[str, Tensor]:
+        """Named views of one row (or of rows [n, P], with a leading n)."""
+        return {x.name: row[..., x.start : x.stop].reshape((*row.shape[:-1], *x.shape)) for x in self.slots}
+
+    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
+        """What `module.load_state_dict` takes: parameters, under all their names where they are tied, and buffers."""
+        named = self.unflatten(row)
+        whole = self.module.state_dict(keep_vars=True)
+        in_row = {id(whole[name]): value for name, value in named.items()}
+        return {name: in_row.get(id(value), value).detach().clone() for name, value in whole.items()}
+
+    def module_of(self, row: Tensor) -> nn.Module:
+        """A ready module with the parameters of one row."""
+        module = copy.deepcopy(self.module if self._whole is None else self._whole)
+        module.load_state_dict(self.state_dict(row))
+        return module.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks travel to other processes; what belongs to a thread stays."""
+        return {name: value for name, value in self.__dict__.items() if name != "_per_thread"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._per_thread = threading.local()
+
+    def constants_digest(self) -> str:
+        """Of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
+        return self.layout.digest(self.module)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the row holds all of the module's state."""
+        return self.layout.is_plain(self.module)
+
+    def norm_layers(self) -> tuple[str, ...]:
+        """Normalization layers with columns of the row, by their type."""
+        layers = {slot.layer for slot in self.slots}
+        return tuple(name for name in norm_layers(self.module) if name in layers)
+
+    @property
+    def has_example_gradients(self) -> bool:
+        """Whether the gradient of a batch is a sum of gradients of single examples, each a function of that example
+        alone: nothing is normalized by the batch, and nothing is drawn at random."""
+        return not (self.layout.has_statistics or drops(self.module))
+
+    def _working_copy(self, *, training: bool) -> WorkingCopy:
+        # Rows are put in the place of a module's parameters while it runs, so every thread needs one of its own.
+        if not hasattr(self._per_thread, "copy"):
+            self._per_thread.copy = WorkingCopy(self.layout, self.module, self.device)
+        working: WorkingCopy = self._per_thread.copy
+        working.set_mode(training)
+        return working
+
+
+@contextmanager
+def example_shape_in_errors(shape: torch.Size, hint: str = "") -> Iterator[None]:
+    """An error of torch inside says on which examples the model failed, and what to try."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"the model fails on examples of shape {list(shape)}: {reason}{hint}") from error
+
+
+_GLOBAL_RNG_LOCK = threading.Lock()
+
+
+def build_seeded(build: Build, seed: int) -> nn.Module:
+    """A module with the random numbers of `seed`. Layers draw them from torch's global generator, which is left as
+    it was; the lock keeps threads that start clients at the same time from drawing each other's."""
+    with _GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
+    """A module to train, with the random numbers of seed 0, in which `frozen` patterns are."""
+    module = build_seeded(build, 0)
+    freeze(module, frozen)
+    check_module(module)
+    return module

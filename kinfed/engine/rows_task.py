@@ -1,0 +1,172 @@
+"""Gradients of one client after the other: by hand for chains of convolutions, by autograd for any other module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data.batches import Batch
+from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
+from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
+from kinfed.engine.descent import Pull
+from kinfed.engine.draws import KeyedDraws
+from kinfed.engine.head import HeadProbe
+from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.engine.working_copy import WorkingCopy
+
+MEMORY_BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins
+
+
+class RowsTask(ModuleTask):
+    backend = "rows"
+    one_row_at_a_time = True
+
+    def __init__(
+        self,
+        build: Build,
+        device: torch.device | str = "cpu",
+        *,
+        module: nn.Module | None = None,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(build, device, module=module, frozen=frozen)
+        # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
+        # the usual one: their forward may call view(), which the other layout does not allow.
+        self._channels_last = all(
+            type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
+        )
+        self._catches_draws: bool | None = None  # whether operations draw, besides Dropout layers; None: not seen yet
+        self.net = ConvolutionalNet.from_module(self.module) if self.is_plain else None
+        self._trained = [slot for slot in self.slots if slot.trainable]
+        self._has_dropout = any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules())
+
+    def _forward(self, working: WorkingCopy, x: Tensor) -> Tensor:
+        """The output for x [B, ...] of the row to which the working copy is bound."""
+        if self._channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with example_shape_in_errors(x.shape[1:]):
+            z: Tensor = working.module(x)
+        return z
+
+    def _training_forward(self, working: WorkingCopy, x: Tensor, batch: Batch, i: int) -> tuple[Tensor, bool]:
+        """The output of a training forward, with the draws of row i, and whether operations drew."""
+        working.draws.begin(batch, i)
+        if self._catches_draws is False:
+            return self._forward(working, x), False
+        with KeyedDraws(working.draws) as mode:
+            z = self._forward(working, x)
+        return z, bool(mode.operations)
+
+    def _row_grads(
+        self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None
+    ) -> Iterable[tuple[ParameterSlot, Tensor]]:
+        """The gradient of each trainable parameter at `row` [P], on row i of the batch; `moving`: the row's running
+        statistics move in place. A cut sees the examples that the model sees."""
+        x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
+        if self.layout.has_statistics or self.draws_randomly is not False:
+            # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
+            # example gets without padding, too: products of torch go by them, to the last bit.
+            present = weight > 0
+            if len(y) == 1 or not bool(present.all()):
+                x, y, weight = x[present], y[present], weight[present]
+        if not len(y):
+            return [(slot, row.new_zeros(slot.shape)) for slot in self._trained]
+        working = self._working_copy(training=True)
+        # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains
+        # alone begins at such a boundary, as all memory of torch; so must a row among others.
+        working.bind(row if row.data_ptr() % MEMORY_BOUNDARY == 0 else row.clone(), moving=moving)
+        first = self._catches_draws is None
+        with torch.enable_grad():
+            with nullcontext() if cut is None else HeadProbe(working.module, self.head.name) as probe:
+                z, drew = self._training_forward(working, x, batch, i)
+            loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+            phi, deltas = z, KEEP
+            if cut is not None and probe is not None:
+                phi = probe.features(z)
+                deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
+            with KeyedDraws(None) if first else nullcontext():
+                grads = pulled_back(loss, phi, z, deltas, working.leaves)
+        if moving:
+            working.store_statistics(row)
+        self._catches_draws = drew
+        return zip(self._trained, grads, strict=True)
+
+    @property
+    def draws_randomly(self) -> bool | None:
+        """Whether training draws random numbers; None as long as no training step has shown it."""
+        if self._has_dropout:
+            return True
+        return False if self.net is not None else self._catches_draws
+
+    @property
+    def has_example_gradients(self) -> bool:
+        return super().has_example_gradients and not self.draws_randomly
+
+    def _add_gradient(
+        self, net: ConvolutionalNet, i: int, theta: Tensor, batch: Batch, target: GradientTarget, cut: Cut | None
+    ) -> None:
+        examples = batch.x[i], batch.y[i], batch.weight[i]
+        with example_shape_in_errors(batch.x.shape[2:]):
+            net.add_gradient(theta[i], *examples, target, None if cut is None else of_row(cut, batch, i, *examples))
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self._grad(theta, batch, cut, moving=False)
+
+    def training_grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self._grad(theta, batch, cut, moving=True)
+
+    def _grad(self, theta: Tensor, batch: Batch, cut: Cut | None, *, moving: bool) -> Tensor:
+        if self.net is not None:
+            out = torch.zeros_like(theta, memory_format=torch.contiguous_format)
+            for i in range(len(theta)):
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(out[i], 1.0), cut)
+            return out
+        out = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        out[:, self.trainable.stop :] = 0.0
+        for i in range(len(theta)):
+            for slot, g in self._row_grads(theta[i], batch, i, moving=moving, cut=cut):
+                out[i, slot.start : slot.stop] = g.reshape(-1)
+        return out
+
+    @torch.no_grad()
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        working = self._working_copy(training=False)
+        out = []
+        for row, examples in zip(theta.unbind(), x.unbind(), strict=True):
+            working.bind(row, moving=False)
+            out.append(self._forward(working, examples))
+        return torch.stack(out)
+
+    @torch.no_grad()
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        working = self._working_copy(training=False)
+        features, outputs = [], []
+        for row, examples in zip(theta.unbind(), x.unbind(), strict=True):
+            working.bind(row, moving=False)
+            with HeadProbe(working.module, self.head.name) as probe:
+                z = self._forward(working, examples)
+            features.append(probe.features(z))
+            outputs.append(z)
+        return torch.stack(features), torch.stack(outputs)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        for i in range(len(theta)):
+            rate = float(lr[i]) if isinstance(lr, Tensor) else lr
+            center, amount = None, 0.0
+            if pull is not None:
+                lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
+                center, amount = pull[1][i], rate * lam
+            if self.net is not None:
+                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount), cut)
+                continue
+            grads = self._row_grads(theta[i], batch, i, moving=True, cut=cut)
+            if center is not None:
+                theta[i, self.trainable].lerp_(center[self.trainable], amount)
+            for slot, g in grads:
+                theta[i, slot.start : slot.stop].view(slot.shape).add_(g, alpha=-rate)

@@ -1,0 +1,78 @@
+"""Gradients of many clients at once, by hand: dense layers and LSTM."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.data.batches import Batch
+from kinfed.engine.cut import Cut
+from kinfed.engine.dense import FeedForwardNet
+from kinfed.engine.descent import Descent, Pull
+from kinfed.engine.lstm import RecurrentNet
+from kinfed.engine.module_task import Build, ModuleTask
+from kinfed.engine.stacked_net import StackedNet
+from kinfed.errors import ModelError
+
+
+class StackedTask(ModuleTask):
+    backend = "stacked"
+
+    def __init__(
+        self,
+        build: Build,
+        device: torch.device | str = "cpu",
+        *,
+        module: nn.Module | None = None,
+        frozen: tuple[str, ...] = (),
+        net: StackedNet | None = None,
+    ) -> None:
+        """`net` is that of the module, where there is one already."""
+        super().__init__(build, device, module=module, frozen=frozen)
+        net = net or (stacked_net(self.module) if self.is_plain else None)
+        if net is None:
+            raise ModelError(
+                "the stacked path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
+            )
+        self.net = net
+
+    def with_head(self, name: str) -> Self:
+        task = super().with_head(name)
+        if task.head.dense != self.head.dense:
+            raise ModelError(f"the model's output is that of layer {self.head.name!r}, not of {name!r}")
+        return task
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net.cut(theta, x)
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        return self.net.grad(theta, batch, cut)
+
+    def descend_(
+        self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
+    ) -> None:
+        self.net.descend_(theta, batch, lr, pull, cut)
+
+    def descent(
+        self,
+        theta: Tensor,
+        steps: int,
+        pull: Pull | None = None,
+        drift: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> Descent:
+        return self.net.descent(theta, steps, pull, drift, cut)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self.net.logits(theta, x)
+
+    def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        norms = self.net.example_norms(theta, batch, cut)
+        return super().example_norms(theta, batch, cut) if norms is None else norms
+
+
+def stacked_net(module: nn.Module) -> StackedNet | None:
+    """The hand-written network of many clients at once, where there is one for this module."""
+    return FeedForwardNet.from_module(module) or RecurrentNet.from_module(module)

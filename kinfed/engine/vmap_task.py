@@ -1,0 +1,84 @@
+"""Gradients of many clients at once by torch.func, for small modules of any kind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from kinfed.data.batches import Batch
+from kinfed.engine.cut import Cut, answer, pulled_back
+from kinfed.engine.draws import drops
+from kinfed.engine.head import HeadProbe
+from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.errors import ModelError
+
+_HINT = '; if it works for one client alone, choose backend="rows"'
+
+
+class VmapTask(ModuleTask):
+    """Neither running statistics nor random operations: a chunk of clients would share what each has its own."""
+
+    backend = "vmap"
+
+    def __init__(
+        self,
+        build: Build,
+        device: torch.device | str = "cpu",
+        *,
+        module: nn.Module | None = None,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(build, device, module=module, frozen=frozen)
+        if self.layout.has_statistics or drops(self.module):
+            raise ModelError(
+                'the vmap path takes no models with running statistics or dropout; use backend="rows" or "auto"'
+            )
+
+    def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        z = self._call(self.unflatten(row), x, training=True)
+        return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+
+    def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
+        if cut is not None:
+            return self._cut_grad(theta, batch, cut)
+        out: Tensor = vmap(grad(self._loss))(theta, batch.x, batch.y, batch.weight)
+        return out
+
+    def _cut_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        phi, z = self._cut_call(self.unflatten(row), x, training=True)
+        return phi, z, (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+
+    def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            phi, z, loss = vmap(self._cut_loss)(leaf, batch.x, batch.y, batch.weight)
+            deltas = answer(cut, phi.detach(), z.detach(), batch)
+            return pulled_back(loss.sum(), phi, z, deltas, [leaf])[0]
+
+    def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        def cut_row(row: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self._cut_call(self.unflatten(row), inputs, training=False)
+
+        with torch.no_grad():
+            phi, z = vmap(cut_row)(theta, x)
+        return phi, z
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = vmap(lambda row, inputs: self._call(self.unflatten(row), inputs, training=False))(theta, x)
+        return out
+
+    def _call(self, named: dict[str, Tensor], x: Tensor, *, training: bool) -> Tensor:
+        """The module's output for x [B, ...] with these parameters and statistics."""
+        with example_shape_in_errors(x.shape[1:], _HINT):
+            z: Tensor = functional_call(self._working_copy(training=training).module, named, (x,))
+        return z
+
+    def _probe(self, *, training: bool) -> HeadProbe:
+        return HeadProbe(self._working_copy(training=training).module, self.head.name)
+
+    def _cut_call(self, named: dict[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+        """The features and the output of `_call`."""
+        with self._probe(training=training) as probe:
+            z = self._call(named, x, training=training)
+        return probe.features(z), z

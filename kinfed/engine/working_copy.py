@@ -1,0 +1,62 @@
+"""A module that one thread calls with the values of rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.engine.draws import Draws, prepare_dropout
+from kinfed.engine.layout import RowLayout
+from kinfed.engine.running_norms import prepare_norms
+
+
+class WorkingCopy:
+    """Constants are shared with the task's module; what is in the row is this copy's own until rows are bound to it."""
+
+    def __init__(self, layout: RowLayout, module: nn.Module, device: torch.device) -> None:
+        self._layout = layout
+        self.module = layout.working_copy(module)
+        self.draws = Draws(device)
+        prepare_norms(self.module)
+        prepare_dropout(self.module, self.draws)
+        self._training: bool | None = None
+        named = dict(self.module.named_parameters())
+        self.leaves = [named[slot.name] for slot in layout.slots if slot.trainable]
+        self._statistics = [self._place_of(slot.name) for slot in layout.slots if not slot.trainable]
+        self._shapes = [slot.shape for slot in layout.slots]
+        self._sizes = [slot.stop - slot.start for slot in layout.slots]
+
+    def _place_of(self, name: str) -> tuple[dict[str, Tensor | None], str]:
+        owner, _, own = name.rpartition(".")
+        return self.module.get_submodule(owner)._buffers, own
+
+    def set_mode(self, training: bool) -> None:
+        if training is not self._training:
+            self._layout.set_mode(self.module, training=training)
+            self._training = training
+
+    def bind(self, row: Tensor, *, moving: bool) -> None:
+        """Let the module compute with the values of `row` [P], without copying them: many times as fast as
+        torch.func.functional_call. A forward pass changes the row's running statistics only if `moving`; otherwise it
+        gets copies of them."""
+        views = [piece.view(shape) for piece, shape in zip(self._pieces(row), self._shapes, strict=True)]
+        trained = len(self.leaves)
+        for leaf, view in zip(self.leaves, views[:trained], strict=True):
+            leaf.data = view
+        for (buffers, name), view in zip(self._statistics, views[trained:], strict=True):
+            buffers[name] = view if moving else view.clone()
+
+    def store_statistics(self, row: Tensor) -> None:
+        """Put running statistics where `row` [P] has them, if they are not there: a forward pass may replace them
+        instead of changing them in place, and the row it was bound to may be a copy."""
+        if not self._statistics:
+            return
+        for (buffers, name), place in zip(self._statistics, self._pieces(row)[len(self.leaves) :], strict=True):
+            value = buffers[name]
+            if value is not None and value.data_ptr() != place.data_ptr():
+                place.copy_(value.detach().reshape(-1))
+
+    def _pieces(self, row: Tensor) -> tuple[Tensor, ...]:
+        # Of `.data`: rows of one theta share a version counter, and threads that train them would mark each other's
+        # values as stale.
+        return torch.split(row.data, self._sizes)
