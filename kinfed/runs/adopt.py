@@ -30,6 +30,7 @@ from kinfed.algorithms import changes_data
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
+from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
@@ -140,6 +141,7 @@ def newcomer_from_table(
     )
 
 
+@one_thread()
 def adopt(
     folder: Path | str,
     newcomer: Federation,

@@ -12,13 +12,16 @@
 Two equal runs write equal bytes, except for wall-clock times (fields named seconds, or ..._seconds) and versions.
 The journal is appended to; every other file is replaced as a whole. To stay in step with checkpoints:
 
-    run.append_round(record); ...; run.sync(); checkpoints.save(...)           while running
-    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round)   when resuming
+    run.append_round(record); ...; run.sync(); checkpoints.save(..., run.journal_mark(...))    while running
+    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round, mark)             when resuming
+
+A mark is the number and the checksum of an algorithm's lines: lines that vanished or changed since are noticed.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -26,6 +29,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -58,6 +62,19 @@ class FolderInUse(StorageError):
     """Another process writes this run."""
 
 
+@dataclass
+class JournalMark:
+    """How many lines the journal has about one algorithm and seed, and the checksum of all of them in order."""
+
+    lines: int = 0
+    checksum: str = ""
+
+    def add(self, line: bytes) -> None:
+        """Each checksum covers the one before: a chain, in which no line can change, vanish or move."""
+        self.lines += 1
+        self.checksum = hashlib.sha256(self.checksum.encode() + line).hexdigest()
+
+
 class RunFolder:
     """Made by `open`, which takes the folder's lock until `close`:
 
@@ -71,6 +88,7 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
+        self._marks: dict[tuple[str, int], JournalMark] = {}  # by algorithm and seed
 
     # Opening and closing
 
@@ -186,13 +204,21 @@ class RunFolder:
         for field in ("algorithm", "seed", "round"):
             if field not in record:
                 raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
-        line = (storage.to_json(record) + "\n").encode()
+        line = storage.to_json(record).encode()
         path = self._rounds_path
         with storage.storage_errors("append to", path):
             if self._rounds is None:
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            _append(self._rounds, line)
+            _append(self._rounds, line + b"\n")
+        self._mark(record).add(line)
+
+    def journal_mark(self, algorithm: str, seed: int) -> dict[str, Any]:
+        """What a checkpoint says about the lines it relies on, and `rewind` compares."""
+        return asdict(self._marks.get((algorithm, seed), JournalMark()))
+
+    def _mark(self, record: Mapping[str, Any]) -> JournalMark:
+        return self._marks.setdefault((record["algorithm"], record["seed"]), JournalMark())
 
     def sync(self) -> None:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
@@ -202,10 +228,11 @@ class RunFolder:
                 os.fsync(self._rounds)
                 storage.sync_folder(self.path)
 
-    def rewind(self, algorithm: str, seed: int, round: int | None) -> None:
+    def rewind(self, algorithm: str, seed: int, round: int | None, mark: Mapping[str, Any] | None = None) -> None:
         """Forget what the journal says about this algorithm and seed after `round`, the checkpoint's.
 
-        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well.
+        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
+        must be what the checkpoint's `mark` says.
         """
         self._require_lock()
 
@@ -216,26 +243,34 @@ class RunFolder:
         if self._rounds is not None:
             os.close(self._rounds)
             self._rounds = None
-        remaining = self._rewrite_rounds(keep)
-        known = [record["round"] for record in remaining if round_key(record)[:2] == (algorithm, seed)]
-        if known and max(known) != round:
-            raise StorageError(
-                f"{self._rounds_path} ends at round {max(known)} of {algorithm} with seed {seed}, but there is a "
-                f"checkpoint of round {round}; restore the file, or choose another folder with --out"
+        remaining = JournalMark()
+        for line, record in read_journal(self._rounds_path):
+            if round_key(record)[:2] == (algorithm, seed) and keep(record):
+                remaining.add(line)
+        expected = JournalMark(**mark) if mark else JournalMark()
+        if remaining != expected:
+            change = (
+                f"{remaining.lines} lines of {expected.lines}"
+                if remaining.lines != expected.lines
+                else "lines that are not as they were written"
             )
+            raise StorageError(
+                f"{self._rounds_path} was changed after the checkpoint of round {round} of {algorithm} with seed "
+                f"{seed}: it has {change}; restore the file, or choose another folder with --out"
+            )
+        self._rewrite_rounds(keep)
+        self._marks[algorithm, seed] = remaining
 
     @property
     def _rounds_path(self) -> Path:
         return self.path / "rounds.jsonl"
 
-    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep some lines, byte for byte, and end with a line break; the file is left alone if that is its state."""
         path = self._rounds_path
-        lines = [(line, record) for line, record in read_journal(path) if keep(record)]
-        text = b"".join(line + b"\n" for line, _ in lines)
+        text = b"".join(line + b"\n" for line, record in read_journal(path) if keep(record))
         if path.exists() and path.read_bytes() != text:
             storage.write_atomically(path, text)
-        return [record for _, record in lines]
 
     # Files written as a whole
 

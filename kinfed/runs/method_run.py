@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kinfed.core.threads import one_thread
 from kinfed.engine.task import Score
 from kinfed.errors import KinfedError
 from kinfed.pools.base import Evaluation
@@ -103,6 +104,7 @@ class MethodRun:
                 raise Interrupted("stopped as asked; the last finished round is saved")
             yield report
 
+    @one_thread()
     def finish(self) -> MethodResult:
         """The result after the last round; models and the clients' lines are in the folder then."""
         evaluation = self._last_evaluation or self._evaluate(last=True)
@@ -135,10 +137,12 @@ class MethodRun:
         if self.folder is None:
             return
         snapshot = self.folder.checkpoints.latest(self._checkpoint)
-        if snapshot is not None:
-            self.loop.load(snapshot.round, snapshot.tensors)
-            self.totals = Totals(**snapshot.extra["totals"])
-        self.folder.rewind(self.label, self.seed, self.loop.completed)
+        if snapshot is None:
+            self.folder.rewind(self.label, self.seed, None)
+            return
+        self.loop.load(snapshot.round, snapshot.tensors)
+        self.totals = Totals(**snapshot.extra["totals"])
+        self.folder.rewind(self.label, self.seed, snapshot.round, snapshot.extra["journal"])
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
         if round == self.last_round:
@@ -149,11 +153,12 @@ class MethodRun:
     def _save(self) -> None:
         if self.folder is not None:
             self.folder.sync()
-            extra = {"totals": asdict(self.totals)}
+            extra = {"totals": asdict(self.totals), "journal": self.folder.journal_mark(self.label, self.seed)}
             self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
 
     # ---- evaluation and journal ----
 
+    @one_thread()
     def _journal(self, report: RoundReport) -> Metrics | None:
         """Evaluate where due and write the round's line; the metrics of the personal models."""
         last = report.round == self.last_round

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, RoundInfo, check_algorithm_settings
+from kinfed.core.threads import one_thread
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Population
 from kinfed.engine.task import Task
@@ -70,8 +71,10 @@ class Loop:
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
-        self.server: Tree = algorithm.init_server(task, self.population)
+        with one_thread():
+            self.server: Tree = algorithm.init_server(task, self.population)
 
+    @one_thread()
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
@@ -145,6 +148,7 @@ class Loop:
         for _ in range(count):
             yield self.round()
 
+    @one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""
         ids = torch.arange(self.population.num_clients)
@@ -181,6 +185,8 @@ class Loop:
         return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
+        if strange := [name for name in tensors if not name.startswith(_PARTS)]:
+            raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
         server = _below(tensors, "server.")
         if server.keys() != self.server.named().keys():
             raise CheckpointError(
@@ -191,6 +197,9 @@ class Loop:
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
         self.completed = completed
+
+
+_PARTS = ("server.", "clients.", "privacy.")  # of what a checkpoint holds
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

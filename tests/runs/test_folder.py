@@ -9,6 +9,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from kinfed.core.storage import to_json
 from kinfed.data.describe import describe
 from kinfed.errors import StorageError
 from kinfed.runs.compare import same_results, strip_times
-from kinfed.runs.folder import CLIENT_COLUMNS, RunFolder
+from kinfed.runs.folder import CLIENT_COLUMNS, JournalMark, RunFolder
 from kinfed.runs.run_files import RunFiles
 from kinfed.testing import tiny_federation
 
@@ -37,6 +39,14 @@ def opened(path: Path, config: dict[str, Any] = CONFIG, fingerprint: str = "mine
 def record(algorithm: str, seed: int, round: int, seconds: float = 0.0) -> dict[str, Any]:
     metrics = {"loss": 1 / round, "accuracy": 0.1 * round}
     return {"round": round, "seconds": seconds, "seed": seed, "personal": metrics, "algorithm": algorithm}
+
+
+def mark(*rounds: tuple[str, int, int]) -> dict[str, Any]:
+    """What a checkpoint says about these lines of the journal."""
+    mark = JournalMark()
+    for which in rounds:
+        mark.add(to_json(record(*which)).encode())
+    return asdict(mark)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -210,10 +220,11 @@ def test_a_resumed_journal_equals_the_uninterrupted_one(
     with opened(folder):
         (folder / "rounds.jsonl").write_bytes(whole[:length] + data.draw(st.sampled_from([b"", b"\0" * 9, b"{"])))
     with opened(folder, resume=True) as run:
-        run.rewind("local", 0, 4)
-        run.rewind("ditto", 0, checkpoint or None)
+        run.rewind("local", 0, 4, mark(*plan[:4]))
+        run.rewind("ditto", 0, checkpoint or None, mark(*plan[4 : 4 + checkpoint]))
         for which in plan[4 + checkpoint :]:
             run.append_round(record(*which))
+        assert run.journal_mark("ditto", 0) == mark(*plan[4:])
     assert (folder / "rounds.jsonl").read_bytes() == whole
 
 
@@ -221,7 +232,7 @@ def test_rewinding_leaves_other_trials_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         for which in [("local", 0, 1), ("ditto", 0, 1), ("ditto", 1, 1), ("ditto", 1, 2), ("ditto", 1, 3)]:
             run.append_round(record(*which))
-        run.rewind("ditto", 1, 2)
+        run.rewind("ditto", 1, 2, mark(("ditto", 1, 1), ("ditto", 1, 2)))
         run.rewind("fedavg", 0, 10)  # a warm start: its first round comes later
         left = [(r["algorithm"], r["seed"], r["round"]) for r in RunFiles(run.path).records()]
         assert left == [("local", 0, 1), ("ditto", 0, 1), ("ditto", 1, 1), ("ditto", 1, 2)]
@@ -231,11 +242,33 @@ def test_rewinding_leaves_other_trials_alone(tmp_path: Path) -> None:
         assert known == [("local", 0), ("ditto", 0), ("ditto", 1)]
 
 
-def test_a_journal_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[:1], "1 lines of 2"),
+        (lambda lines: lines[1:], "1 lines of 2"),
+        (lambda lines: [], "0 lines of 2"),
+        (lambda lines: [lines[0], *lines], "3 lines of 2"),
+        (lambda lines: lines[::-1], "not as they were written"),
+        (lambda lines: [lines[0], lines[1].replace(b"0.2", b"0.9")], "not as they were written"),
+    ],
+)
+def test_a_journal_whose_lines_vanished_or_changed_is_not_continued(
+    tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], message: str
+) -> None:
     with opened(tmp_path) as run:
-        run.append_round(record("ditto", 0, 1))
-        with pytest.raises(StorageError, match="ends at round 1 of ditto with seed 0, but there is a checkpoint of"):
-            run.rewind("ditto", 0, 2)
+        for round in (1, 2):
+            run.append_round(record("ditto", 0, round))
+        checkpoint = run.journal_mark("ditto", 0)
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    before = path.read_bytes()
+    with opened(tmp_path, resume=True) as run:
+        with pytest.raises(
+            StorageError, match=f"after the checkpoint of round 2 of ditto with seed 0: it has .*{message}"
+        ):
+            run.rewind("ditto", 0, 2, checkpoint)
+        assert path.read_bytes() == before
 
 
 def test_damage_inside_the_journal_is_named(tmp_path: Path) -> None:
