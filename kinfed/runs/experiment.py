@@ -9,6 +9,7 @@ Per seed the federation, the starting model and the sampling are made once and s
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,8 +23,7 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
-from kinfed.data.features import fingerprint
-from kinfed.data.federation import SPLITS, Federation
+from kinfed.data.federation import Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
@@ -85,9 +85,12 @@ def run(
     with closing(experiment):
         if out is None:
             return experiment.execute(None)
-        identity = experiment.fingerprint()
+        contents = experiment.contents()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-        with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
+        identity = config.fingerprint(contents)
+        with RunFolder.open(out, config.dump(), identity, contents=contents, resume=resume) as folder:
+            if folder.version_change:
+                experiment.observer.note(folder.version_change)
             return experiment.execute(folder)
 
 
@@ -123,13 +126,16 @@ class Experiment:
             for label, options in config.algorithms.items()
         }
 
-    def fingerprint(self) -> str:
-        extra: dict[str, Any] = {}
-        if self._given is not None:
-            extra["federation"] = _identity(self._given)
+    def contents(self) -> dict[str, str]:
+        """What decides results and is not written in the configuration, as digests by a name that a reader understands:
+        a run is resumed only where all are equal. Whatever else comes from outside joins here."""
+        contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._model is not None:
-            extra["model"] = [[layer.name, list(layer.shape)] for layer in self.task().slots]
-        return self.config.fingerprint(extra)
+            contents["model"] = _digest(str([(layer.name, list(layer.shape)) for layer in self.task().slots]))
+        for label, algorithm in self.algorithms.items():
+            if (source := _foreign_source(type(algorithm))) is not None:
+                contents[f"code of {label}"] = _digest(source)
+        return contents
 
     def federation(self, seed: int) -> Federation:
         if seed not in self._data:
@@ -324,14 +330,19 @@ class Experiment:
         return models.models[0]
 
 
-def _identity(federation: Federation) -> str:
-    """A fingerprint of given data: its arrays, and who owns which rows of them."""
-    digest = hashlib.sha256(fingerprint(federation.features, federation.labels).encode())
-    for name in SPLITS:
-        ragged = federation.split(name)
-        for tensor in (ragged.offsets, ragged.rows):
-            digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _foreign_source(kind: type) -> str | None:
+    """The source of an algorithm that is not kinfed's own (of which the version is written down); None where there is
+    no file of it, as for a class typed in a shell."""
+    if kind.__module__.partition(".")[0] == "kinfed":
+        return None
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return None
 
 
 def check_device(name: str) -> torch.device:

@@ -1,6 +1,8 @@
 """The files of a run folder: how they are written and kept consistent. How they are read: kinfed.runs.run_files.
 
-    config.json              {"kinfed", "versions", "fingerprint", "config"}; written first
+    config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
+                             digests of the data and of code that is not kinfed's; "continued" has the versions of
+                             whoever resumed the run with others
     rounds.jsonl             one line per (algorithm, seed, round)
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
@@ -89,13 +91,24 @@ class RunFolder:
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
         self._marks: dict[tuple[str, int], JournalMark] = {}  # by algorithm and seed
+        self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
 
     # Opening and closing
 
     @classmethod
-    def open(cls, path: Path | str, config: Mapping[str, Any], fingerprint: str, *, resume: bool = False) -> Self:
+    def open(
+        cls,
+        path: Path | str,
+        config: Mapping[str, Any],
+        fingerprint: str,
+        *,
+        contents: Mapping[str, str] | None = None,
+        resume: bool = False,
+    ) -> Self:
         """Make the folder this run's, or with `resume` take up the run that it holds.
 
+        `fingerprint` is the run's identity; `contents` are digests that it covers besides the configuration, by names
+        in which a refusal says what has changed.
         Refused: a folder with files of anything else, with another run, or (without `resume`) with this run.
         `resume` on an empty folder starts the run, so that a job that may be restarted needs one command only.
         """
@@ -107,13 +120,13 @@ class RunFolder:
         try:
             storage.remove_drafts(run.path)
             if run._config_path.exists():
-                run._refuse_other_run(config, fingerprint, resume)
+                run._refuse_other_run(config, fingerprint, contents or {}, resume)
+                run._note_versions()
             else:
-                packages = {name: metadata.version(name) for name in ("torch", "numpy")}
                 envelope = {
-                    "kinfed": metadata.version("kinfed"),
-                    "versions": {"python": platform.python_version(), **packages},
+                    **_versions(),
                     "fingerprint": fingerprint,
+                    "contents": contents or {},
                     "config": config,
                 }
                 # Unsorted: the order of algorithms in the configuration is their order in reports.
@@ -148,7 +161,22 @@ class RunFolder:
                 f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
             )
 
-    def _refuse_other_run(self, config: Mapping[str, Any], fingerprint: str, resume: bool) -> None:
+    def _note_versions(self) -> None:
+        """Write down with what the run goes on, where that is not what it was last run with."""
+        envelope, now = RunFiles(self.path).envelope, _versions()
+        history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
+        changes = differences(history[-1], now, names=("before", "now"))
+        if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
+            self.version_change = (
+                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); what follows may differ in "
+                "its last digits, or more, from a run in one go"
+            )
+        if history[-1] != now:
+            storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
+
+    def _refuse_other_run(
+        self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool
+    ) -> None:
         there = RunFiles(self.path).envelope
         if there["fingerprint"] == fingerprint:
             if not resume:
@@ -159,6 +187,10 @@ class RunFolder:
             return
         now = json.loads(storage.to_json(config))
         changes = list(differences(there["config"], now))
+        before = there.get("contents", {})
+        # A name on one side only goes with a change of the configuration, such as another seed.
+        names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
+        changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]
         listed = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
         remedy = "resume it with the configuration it was started with, or choose another folder with --out"
         raise StorageError(
@@ -327,6 +359,17 @@ class RunFolder:
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
         storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
+
+
+_DECISIVE_PACKAGES = ("kinfed", "versions.torch")  # whose version may change results
+
+
+def _versions() -> dict[str, Any]:
+    packages = {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "kinfed": metadata.version("kinfed"),
+        "versions": {"python": platform.python_version(), **packages},
+    }
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:

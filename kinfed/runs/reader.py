@@ -137,7 +137,7 @@ def load_run(path: Path, label: str) -> Run:
         trials=tuple(trials),
         federations=dict(_descriptions(files)),
     )
-    return replace(run, notes=tuple(_progress_notes(run) + notes))
+    return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
 
 
 def _labels(paths: list[Path]) -> list[str]:
@@ -300,6 +300,17 @@ def _progress_notes(run: Run) -> list[str]:
     if unstarted:
         parts.append(f"{unstarted} of {len(set(planned))} combinations of method and seed have not started")
     return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what there is so far."]
+
+
+def _version_notes(envelope: dict[str, Any]) -> list[str]:
+    continued = envelope.get("continued") or []
+    if not continued:
+        return []
+    chain = [
+        f"kinfed {one.get('kinfed')} with torch {(one.get('versions') or {}).get('torch')}"
+        for one in (envelope, *continued)
+    ]
+    return [f"This run was begun with {chain[0]} and continued with {', then '.join(chain[1:])}."]
 
 
 def _last_planned_round(config: dict[str, Any]) -> int | None:
