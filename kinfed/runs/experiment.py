@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from kinfed.pools.ray_pool import RayCluster
 
 
+FEW_CALLS = 5  # calls of a client in a run on average, below which a note says so
+
+
 @dataclass(frozen=True)
 class CommonStart:
     """Where all algorithms of a seed begin."""
@@ -203,10 +206,26 @@ class Experiment:
         data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
         for note in data.notes:
             self.observer.note(note)
+        if note := self._note_on_calls(data.num_clients):
+            self.observer.note(note)
         if privacy is not None:
             for label, algorithm in self.algorithms.items():
                 for note in privacy.notes(label, algorithm, data.train.count):
                     self.observer.note(note)
+
+    def _note_on_calls(self, num_clients: int) -> str:
+        """That clients are called seldom, where they are."""
+        config, size = self.config, self.config.schedule.size(num_clients)
+        calls = size / num_clients * config.rounds * (1 - config.dropout)
+        if calls >= FEW_CALLS:
+            return ""
+        never = num_clients * (1 - size / num_clients * (1 - config.dropout)) ** config.rounds
+        outside = f", and about {never:.0f} of {num_clients} never" if never >= 0.5 else ""
+        return (
+            f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.1f} times on "
+            f"average{outside}; figures are of clients that took part. More rounds or a larger participation give "
+            "clients more training of their own"
+        )
 
     def _run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
         config = self.config

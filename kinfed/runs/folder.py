@@ -41,6 +41,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core import storage
+from kinfed.core.spreadsheet import escape_formula
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
@@ -52,6 +53,7 @@ CLIENT_COLUMNS = (
     "client",
     "n_train",
     "n_test",
+    "took_part",
     "personal_accuracy",
     "server_accuracy",
     "personal_loss",
@@ -311,7 +313,8 @@ class RunFolder:
         return self.path / "config.json"
 
     def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty.
+        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty;
+        names that a spreadsheet would run as formulas are led by an apostrophe.
 
         The first call after `open` begins the file anew: a run that is resumed makes all its lines again."""
         self._require_lock()
@@ -345,12 +348,14 @@ class RunFolder:
         self._require_lock()
         storage.write_json(self.path / f"federation-{seed}.json", federation)
 
-    def write_models(self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None) -> None:
-        """personal [K, P], and the server's models where there are any."""
+    def write_models(
+        self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor
+    ) -> None:
+        """personal [K, P], the server's models where there are any, and bool [K] who has taken part in a round."""
         self._require_lock()
         if personal.dim() != 2:
             raise ValueError(f"personal models are [K, P]; got {list(personal.shape)}")
-        tensors = {"personal": personal}
+        tensors = {"personal": personal, "took_part": took_part}
         if server is not None:
             tensors["server"] = server.models[0] if server.assignment is None else server.models
             if server.assignment is not None:
@@ -385,7 +390,9 @@ def _append(file: int, data: bytes, durably: bool = False) -> None:
 
 
 def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return escape_formula(value)
+    if value is None or isinstance(value, int):
         return int(value) if isinstance(value, bool) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -68,6 +68,7 @@ class Loop:
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
+        self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
@@ -110,6 +111,7 @@ class Loop:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:
                 record.join(reply.record)
+        self.took_part[reply.ids] = True
         reply, note = self._screened(reply)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
@@ -165,7 +167,7 @@ class Loop:
             )
             if record is not None and evaluation.record is not None:
                 record.join(evaluation.record)
-        return evaluation
+        return replace(evaluation, took_part=self.took_part[evaluation.ids])
 
     def close(self) -> None:
         """End the pool's threads, processes and connections. May be called twice."""
@@ -182,10 +184,11 @@ class Loop:
         server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
         clients = {f"clients.{name}": tensor for name, tensor in self.pool.states().items()}
         asked = {} if self.privacy is None else self.privacy.named()
-        return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
+        privacy = {f"privacy.{name}": tensor for name, tensor in asked.items()}
+        return server | clients | privacy | {_TOOK_PART: self.took_part.clone()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
-        if strange := [name for name in tensors if not name.startswith(_PARTS)]:
+        if strange := [name for name in tensors if name != _TOOK_PART and not name.startswith(_PARTS)]:
             raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
         server = _below(tensors, "server.")
         if server.keys() != self.server.named().keys():
@@ -196,9 +199,14 @@ class Loop:
         self.pool.load(_below(tensors, "clients."))
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
+        took_part = tensors.get(_TOOK_PART)
+        if took_part is None or took_part.shape != self.took_part.shape or took_part.dtype != torch.bool:
+            raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
+        self.took_part = took_part.clone()
         self.completed = completed
 
 
+_TOOK_PART = "took_part"
 _PARTS = ("server.", "clients.", "privacy.")  # of what a checkpoint holds
 
 

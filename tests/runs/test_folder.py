@@ -320,7 +320,9 @@ def test_whole_files_are_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             writers = {
                 "summary.json": lambda step=step: run.write_summary({"step": step}),
                 "federation-3.json": lambda step=step: run.write_federation(3, {"step": step}),
-                "models/ditto-0.safetensors": lambda step=step: run.write_models("ditto", 0, torch.ones(1, step), None),
+                "models/ditto-0.safetensors": lambda step=step: run.write_models(
+                    "ditto", 0, torch.ones(1, step), None, torch.ones(1, dtype=torch.bool)
+                ),
             }
             if step == 1:
                 for write in writers.values():
@@ -350,8 +352,8 @@ def test_clients_have_fixed_columns_then_others(tmp_path: Path) -> None:
             run.append_clients({"client": [1]})
     assert (tmp_path / "clients.csv").read_text().splitlines() == [
         ",".join(CLIENT_COLUMNS) + ",alpha,zeta",
-        'ditto,0,"anna, b",,3,0.3333333333333333,,,,,',
-        "ditto,0,1,,,,,,,,1",
+        'ditto,0,"anna, b",,3,,0.3333333333333333,,,,,',
+        "ditto,0,1,,,,,,,,,1",
     ]
 
 
@@ -360,10 +362,10 @@ def test_clients_of_one_method_follow_those_of_another_and_a_resumed_run_begins_
     with opened(tmp_path) as run:
         run.append_clients({"client": ["a", "b"]})
         run.append_clients({"client": ["c"]})
-        assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,", ",,b,,,,,,", ",,c,,,,,,"]
+        assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,,", ",,b,,,,,,,", ",,c,,,,,,,"]
     with opened(tmp_path, resume=True) as run:
         run.append_clients({"client": ["a"]})
-    assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,"]
+    assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,,"]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync"])
@@ -395,15 +397,17 @@ def test_the_table_of_very_many_clients_takes_seconds(tmp_path: Path) -> None:
 def test_models_come_back(tmp_path: Path) -> None:
     personal, shared = torch.randn(4, 5), torch.randn(5)
     contexts, assignment = torch.randn(2, 5), torch.tensor([0, 1, 1, 0])
+    took_part = torch.tensor([True, True, False, True])
     with opened(tmp_path) as run:
-        run.write_models("ditto", 0, personal, ServerModels(shared[None]))
-        run.write_models("ifca", 0, personal, ServerModels(contexts, assignment))
-        run.write_models("a/b", 1, shared.expand(4, 5), None)
+        run.write_models("ditto", 0, personal, ServerModels(shared[None]), took_part)
+        run.write_models("ifca", 0, personal, ServerModels(contexts, assignment), took_part)
+        run.write_models("a/b", 1, shared.expand(4, 5), None, took_part)
         with pytest.raises(ValueError, match=r"got \[5\]"):
-            run.write_models("ditto", 0, shared, None)
+            run.write_models("ditto", 0, shared, None, took_part)
     reader = RunFiles(tmp_path)
     found = reader.models("ditto", 0)
     assert torch.equal(found.personal, personal)
+    assert torch.equal(found.took_part, took_part)
     assert found.server_model is not None
     assert torch.equal(found.server_model, shared)
     clustered = reader.models("ifca", 0)
@@ -451,7 +455,7 @@ def a_run(path: Path, seconds: float, config: dict[str, Any] = CONFIG, shift: fl
             run.append_round(line | {"method": {"train_seconds": seconds, "rho": 0.5}})
         row = {"algorithm": "ditto", "seed": 0, "client": 0, "personal_loss": 1.0 + shift, "fit_seconds": seconds}
         run.append_clients({name: [value] for name, value in row.items()})
-        run.write_models("ditto", 0, torch.full((2, 3), 1.0 + shift), None)
+        run.write_models("ditto", 0, torch.full((2, 3), 1.0 + shift), None, torch.ones(2, dtype=torch.bool))
         run.write_federation(0, {"train": [[1, 2]]})
         run.write_summary({"results": [{"algorithm": "ditto", "seconds": seconds, "personal": {"loss": shift}}]})
     return path
