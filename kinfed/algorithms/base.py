@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.averaging import own_or_server
 from kinfed.core import rng
 from kinfed.core.options import check_options, option
 from kinfed.core.tree import Nothing, Tree, take_rows
@@ -198,17 +199,32 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
     algorithm.check(task, population)
 
 
-def deployed_models(algorithm: AnyAlgorithm, task: Task, client: Tree, down: Tree, data: Cohort) -> dict[str, Tensor]:
+def deployed_models(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    client: Tree,
+    down: Tree,
+    data: Cohort,
+    *,
+    trained: Tensor | None = None,
+    server_model: Tensor | None = None,
+) -> dict[str, Tensor]:
     """Personal models [n, P] by name, the first of which is deployed; after fine-tuning where that is asked for.
+
+    Whoever has not `trained` [n] yet (None: all have) deploys the `server_model` [n, P] for it, where the server has
+    models: its own state is where every client begins, and a method must not be judged by that. An algorithm without
+    client states needs no such rule: its models come from the message, for all clients alike.
 
     Fine-tuning takes `finetune` SGD steps from the algorithm's personal model, on batches of their own of the round
     just completed; training is untouched and nothing is sent. The steps of a mixture follow the gradient of the
     mixture's loss and leave its proportions as they are."""
     models = algorithm.personalize(task, client, down, data)
     by_name = dict(models) if isinstance(models, Mapping) else {"personal": models}
+    name, theta = next(iter(by_name.items()))
+    if trained is not None and server_model is not None and client.named() and server_model.shape == theta.shape:
+        theta = by_name[name] = own_or_server(trained, theta, server_model.to(theta.device))
     if not algorithm.finetune:
         return by_name
-    name, theta = next(iter(by_name.items()))
     model = task_for(task, theta)
     training = algorithm.training.with_steps(algorithm.finetune)
     if algorithm.finetune_lr is not None:

@@ -43,14 +43,12 @@ from kinfed.algorithms.facade import (
     gradient_steps,
     mean_update,
     option,
-    own_or_server,
 )
 
 
 @dataclass
 class Client(Tree):
-    theta: Tensor  # [n, P] last approximate proximal point
-    seen: Tensor  # [n] bool
+    theta: Tensor | None  # [n, P] last approximate proximal point; none where it is computed anew
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         return ModelState(task.init(population.seed))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
+        return Client(None if self.recompute else task.init(data.seed).expand(len(data), -1))
 
     def download(self, server: ModelState, ids: Tensor) -> ModelDown:
         return ModelDown(server.w.expand(len(ids), -1))
@@ -104,7 +102,7 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
                 self._inner_step(task, x, batch, eta_p, w_m)
             w_m[:, task.trainable].lerp_(x[:, task.trainable], eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
             w_m[:, task.trainable.stop :] = x[:, task.trainable.stop :]
-        return Client(theta, torch.ones_like(client.seen)), DeltaUp(w - down.w, example_counts(self.weights, data))
+        return Client(None if self.recompute else theta), DeltaUp(w - down.w, example_counts(self.weights, data))
 
     def _inner_step(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
         decay = self.inner_decay + self.training.weight_decay
@@ -119,8 +117,8 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         return ModelState(extrapolated(server.w, mean_update(up.delta, up.count), self.beta, round.trainable))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        if not self.recompute:
-            return own_or_server(client.seen, client.theta, down.w)
+        if client.theta is not None:
+            return client.theta
         theta = down.w.clone()
         batches = data.train.batches(self.training.with_steps(1), stream="adapt")
         for batch, (x, w) in each_step(batches, theta, down.w.clone()):

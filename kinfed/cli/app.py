@@ -71,6 +71,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        _exit_with("there is not enough memory; take fewer clients, a smaller model, or --state disk for client states")
     except OSError as error:
         _exit_with(str(StorageError(f"{error.filename or 'disk'}: {error.strerror or error}")))
     else:

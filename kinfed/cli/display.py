@@ -11,6 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from kinfed.cli.terminal import say
 from kinfed.runs.observer import NullObserver
@@ -29,7 +30,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console, total_rounds: int) -> None:
         self._progress = Progress(
-            TextColumn("[bold]{task.fields[label]}[/] seed {task.fields[seed]}"),
+            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -135,7 +136,7 @@ def run_sentence(config: RunConfig) -> str:
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """Means over seeds, with the standard deviation where there are several."""
     table = Table(
-        title="after the last round, on the test data of all clients",
+        title=f"last round, test data of {_participants(results)}",
         title_justify="left",
         title_style="dim",
         box=SIMPLE,
@@ -148,7 +149,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
         mine = [r for r in results if r["algorithm"] == label]
         rounds = sum(r["rounds"] for r in mine)
         table.add_row(
-            label,
+            Text(label + (" (diverged)" if any(r["diverged"] for r in mine) else "")),
             _percent(mine, "personal", "accuracy"),
             _percent(mine, "personal", "worst10"),
             _percent(mine, "server", "accuracy"),
@@ -157,6 +158,25 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
         )
     return table
+
+
+def _participants(results: Sequence[dict[str, Any]]) -> str:
+    """Whom the figures are of: all clients, or those that took part in a round."""
+    clients, counts = max(r["clients"] for r in results), sorted({r["took_part"] for r in results})
+    if counts == [clients]:
+        return f"all {clients} clients"
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"the {number} of {clients} clients that took part"
+
+
+def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
+    """About clients that took part in no round; "" where all did."""
+    if all(r["took_part"] == r["clients"] for r in results):
+        return ""
+    return (
+        "clients that took part in no round are not counted: they have the server's model at best; summary.json and "
+        "the report give the figures of all clients too"
+    )
 
 
 def _percent(results: Sequence[dict[str, Any]], kind: str, name: str) -> str:

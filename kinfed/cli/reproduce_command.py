@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from kinfed.cli.parameters import integers
+from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -36,7 +36,6 @@ def reproduce(
     from kinfed.reproduce.recipes import RECIPES, load_recipe
     from kinfed.runs.method_run import Interrupted
 
-    console = Console()
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     if (name is None) == (not every):
@@ -47,9 +46,7 @@ def reproduce(
         if only is not None:
             recipe = recipe.limited_to(only.split(","), scale)
         folder = out / f"{recipe.name}-{scale}"
-        console.print(
-            f"[bold]{recipe.name}[/]  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", highlight=False
-        )
+        say(f"{recipe.name}  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", style="bold")
         configs = [
             measure.part_config(part, chosen_seeds, settings)
             for part in recipe.parts(scale)
@@ -64,19 +61,19 @@ def reproduce(
                     recipe, scale, folder, seeds=chosen_seeds, settings=settings, observer=shown, should_stop=stop
                 )
             except (Interrupted, KeyboardInterrupt):
-                console.print("stopped; what is done is saved. The same command goes on.", soft_wrap=True)
+                say("stopped; what is done is saved. The same command goes on.")
                 raise typer.Exit(130) from None
         if stand_in := recipe.stand_ins.get(scale):
-            console.print(f"stand-in: {stand_in}", style="yellow", highlight=False, soft_wrap=True)
+            say(f"stand-in: {stand_in}", style="yellow")
         for table in result_tables.filled_tables(done):
             console.print(table.console_table())
         console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
-        console.print(f"page     {recipe_page.write_reproduction(done)}", highlight=False, soft_wrap=True)
+        say(f"page     {recipe_page.write_reproduction(done)}")
     finished = [
         measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=chosen_seeds, settings=settings)
         for recipe in map(load_recipe, RECIPES)
         if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", chosen_seeds, settings)
     ]
-    console.print(f"index    {recipe_page.write_site(finished, out)}", highlight=False, soft_wrap=True)
+    say(f"index    {recipe_page.write_site(finished, out)}")
     if publish is not None:
-        console.print(f"Markdown {recipe_page.write_markdown(finished, publish)}", highlight=False, soft_wrap=True)
+        say(f"Markdown {recipe_page.write_markdown(finished, publish)}")

@@ -16,13 +16,18 @@ Seed = Annotated[int | None, typer.Option(help="Seed (default: the first).")]
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders to show on one page.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Page to write.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Page to write (default: report.html of the run; comparison.html here for several)."
+        ),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Build the HTML page of one or several runs."""
     from kinfed.report import build
 
-    say(f"report   {build(folders, out or folders[0] / 'report.html')}")
+    say(f"report   {build(folders, out)}")
 
 
 def export(

@@ -27,7 +27,7 @@ def run(
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
     """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
-    from kinfed.cli.display import display, results_table, run_sentence
+    from kinfed.cli.display import display, outsiders_sentence, results_table, run_sentence
     from kinfed.runs import experiment
     from kinfed.runs.method_run import Interrupted
 
@@ -43,7 +43,10 @@ def run(
             raise typer.Exit(130) from None
         except PoolError as error:
             raise PoolError(f"{error}; continue from the last checkpoint with: {continuation}") from error
-    console.print(results_table([r.summary() for r in result.results]))
+    summaries = [r.summary() for r in result.results]
+    console.print(results_table(summaries))
+    if sentence := outsiders_sentence(summaries):
+        say(sentence)
     say(f"results  {folder}")
     if report:
         from kinfed.report import build

@@ -1,10 +1,10 @@
-"""What commands print with. Names from outside, such as "[/bold]", are text and never markup."""
+"""What commands print with. Names from outside, such as "[/bold]" and ":x:", are text and never markup."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-console = Console(soft_wrap=False, markup=False)
+console = Console(soft_wrap=False, markup=False, emoji=False)
 
 
 def say(text: str, *, style: str | None = None) -> None:

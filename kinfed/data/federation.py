@@ -5,6 +5,7 @@ Splits are ragged and stored in CSR form (offsets [K+1], rows): no padding, what
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,9 +220,16 @@ class Federation:
             class_names, {"dataset": name, "partition": "given"},
         )  # fmt: skip
 
-    def save(self, folder: Path | str) -> None:
-        """Write the federation to a folder, replacing one that is there."""
-        folder = Path(folder)
+    def digest(self) -> str:
+        """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
+        (description, notes) does not matter."""
+        plain = {
+            name: getattr(self, name) for name in ("num_classes", "names", "group_names", "class_names", "tag_names")
+        }
+        return hashlib.sha256(f"{storage.checksum(self._arrays())} {storage.to_json(plain)}".encode()).hexdigest()[:32]
+
+    def _arrays(self) -> dict[str, Tensor]:
+        """All tensors by name."""
         arrays = {f"{name}.{array}": getattr(self.split(name), array) for name in SPLITS for array in _RAGGED}
         arrays |= {"raw": self.features.raw, "labels": self.labels}
         optional = {
@@ -231,7 +239,11 @@ class Federation:
             "groups": self.groups,
             "tags": self.tags,
         }
-        arrays |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+        return arrays | {name: tensor for name, tensor in optional.items() if tensor is not None}
+
+    def save(self, folder: Path | str) -> None:
+        """Write the federation to a folder, replacing one that is there."""
+        folder, arrays = Path(folder), self._arrays()
         storage.make_folder(folder)
         with storage.storage_errors("write", folder), storage.draft(folder) as new:
             checksum = storage.draft_tensors(new, arrays)

@@ -118,7 +118,10 @@ class NodeClient:
         with entry.locked():
             client, _, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
             with recorded(task, EVALUATION) as record:
-                (_, theta), *others = deployed_models(algorithm, task, client, down, cohort).items()
+                (_, theta), *others = deployed_models(
+                    algorithm, task, client, down, cohort, trained=torch.tensor([accepted > 0 and not lost]),
+                    server_model=order.group("server_model").get("model"),
+                ).items()  # fmt: skip
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(
                     f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"

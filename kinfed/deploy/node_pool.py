@@ -68,6 +68,8 @@ class NodePool:
                 gradients = self._events(k, answer)
                 if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
+                if strange := answer.groups.keys() - {"up"}:
+                    raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
                 up = self._checked(answer.group("up"))
             except MessageError as error:
                 rejections[k] = str(error)

@@ -47,6 +47,7 @@ class Evaluation:
     models: Tensor | None = None  # [n, P] personal models, with `keep_models`; wider rows: kinfed.engine.mixture
     alternatives: dict[str, Score] = field(default_factory=dict)  # other models that the method reports, by name
     record: Record | None = None  # as in a reply
+    took_part: Tensor | None = None  # bool [n]: whose update has come back in some round; filled in by the server loop
 
 
 class Pool(Protocol):
@@ -64,7 +65,8 @@ class Pool(Protocol):
         server_model: ServerModelOf | None = None,
         keep_models: bool = False,
     ) -> Evaluation:
-        """Personal models, and the server's where `server_model` is given, on one split. Changes nothing."""
+        """Personal models, and the server's where `server_model` is given, on one split. Changes nothing. A client
+        without a state deploys the server's model, where there is one (kinfed.algorithms.base.deployed_models)."""
 
     def states(self) -> dict[str, Tensor]:
         """States of all clients that have one: "ids" [n], "rows.<field>" [n, ...] of the method's Client, and

@@ -120,11 +120,13 @@ class LocalPool:
             with _error_context("personalize", who, round):
                 state = self.clients.take(who, borrow=True).to(self.task.device)
                 down = download(who).to(self.task.device)
-                models = deployed_models(self.algorithm, self.task, state, down, cohort)
+                shared = None if server_model is None else server_model(who)
+                models = deployed_models(
+                    self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
+                )
             examples: Split = getattr(cohort, split)
             scores = {name: task_for(self.task, theta).score(theta, examples) for name, theta in models.items()}
             deployed, *others = models
-            shared = None if server_model is None else server_model(who)
             return Evaluation(
                 who,
                 scores[deployed],

@@ -37,6 +37,10 @@ class ClientStore(Generic[Client]):
         ids = (self.slot >= 0).nonzero().squeeze(1)
         return ids[torch.argsort(self.slot[ids])]
 
+    def has(self, ids: Tensor) -> Tensor:
+        """bool [n]: which of these clients have a state."""
+        return self.slot[ids] >= 0
+
     def take(self, ids: Tensor, *, borrow: bool = False) -> Client:
         """States of these clients: a copy, or with `borrow` perhaps the store's own rows, to be read until the next
         put. Clients who are always called together lie side by side, so that nothing is copied for them."""

@@ -13,6 +13,11 @@ from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 
+# Far beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish.
+_COMPUTABLE = {
+    "noise": (0.01, 1e6), "epsilon": (1e-3, 1e6), "clip": (1e-9, 1e9), "delta": (1e-100, 1.0), "budget": (1e-3, 1e6),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -43,6 +48,10 @@ class Privacy:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"dp_{name} must be positive and finite; got {value}")
+        for name, (low, high) in _COMPUTABLE.items():
+            value = getattr(self, name)
+            if value and not low <= value <= high:
+                raise ConfigError(f"dp_{name} = {value:g} is out of what can be computed with: {low:g} to {high:g}")
         if not 0 < self.delta < 1:
             raise ConfigError(f"dp_delta is a chance in (0, 1), well below one over the examples; got {self.delta}")
         if self.noise == 0 and self.budget is not None:

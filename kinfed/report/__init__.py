@@ -17,7 +17,8 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report and return its path.
 
     Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
-    report.html in the current directory. The file appears whole or not at all.
+    comparison.html in the current directory: the page of one of them is left alone. The file appears whole or not at
+    all.
     """
     from kinfed.report.comparison import compare
     from kinfed.report.page import report_page
@@ -25,7 +26,7 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
 
     runs = load_runs([Path(folder) for folder in run_dirs])
     page = report_page(runs, compare(runs))
-    target = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    target = out or (runs[0].path / "report.html" if len(runs) == 1 else Path("comparison.html"))
     return write_page(target, page)
 
 

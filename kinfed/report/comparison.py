@@ -63,8 +63,25 @@ class Method:
         """The trials that averages are taken over: those as far as the farthest, so that no average mixes rounds."""
         return tuple(trial for trial in self.trials if trial.final.round == self.final_round)
 
+    @property
+    def participation(self) -> dict[int, tuple[int, int]]:
+        """(clients that took part in a round, all clients) by seed, where both are known."""
+        return {
+            trial.seed: (trial.final.took_part, self.run.federations[trial.seed].num_clients)
+            for trial in self.complete_trials
+            if trial.final.took_part is not None and trial.seed in self.run.federations
+        }
+
+    def final_of_all(self, kind: Kind, metric: str) -> dict[int, float]:
+        """The metric of all clients after the final round, by seed; those who never took part count too."""
+        return {
+            trial.seed: trial.final.all_clients[kind][metric]
+            for trial in self.complete_trials
+            if metric in trial.final.all_clients.get(kind, {})
+        }
+
     def final(self, kind: Kind, metric: str) -> dict[int, float]:
-        """The metric after the final round, by seed."""
+        """The metric of the clients that took part, after the final round, by seed."""
         return {
             trial.seed: trial.final.metrics[kind][metric]
             for trial in self.complete_trials
@@ -179,6 +196,12 @@ def cautions(comparison: Comparison) -> list[str]:
     if differences := _differences(comparison.runs):
         notes.append("The runs share their data but differ in " + "; ".join(differences) + ".")
     for method in comparison.methods:
+        if diverged := [str(trial.seed) for trial in method.trials if trial.final.diverged]:
+            seeds = "" if len(diverged) == len(method.trials) else f" with seed {', '.join(diverged)}"
+            notes.append(
+                f"{method.label} has diverged{seeds}: losses or updates are not finite or out of all bounds, so its "
+                "figures mean nothing. Try a lower learning rate."
+            )
         behind = [trial for trial in method.trials if trial not in method.complete_trials]
         if behind:
             seeds = ", ".join(f"{trial.seed} (round {trial.final.round})" for trial in behind)

@@ -130,11 +130,11 @@ def _megabytes_until(method: Method) -> dict[int, float]:
 
 
 def client_accuracies(method: Method, kind: Kind) -> list[tuple[float, str]]:
-    """(accuracy in %, what to say about the client) of every client and complete trial."""
+    """(accuracy in %, what to say about the client) of every client that took part, and complete trial."""
     return [
         (100 * value, f"{client_label(client.client)}, seed {trial.seed}<br>{client.n_test} test examples")
         for trial in method.complete_trials
-        for client in trial.clients
+        for client in trial.participants
         if (value := client.values.get(f"{kind}_accuracy")) is not None and finite(value)
     ]
 

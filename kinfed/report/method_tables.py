@@ -122,6 +122,36 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] = MAIN
     return TextTable.of("Results by method", [METHOD, *(column.column for column in columns)], rows)
 
 
+def participation_table(comparison: Comparison) -> TextTable:
+    """One row per method: who took part, and the headline figure of these clients beside that of all."""
+    metric = comparison.metric
+    scale, digits = (1.0, 3) if metric == "loss" else (100.0, 1)
+
+    def figure(values: dict[int, float]) -> str:
+        entry = average(values)
+        return "–" if entry is None else format_number(entry.mean * scale, digits)
+
+    rows: list[list[TableCell | str]] = [
+        [
+            method_cell(method),
+            _participants(method),
+            *(figure(of(kind, metric)) for kind in comparison.kinds for of in (method.final, method.final_of_all)),
+        ]
+        for method in comparison.methods
+    ]
+    groups = [
+        TableColumn(heading, "figure", KIND_NAMES[kind], "" if metric == "loss" else "%")
+        for kind in comparison.kinds
+        for heading in ("took part", "all clients")
+    ]
+    return TextTable.of("Clients that took part, and all", [METHOD, TableColumn("Clients", "text"), *groups], rows)
+
+
+def _participants(method: Method) -> str:
+    counts = [f"{took_part} of {clients}" for took_part, clients in method.participation.values()]
+    return ", ".join(dict.fromkeys(counts)) or "–"
+
+
 def method_cell(method: Method) -> TableCell:
     return TableCell(method.label, style=method.style)
 
@@ -132,15 +162,14 @@ def leads_table(title: str, leads: Sequence[tuple[Method, Difference | None]]) -
         if lead is None:
             rows.append([method_cell(method), *4 * ["–"], "not to be judged: too few seeds"])
             continue
-        likely = [] if lead.likely is None else [format_points(end) for end in (lead.likely.low, lead.likely.high)]
         rows.append(
             [
                 method_cell(method),
                 format_points(lead.mean),
-                " to ".join(likely) or "–",
+                " to ".join(format_points(end) for end in (lead.likely.low, lead.likely.high)),
                 f"{100 * lead.spread:.1f}",
                 "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}",
-                "yes" if lead.clear else "no, within the spread",
+                "yes" if lead.clear else "no, the interval reaches down to zero",
             ]
         )
     names = ("Lead, points", "95 % interval", "Spread", "Seeds ahead")

@@ -14,7 +14,16 @@ from kinfed.report.gain_figures import gain_against_size, sorted_gains
 from kinfed.report.html import Download
 from kinfed.report.panels import panels
 from kinfed.report.panels.privacy_panel import accuracy_against_epsilon
-from kinfed.report.sentences import best_federated, data_notes, data_sentence, facts, headline_kind, leads, seeds_of
+from kinfed.report.sentences import (
+    best_federated,
+    data_notes,
+    data_sentence,
+    facts,
+    headline_kind,
+    leads,
+    outsiders_sentence,
+    seeds_of,
+)
 from kinfed.report.statistics import gains
 from kinfed.report.tables import TableColumn, TextTable
 
@@ -77,6 +86,9 @@ def _results(comparison: Comparison) -> Values | None:
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
         if "server" in comparison.kinds
         else None,
+        "outsiders": outsiders_sentence(comparison),
+        "all_took_part": any(method.participation for method in comparison.methods),
+        "participation": method_tables.participation_table(comparison),
         "definitions": {one.column.heading: one.column.definition for one in method_tables.MAIN_COLUMNS},
     }
 

@@ -121,6 +121,17 @@ def findings(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def outsiders_sentence(comparison: Comparison) -> str:
+    """How many clients took part in no round; "" where all did, or where a run does not say."""
+    counts = [pair for method in comparison.methods for pair in method.participation.values()]
+    missing = [clients - took_part for took_part, clients in counts]
+    if not any(missing):
+        return ""
+    low, high, clients = min(missing), max(missing), max(clients for _, clients in counts)
+    number = f"{high}" if low == high else f"{low} to {high}"
+    return f"{number} of {plural(clients, 'client')} took part in no round"
+
+
 def best_federated(comparison: Comparison) -> Method | None:
     """The method in which clients do learn from each other that ranks first."""
     kind = headline_kind(comparison)
@@ -155,13 +166,13 @@ def _ranking(comparison: Comparison) -> str:
     if seeds_of(comparison) < 2:
         return start + ". One seed gives no spread to judge the difference by: run at least three before naming a best."
     if clear_winner(values, lower) == first:
-        return start + f", and leads every other method by more than the spread over {seeds_of(comparison)} seeds."
+        return start + f", and leads every other method clearly over {seeds_of(comparison)} seeds."
     close = [
         labels[key]
         for key, entry in values.items()
         if key != first and entry and not ((d := difference(values[first], entry, lower)) and d.clear)
     ]
-    return start + f", but its lead over {_join_names(close)} is within the spread over the seeds: no clear best."
+    return start + f", but its lead over {_join_names(close)} may be due to the seeds: no clear best."
 
 
 def _level(values: Mapping[int, float], metric: str) -> str:

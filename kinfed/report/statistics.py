@@ -1,15 +1,15 @@
 """Averages over seeds, differences between methods, gains of clients.
 
-The rule for calling a method best is here and nowhere else. Method A leads method B *clearly* if the mean
-difference A - B exceeds its spread:
+The rule for calling a method best is here and nowhere else. Method A leads method B *clearly* if Student's 95 %
+interval of the mean difference A - B lies above zero:
 
 * with at least two shared seeds the difference is taken seed by seed (same data, same sampling, same batches), and
   its spread is the standard deviation of these differences;
-* with no two seeds shared but at least two seeds each, the spread is sqrt(sd_A² + sd_B²);
+* with no two seeds shared but at least two seeds each, the spread is sqrt(sd_A² + sd_B²), and the interval is Welch's;
 * with fewer seeds there is no spread and nothing is clear.
 
-A method is marked best if it leads every other method clearly. This is a guard against reading noise, not a
-significance test.
+A method is marked best if it leads every other method clearly. Seeds change the sampling and the start, seldom the
+data: what is clear here may be otherwise on other clients.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Difference:
     spread: float
     n: int  # seeds behind it
     ahead: int | None  # in how many of the shared seeds the first is better; None if unpaired
-    likely: Interval | None = None  # of paired differences
+    likely: Interval  # where the true mean lies
 
     @property
     def clear(self) -> bool:
-        return self.mean > self.spread
+        return self.likely.low > 0
 
 
 def difference(
@@ -86,11 +86,26 @@ def difference(
         if paired is None or paired.sd is None:
             return None
         ahead = sum(value > 0 for value in differences.values())
-        return Difference(paired.mean, paired.sd, paired.n, ahead, interval(differences))
+        likely = interval(differences)
+        assert likely is not None  # there is a spread
+        return Difference(paired.mean, paired.sd, paired.n, ahead, likely)
     a, b = average(one), average(other)
     if a is None or b is None or a.sd is None or b.sd is None:
         return None
-    return Difference(sign * (a.mean - b.mean), math.hypot(a.sd, b.sd), min(a.n, b.n), None)
+    mean = sign * (a.mean - b.mean)
+    return Difference(mean, math.hypot(a.sd, b.sd), min(a.n, b.n), None, _welch(mean, a, b))
+
+
+def _welch(mean: float, a: Average, b: Average, confidence: float = 0.95) -> Interval:
+    """Of a difference of means over seeds that do not belong together."""
+    assert a.sd is not None
+    assert b.sd is not None
+    own, other = a.sd**2 / a.n, b.sd**2 / b.n
+    if own + other == 0:
+        return Interval(mean, mean, mean, min(a.n, b.n))
+    degrees = (own + other) ** 2 / (own**2 / (a.n - 1) + other**2 / (b.n - 1))
+    reach = float(stdtrit(degrees, 0.5 + confidence / 2)) * math.sqrt(own + other)
+    return Interval(mean, mean - reach, mean + reach, min(a.n, b.n))
 
 
 def leader(values: Mapping[int, Mapping[int, float]], lower_is_better: bool = False) -> int | None:
@@ -127,12 +142,12 @@ class Gain:
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
-    """Clients of the method's complete trials that Local was evaluated on too, largest gain first."""
+    """Clients that took part in the method's complete trials and in Local's, largest gain first."""
     entries = []
     for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
-        baseline = {c.client: c.values.get("personal_accuracy") for c in local.clients} if local else {}
-        for client in trial.clients:
+        baseline = {c.client: c.values.get("personal_accuracy") for c in local.participants} if local else {}
+        for client in trial.participants:
             own, alone = client.values.get("personal_accuracy"), baseline.get(client.client)
             if own is not None and alone is not None and finite(own) and finite(alone):
                 entries.append(Gain(client.client, trial.seed, client.n_train, client.n_test, own - alone))

@@ -16,6 +16,7 @@ import rich.table
 from rich.box import SIMPLE, Box
 from rich.text import Text
 
+from kinfed.core.spreadsheet import escape_formula
 from kinfed.report.palette import Style
 
 # Of tones, on a terminal; a page has a class of each name.
@@ -125,21 +126,8 @@ def csv_text(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Comma-separated values. A text that a spreadsheet would read as a formula is led by an apostrophe."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([_csv_cell(cell) for cell in row] for row in (headings, *rows))
+    writer.writerows([escape_formula("" if cell is None else str(cell)) for cell in row] for row in (headings, *rows))
     return file.getvalue()
-
-
-def _csv_cell(value: object) -> str:
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _markdown(text: str) -> str:

@@ -31,6 +31,7 @@ from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
 from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, Moments
+from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
@@ -141,6 +142,7 @@ def newcomer_from_table(
     )
 
 
+@one_thread()
 def adopt(
     folder: Path | str,
     newcomer: Federation,

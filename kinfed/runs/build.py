@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from kinfed.runs.config import RunConfig
 
 DEFAULT_CLIENTS = 20
-# Uneven enough that one model does not fit all, even enough that clients can learn from each other.
 DEFAULT_PARTITION = "dirichlet"
-DEFAULT_OPTIONS = {"alpha": 0.3}
 COLUMNS = ("client_column", "label_column", "group_column", "split_column")
 
 
@@ -35,12 +33,8 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
     source = load_source(name, config.data, seed, source_options)
     partition = partition_name(config)
-    if partition == "column":
-        options, clients = {}, config.clients
-    else:
-        options, clients = DEFAULT_OPTIONS, config.clients or DEFAULT_CLIENTS
-    if config.partition is not None:
-        options = config.partition.options
+    clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS
+    options = {} if config.partition is None else config.partition.options
     return make_federation(source, partition, clients, options, seed)
 
 

@@ -97,16 +97,17 @@ class Checkpoints:
             return None
         newest = rounds.pop()
         try:
-            document, tensors = self._verified(folder, newest)
+            document, tensors = self._verified(label, newest)
             return Snapshot(newest, tensors, _unpack(document["extra"]))
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; {self._recovery_hint(folder, newest, rounds)}") from None
+            raise CheckpointError(f"{error}; {self._recovery_hint(label, newest, rounds)}") from None
 
     def _folder_of(self, label: str) -> Path:
         return self.folder / storage.file_name(label)
 
-    def _verified(self, folder: Path, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _verified(self, label: str, round: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The JSON document and the tensors, both known to be what was written, by this configuration."""
+        folder = self._folder_of(label)
         path = _snapshot_path(folder, round)
         with storage.storage_errors("read", path):
             text = path.read_bytes()
@@ -117,8 +118,14 @@ class Checkpoints:
                     f"checkpoint {path} has format {document['format']} (kinfed {document['kinfed']}), "
                     f"and this version of kinfed reads format {FORMAT}"
                 )
-            if document.pop("sha256") != _checksum(document) or document["round"] != round:
+            if document.pop("sha256") != _checksum(document):
                 raise CheckpointError(f"checkpoint {path} is damaged: its content does not match its checksum")
+            for field, expected in (("label", label), ("round", round)):
+                if document[field] != expected:
+                    raise CheckpointError(
+                        f"checkpoint {path} is of {field} {document[field]}, and stands in the place of {expected}: "
+                        "it was copied or renamed"
+                    )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {path} is damaged: not a complete JSON document ({error})") from None
         if document["fingerprint"] != self.fingerprint:
@@ -126,25 +133,25 @@ class Checkpoints:
                 f"checkpoint {path} belongs to another configuration (fingerprint {document['fingerprint']}; "
                 f"this run has {self.fingerprint})"
             )
-        expected = document["tensors"]
-        file = _tensor_path(folder, round, expected["checksum"])
+        stored = document["tensors"]
+        file = _tensor_path(folder, round, stored["checksum"])
         if not file.is_file():
             raise CheckpointError(f"checkpoint {path} is damaged: its tensor file {file.name} is missing")
-        if (size := file.stat().st_size) != expected["bytes"]:
-            raise CheckpointError(f"checkpoint {file} is damaged: it has {size} bytes instead of {expected['bytes']}")
+        if (size := file.stat().st_size) != stored["bytes"]:
+            raise CheckpointError(f"checkpoint {file} is damaged: it has {size} bytes instead of {stored['bytes']}")
         try:
             tensors = storage.read_tensors(file)
         except StorageError as error:
             raise CheckpointError(f"checkpoint {error}") from None
-        if storage.read_metadata(file)[storage.CHECKSUM] != expected["checksum"]:
+        if storage.read_metadata(file)[storage.CHECKSUM] != stored["checksum"]:
             raise CheckpointError(f"checkpoint {file} holds the tensors of another snapshot than {path} names")
         return document, tensors
 
-    def _recovery_hint(self, folder: Path, newest: int, older: list[int]) -> str:
-        doomed = [newest]
+    def _recovery_hint(self, label: str, newest: int, older: list[int]) -> str:
+        folder, doomed = self._folder_of(label), [newest]
         for round in reversed(older):
             try:
-                self._verified(folder, round)
+                self._verified(label, round)
             except (CheckpointError, StorageError):
                 doomed.append(round)
                 continue

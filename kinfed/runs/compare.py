@@ -111,7 +111,7 @@ def _contents(folder: Path, name: str) -> Any:
         records = RunFiles(folder).records()
         return _by_name(("{algorithm}[seed {seed}, round {round}]".format_map(r), strip_times(r)) for r in records)
     if name == "clients.csv":
-        with storage.storage_errors("read", path), path.open(encoding="utf-8", newline="") as file:
+        with storage.storage_errors("read", path), path.open(encoding="utf-8", errors="replace", newline="") as file:
             rows = list(csv.DictReader(file))
         named = [("{algorithm}[seed {seed}, client {client}]".format_map(row), row) for row in rows]
         return _by_name((name, strip_times({k: _number(v) for k, v in row.items()})) for name, row in named)

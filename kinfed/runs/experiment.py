@@ -9,6 +9,7 @@ Per seed the federation, the starting model and the sampling are made once and s
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,8 +23,7 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
-from kinfed.data.features import fingerprint
-from kinfed.data.federation import SPLITS, Federation
+from kinfed.data.federation import Federation
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError
@@ -47,6 +47,9 @@ from kinfed.server.schedule import Schedule
 
 if TYPE_CHECKING:
     from kinfed.pools.ray_pool import RayCluster
+
+
+FEW_CALLS = 5  # calls of a client in a run on average, below which a note says so
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,12 @@ def run(
     with closing(experiment):
         if out is None:
             return experiment.execute(None)
-        identity = experiment.fingerprint()
+        contents = experiment.contents()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-        with RunFolder.open(out, config.dump(), identity, resume=resume) as folder:
+        identity = config.fingerprint(contents)
+        with RunFolder.open(out, config.dump(), identity, contents=contents, resume=resume) as folder:
+            if folder.version_change:
+                experiment.observer.note(folder.version_change)
             return experiment.execute(folder)
 
 
@@ -123,13 +129,16 @@ class Experiment:
             for label, options in config.algorithms.items()
         }
 
-    def fingerprint(self) -> str:
-        extra: dict[str, Any] = {}
-        if self._given is not None:
-            extra["federation"] = _identity(self._given)
+    def contents(self) -> dict[str, str]:
+        """What decides results and is not written in the configuration, as digests by a name that a reader understands:
+        a run is resumed only where all are equal. Whatever else comes from outside joins here."""
+        contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._model is not None:
-            extra["model"] = [[layer.name, list(layer.shape)] for layer in self.task().slots]
-        return self.config.fingerprint(extra)
+            contents["model"] = _digest(str([(layer.name, list(layer.shape)) for layer in self.task().slots]))
+        for label, algorithm in self.algorithms.items():
+            if (source := _foreign_source(type(algorithm))) is not None:
+                contents[f"code of {label}"] = _digest(source)
+        return contents
 
     def federation(self, seed: int) -> Federation:
         if seed not in self._data:
@@ -197,10 +206,26 @@ class Experiment:
         data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
         for note in data.notes:
             self.observer.note(note)
+        if note := self._note_on_calls(data.num_clients):
+            self.observer.note(note)
         if privacy is not None:
             for label, algorithm in self.algorithms.items():
                 for note in privacy.notes(label, algorithm, data.train.count):
                     self.observer.note(note)
+
+    def _note_on_calls(self, num_clients: int) -> str:
+        """That clients are called seldom, where they are."""
+        config, size = self.config, self.config.schedule.size(num_clients)
+        calls = size / num_clients * config.rounds * (1 - config.dropout)
+        if calls >= FEW_CALLS:
+            return ""
+        never = num_clients * (1 - size / num_clients * (1 - config.dropout)) ** config.rounds
+        outside = f", and about {never:.0f} of {num_clients} never" if never >= 0.5 else ""
+        return (
+            f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.1f} times on "
+            f"average{outside}; figures are of clients that took part. More rounds or a larger participation give "
+            "clients more training of their own"
+        )
 
     def _run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
         config = self.config
@@ -324,14 +349,19 @@ class Experiment:
         return models.models[0]
 
 
-def _identity(federation: Federation) -> str:
-    """A fingerprint of given data: its arrays, and who owns which rows of them."""
-    digest = hashlib.sha256(fingerprint(federation.features, federation.labels).encode())
-    for name in SPLITS:
-        ragged = federation.split(name)
-        for tensor in (ragged.offsets, ragged.rows):
-            digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _foreign_source(kind: type) -> str | None:
+    """The source of an algorithm that is not kinfed's own (of which the version is written down); None where there is
+    no file of it, as for a class typed in a shell."""
+    if kind.__module__.partition(".")[0] == "kinfed":
+        return None
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return None
 
 
 def check_device(name: str) -> torch.device:

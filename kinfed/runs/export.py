@@ -26,7 +26,7 @@ from kinfed.engine.mixture import num_components
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError, StorageError
 from kinfed.runs.results import client_number
-from kinfed.runs.run_files import BUFFERS, RunFiles
+from kinfed.runs.run_files import BUFFERS, Models, RunFiles
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,22 @@ def export_model(
     run = RunFiles(folder)
     algorithm, seed = run.label(algorithm), run.seed(seed)
     data = run.description(seed)
-    row = run.models(algorithm, seed).personal[client_number(data.names, client)]
+    models, number = run.models(algorithm, seed), client_number(data.names, client)
+    row = models.personal[number]
     path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
     name = run.layout()["model"]
-    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name}
+    trained = bool(models.took_part[number])
+    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name, "took_part": str(trained)}
     metadata["inputs"] = _inputs_of_run(data, run.config.model.options)
     storage.write_tensors(path, state_dict(run, row), metadata)
-    return Exported(path, f"{name}, {len(row)} parameters")
+    return Exported(path, f"{name}, {len(row)} parameters" + ("" if trained else f"; {_without_training(models)}"))
+
+
+def _without_training(models: Models) -> str:
+    """What the model of a client is that took part in no round."""
+    if models.server is None:
+        return "the client took part in no round, so nothing of its own is in this model"
+    return "the client took part in no round: this is the server's model"
 
 
 def inputs_metadata(

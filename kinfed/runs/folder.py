@@ -1,6 +1,8 @@
 """The files of a run folder: how they are written and kept consistent. How they are read: kinfed.runs.run_files.
 
-    config.json              {"kinfed", "versions", "fingerprint", "config"}; written first
+    config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
+                             digests of the data and of code that is not kinfed's; "continued" has the versions of
+                             whoever resumed the run with others
     rounds.jsonl             one line per (algorithm, seed, round)
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
@@ -12,13 +14,16 @@
 Two equal runs write equal bytes, except for wall-clock times (fields named seconds, or ..._seconds) and versions.
 The journal is appended to; every other file is replaced as a whole. To stay in step with checkpoints:
 
-    run.append_round(record); ...; run.sync(); checkpoints.save(...)           while running
-    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round)   when resuming
+    run.append_round(record); ...; run.sync(); checkpoints.save(..., run.journal_mark(...))    while running
+    snapshot = checkpoints.latest(label); run.rewind(algorithm, seed, round, mark)             when resuming
+
+A mark is the number and the checksum of an algorithm's lines: lines that vanished or changed since are noticed.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -26,6 +31,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +41,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.core import storage
+from kinfed.core.spreadsheet import escape_formula
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
@@ -46,6 +53,7 @@ CLIENT_COLUMNS = (
     "client",
     "n_train",
     "n_test",
+    "took_part",
     "personal_accuracy",
     "server_accuracy",
     "personal_loss",
@@ -56,6 +64,19 @@ _HOLDER = ".lock-holder"  # who has the lock; beside it, because a locked file c
 
 class FolderInUse(StorageError):
     """Another process writes this run."""
+
+
+@dataclass
+class JournalMark:
+    """How many lines the journal has about one algorithm and seed, and the checksum of all of them in order."""
+
+    lines: int = 0
+    checksum: str = ""
+
+    def add(self, line: bytes) -> None:
+        """Each checksum covers the one before: a chain, in which no line can change, vanish or move."""
+        self.lines += 1
+        self.checksum = hashlib.sha256(self.checksum.encode() + line).hexdigest()
 
 
 class RunFolder:
@@ -71,13 +92,25 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
+        self._marks: dict[tuple[str, int], JournalMark] = {}  # by algorithm and seed
+        self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
 
     # Opening and closing
 
     @classmethod
-    def open(cls, path: Path | str, config: Mapping[str, Any], fingerprint: str, *, resume: bool = False) -> Self:
+    def open(
+        cls,
+        path: Path | str,
+        config: Mapping[str, Any],
+        fingerprint: str,
+        *,
+        contents: Mapping[str, str] | None = None,
+        resume: bool = False,
+    ) -> Self:
         """Make the folder this run's, or with `resume` take up the run that it holds.
 
+        `fingerprint` is the run's identity; `contents` are digests that it covers besides the configuration, by names
+        in which a refusal says what has changed.
         Refused: a folder with files of anything else, with another run, or (without `resume`) with this run.
         `resume` on an empty folder starts the run, so that a job that may be restarted needs one command only.
         """
@@ -89,13 +122,13 @@ class RunFolder:
         try:
             storage.remove_drafts(run.path)
             if run._config_path.exists():
-                run._refuse_other_run(config, fingerprint, resume)
+                run._refuse_other_run(config, fingerprint, contents or {}, resume)
+                run._note_versions()
             else:
-                packages = {name: metadata.version(name) for name in ("torch", "numpy")}
                 envelope = {
-                    "kinfed": metadata.version("kinfed"),
-                    "versions": {"python": platform.python_version(), **packages},
+                    **_versions(),
                     "fingerprint": fingerprint,
+                    "contents": contents or {},
                     "config": config,
                 }
                 # Unsorted: the order of algorithms in the configuration is their order in reports.
@@ -130,7 +163,22 @@ class RunFolder:
                 f"{self.path} holds files but no run of kinfed ({listed}); choose a new or empty folder with --out"
             )
 
-    def _refuse_other_run(self, config: Mapping[str, Any], fingerprint: str, resume: bool) -> None:
+    def _note_versions(self) -> None:
+        """Write down with what the run goes on, where that is not what it was last run with."""
+        envelope, now = RunFiles(self.path).envelope, _versions()
+        history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
+        changes = differences(history[-1], now, names=("before", "now"))
+        if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
+            self.version_change = (
+                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); what follows may differ in "
+                "its last digits, or more, from a run in one go"
+            )
+        if history[-1] != now:
+            storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)
+
+    def _refuse_other_run(
+        self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str], resume: bool
+    ) -> None:
         there = RunFiles(self.path).envelope
         if there["fingerprint"] == fingerprint:
             if not resume:
@@ -141,6 +189,10 @@ class RunFolder:
             return
         now = json.loads(storage.to_json(config))
         changes = list(differences(there["config"], now))
+        before = there.get("contents", {})
+        # A name on one side only goes with a change of the configuration, such as another seed.
+        names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
+        changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]
         listed = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
         remedy = "resume it with the configuration it was started with, or choose another folder with --out"
         raise StorageError(
@@ -186,13 +238,21 @@ class RunFolder:
         for field in ("algorithm", "seed", "round"):
             if field not in record:
                 raise ValueError(f"a round needs algorithm, seed and round; {field} is missing")
-        line = (storage.to_json(record) + "\n").encode()
+        line = storage.to_json(record).encode()
         path = self._rounds_path
         with storage.storage_errors("append to", path):
             if self._rounds is None:
                 self._rewrite_rounds(lambda _: True)  # a line cut by a crash must not get this one glued to it
                 self._rounds = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            _append(self._rounds, line)
+            _append(self._rounds, line + b"\n")
+        self._mark(record).add(line)
+
+    def journal_mark(self, algorithm: str, seed: int) -> dict[str, Any]:
+        """What a checkpoint says about the lines it relies on, and `rewind` compares."""
+        return asdict(self._marks.get((algorithm, seed), JournalMark()))
+
+    def _mark(self, record: Mapping[str, Any]) -> JournalMark:
+        return self._marks.setdefault((record["algorithm"], record["seed"]), JournalMark())
 
     def sync(self) -> None:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
@@ -202,10 +262,11 @@ class RunFolder:
                 os.fsync(self._rounds)
                 storage.sync_folder(self.path)
 
-    def rewind(self, algorithm: str, seed: int, round: int | None) -> None:
+    def rewind(self, algorithm: str, seed: int, round: int | None, mark: Mapping[str, Any] | None = None) -> None:
         """Forget what the journal says about this algorithm and seed after `round`, the checkpoint's.
 
-        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well.
+        None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
+        must be what the checkpoint's `mark` says.
         """
         self._require_lock()
 
@@ -216,26 +277,34 @@ class RunFolder:
         if self._rounds is not None:
             os.close(self._rounds)
             self._rounds = None
-        remaining = self._rewrite_rounds(keep)
-        known = [record["round"] for record in remaining if round_key(record)[:2] == (algorithm, seed)]
-        if known and max(known) != round:
-            raise StorageError(
-                f"{self._rounds_path} ends at round {max(known)} of {algorithm} with seed {seed}, but there is a "
-                f"checkpoint of round {round}; restore the file, or choose another folder with --out"
+        remaining = JournalMark()
+        for line, record in read_journal(self._rounds_path):
+            if round_key(record)[:2] == (algorithm, seed) and keep(record):
+                remaining.add(line)
+        expected = JournalMark(**mark) if mark else JournalMark()
+        if remaining != expected:
+            change = (
+                f"{remaining.lines} lines of {expected.lines}"
+                if remaining.lines != expected.lines
+                else "lines that are not as they were written"
             )
+            raise StorageError(
+                f"{self._rounds_path} was changed after the checkpoint of round {round} of {algorithm} with seed "
+                f"{seed}: it has {change}; restore the file, or choose another folder with --out"
+            )
+        self._rewrite_rounds(keep)
+        self._marks[algorithm, seed] = remaining
 
     @property
     def _rounds_path(self) -> Path:
         return self.path / "rounds.jsonl"
 
-    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    def _rewrite_rounds(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep some lines, byte for byte, and end with a line break; the file is left alone if that is its state."""
         path = self._rounds_path
-        lines = [(line, record) for line, record in read_journal(path) if keep(record)]
-        text = b"".join(line + b"\n" for line, _ in lines)
+        text = b"".join(line + b"\n" for line, record in read_journal(path) if keep(record))
         if path.exists() and path.read_bytes() != text:
             storage.write_atomically(path, text)
-        return [record for _, record in lines]
 
     # Files written as a whole
 
@@ -244,7 +313,8 @@ class RunFolder:
         return self.path / "config.json"
 
     def append_clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty.
+        """Lines of clients.csv: the fixed columns, then all others, by name. What is None or not finite is left empty;
+        names that a spreadsheet would run as formulas are led by an apostrophe.
 
         The first call after `open` begins the file anew: a run that is resumed makes all its lines again."""
         self._require_lock()
@@ -278,12 +348,14 @@ class RunFolder:
         self._require_lock()
         storage.write_json(self.path / f"federation-{seed}.json", federation)
 
-    def write_models(self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None) -> None:
-        """personal [K, P], and the server's models where there are any."""
+    def write_models(
+        self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor
+    ) -> None:
+        """personal [K, P], the server's models where there are any, and bool [K] who has taken part in a round."""
         self._require_lock()
         if personal.dim() != 2:
             raise ValueError(f"personal models are [K, P]; got {list(personal.shape)}")
-        tensors = {"personal": personal}
+        tensors = {"personal": personal, "took_part": took_part}
         if server is not None:
             tensors["server"] = server.models[0] if server.assignment is None else server.models
             if server.assignment is not None:
@@ -292,6 +364,17 @@ class RunFolder:
         storage.make_folder(path.parent)
         storage.remove_drafts(path.parent)
         storage.write_tensors(path, tensors, {"algorithm": algorithm, "seed": str(seed)})
+
+
+_DECISIVE_PACKAGES = ("kinfed", "versions.torch")  # whose version may change results
+
+
+def _versions() -> dict[str, Any]:
+    packages = {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "kinfed": metadata.version("kinfed"),
+        "versions": {"python": platform.python_version(), **packages},
+    }
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:
@@ -307,7 +390,9 @@ def _append(file: int, data: bytes, durably: bool = False) -> None:
 
 
 def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return escape_formula(value)
+    if value is None or isinstance(value, int):
         return int(value) if isinstance(value, bool) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

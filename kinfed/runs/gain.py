@@ -382,7 +382,7 @@ def _numbers(table: Any, name: str, clients: Sequence[str], path: str | Path) ->
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     if not any(kind(column.type) for kind in kinds):
         raise DataError(f"{path}: column {name} must hold numbers; it holds {column.type}")
-    values = column.cast(pa.float64()).to_pylist()
+    values = column.cast(pa.float64(), safe=False).to_pylist()  # of integers beyond 2^53 the last digits are lost
     missing = [client for client, value in zip(clients, values, strict=True) if value is None]
     if missing:
         raise DataError(f"{path}: column {name} is empty for {_some(missing)}")

@@ -22,15 +22,17 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.engine.task import Score
+from kinfed.core.threads import one_thread
 from kinfed.errors import KinfedError
 from kinfed.pools.base import Evaluation
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.metrics import has_diverged
 from kinfed.runs.observer import NullObserver, Observer
-from kinfed.runs.results import ClientTable, MethodResult, Metrics, metrics_of
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, Metrics, took_part
 from kinfed.server.loop import Loop, RoundReport
 
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
+DIVERGED = "losses or updates are not finite or out of all bounds, so its figures mean nothing; try a lower lr"
 _NAMED_CLIENTS = 5  # in a note about rejected updates
 
 
@@ -45,8 +47,12 @@ class Totals:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    asked: int = 0  # clients, each as often as it was called
+    not_finite: int = 0  # updates that were rejected for NaN or infinity
 
     def add(self, report: RoundReport) -> None:
+        self.asked += report.active
+        self.not_finite += len([client for client in report.rejected if client not in report.reasons])
         self.bytes_down += report.bytes_down
         self.bytes_up += report.bytes_up
         self.seconds += report.seconds
@@ -103,25 +109,36 @@ class MethodRun:
                 raise Interrupted("stopped as asked; the last finished round is saved")
             yield report
 
+    @one_thread()
     def finish(self) -> MethodResult:
         """The result after the last round; models and the clients' lines are in the folder then."""
         evaluation = self._last_evaluation or self._evaluate(last=True)
+        metrics, everyone = self._metrics(evaluation)
         algorithm, privacy = self.loop.algorithm, self.loop.privacy
         result = MethodResult(
             label=self.label,
             seed=self.seed,
             rounds=self.num_rounds,
-            personal=self._metrics(evaluation.personal, evaluation.ids) or {},
-            server=self._metrics(evaluation.server_model, evaluation.ids),
-            **asdict(self.totals),
+            **asdict(metrics),
+            clients=len(self.clients.names),
+            took_part=int(self.loop.took_part.sum()),
+            all_clients=asdict(everyone),
+            bytes_down=self.totals.bytes_down,
+            bytes_up=self.totals.bytes_up,
+            seconds=self.totals.seconds,
+            diverged=2 * self.totals.not_finite > self.totals.asked
+            or any(has_diverged(one) for one in (metrics.personal, metrics.server or {})),
             evaluation=evaluation,
             server_models=algorithm.server_models(self.loop.server),
-            alternatives=self._alternatives(evaluation),
             privacy=None if privacy is None else privacy.summary(self.clients.names),
         )
+        if result.diverged:
+            self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")
         if self.folder is not None:
             if evaluation.models is not None:
-                self.folder.write_models(self.label, self.seed, evaluation.models, result.server_models)
+                self.folder.write_models(
+                    self.label, self.seed, evaluation.models, result.server_models, took_part(evaluation)
+                )
             self.folder.append_clients(result.client_columns(self.clients))
         return result
 
@@ -135,10 +152,12 @@ class MethodRun:
         if self.folder is None:
             return
         snapshot = self.folder.checkpoints.latest(self._checkpoint)
-        if snapshot is not None:
-            self.loop.load(snapshot.round, snapshot.tensors)
-            self.totals = Totals(**snapshot.extra["totals"])
-        self.folder.rewind(self.label, self.seed, self.loop.completed)
+        if snapshot is None:
+            self.folder.rewind(self.label, self.seed, None)
+            return
+        self.loop.load(snapshot.round, snapshot.tensors)
+        self.totals = Totals(**snapshot.extra["totals"])
+        self.folder.rewind(self.label, self.seed, snapshot.round, snapshot.extra["journal"])
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
         if round == self.last_round:
@@ -149,27 +168,30 @@ class MethodRun:
     def _save(self) -> None:
         if self.folder is not None:
             self.folder.sync()
-            extra = {"totals": asdict(self.totals)}
+            extra = {"totals": asdict(self.totals), "journal": self.folder.journal_mark(self.label, self.seed)}
             self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
 
     # ---- evaluation and journal ----
 
+    @one_thread()
     def _journal(self, report: RoundReport) -> Metrics | None:
         """Evaluate where due and write the round's line; the metrics of the personal models."""
         last = report.round == self.last_round
         evaluation = None
         if last or (self.eval_every > 0 and report.round % self.eval_every == 0):
             evaluation = self._evaluate(last)
-        personal = None if evaluation is None else self._metrics(evaluation.personal, evaluation.ids)
+        metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
         if self.folder is not None:
             self.folder.append_round({
                 "algorithm": self.label, "seed": self.seed, "round": report.round, "seconds": report.seconds,
-                "active": report.active, "dropped": report.dropped,
-                "bytes_down": report.bytes_down, "bytes_up": report.bytes_up, "personal": personal,
-                "server": None if evaluation is None else self._metrics(evaluation.server_model, evaluation.ids),
-                "method": self._figures(evaluation),
+                "active": report.active, "dropped": report.dropped, "took_part": int(self.loop.took_part.sum()),
+                "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
+                "personal": None if metrics is None else metrics.personal,
+                "server": None if metrics is None else metrics.server,
+                "all_clients": None if everyone is None else {"personal": everyone.personal, "server": everyone.server},
+                "method": self._figures(evaluation, metrics),
             })  # fmt: skip
-        return personal
+        return None if metrics is None else metrics.personal
 
     def _evaluate(self, last: bool) -> Evaluation:
         evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)
@@ -177,11 +199,11 @@ class MethodRun:
             self._last_evaluation = evaluation
         return evaluation
 
-    def _figures(self, evaluation: Evaluation | None) -> dict[str, Any]:
+    def _figures(self, evaluation: Evaluation | None, metrics: EvaluationMetrics | None) -> dict[str, Any]:
         """The algorithm's own numbers; those by client, and what belongs to an evaluation, only where there is one."""
         algorithm, server = self.loop.algorithm, self.loop.server
         figures: dict[str, Any] = algorithm.figures(server)
-        if evaluation is None:
+        if evaluation is None or metrics is None:
             return {name: value for name, value in figures.items() if not isinstance(value, Tensor) or not value.dim()}
         models = algorithm.server_models(server)
         if models is not None and models.assignment is not None:
@@ -189,18 +211,21 @@ class MethodRun:
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names):
             figures = figures | {"clients": evaluation.figures}
         headline = "accuracy" if self.loop.task.classifies else "loss"
-        for name, metrics in self._alternatives(evaluation).items():
-            figures = figures | ({f"{name}_{headline}": metrics[headline]} if headline in metrics else {})
+        for name, other in metrics.alternatives.items():
+            figures = figures | ({f"{name}_{headline}": other[headline]} if headline in other else {})
         if self.loop.privacy is not None:
             figures = figures | {"privacy": self.loop.privacy.figures()}
         return figures
 
-    def _metrics(self, score: Score | None, ids: Tensor) -> Metrics | None:
-        return None if score is None else metrics_of(score, ids, self.clients, self.loop.task.classifies)
-
-    def _alternatives(self, evaluation: Evaluation) -> dict[str, Metrics]:
-        ids, classifies = evaluation.ids, self.loop.task.classifies
-        return {name: metrics_of(s, ids, self.clients, classifies) for name, s in evaluation.alternatives.items()}
+    def _metrics(self, evaluation: Evaluation) -> tuple[EvaluationMetrics, EvaluationMetrics]:
+        """Of the clients that have taken part, which is what methods are compared by, and of all clients: among these
+        are some that no method could do anything for but hand them the server's model."""
+        rows = took_part(evaluation).nonzero().squeeze(1)
+        classifies = self.loop.task.classifies
+        everyone = EvaluationMetrics.from_evaluation(evaluation, self.clients, classifies)
+        if len(rows) == len(evaluation.ids):
+            return everyone, everyone
+        return EvaluationMetrics.from_evaluation(evaluation, self.clients, classifies, rows), everyone
 
     def _note_rejections(self, report: RoundReport) -> None:
         names, start = self.clients.names, f"{self.label}, round {report.round}: "

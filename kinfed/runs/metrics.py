@@ -9,7 +9,8 @@ clients". Ten percent means ceil(M / 10) clients, so at least one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +88,18 @@ def _largest_tenth(scores: ClientScores) -> float | None:
 @METRICS.register("loss", summary="mean loss of all clients' test examples")
 def _loss(scores: ClientScores) -> float | None:
     return _weighted_mean(scores.loss, scores.n_test)
+
+
+# Cross-entropy in nats: whoever gives the truth a probability of e^-100 on average has not learned badly, but computed
+# with numbers that grew out of bounds. Knowing nothing about 100,000 classes costs 11.5.
+DIVERGED_LOSS = 100.0
+
+
+def has_diverged(metrics: Mapping[str, float]) -> bool:
+    """Whether these are figures of models that ran away. Losses of tasks without accuracy have units of their own, so
+    that only a loss that is not finite tells."""
+    loss = metrics.get("loss", 0.0)
+    return not math.isfinite(loss) or ("accuracy" in metrics and loss > DIVERGED_LOSS)
 
 
 def _weighted_mean(values: Tensor, weight: Tensor) -> float:

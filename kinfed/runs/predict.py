@@ -14,6 +14,8 @@ import csv
 import io
 import json
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.core import storage
+from kinfed.core.spreadsheet import escape_formula
 from kinfed.data.features import Features
 from kinfed.data.sources.table import is_table, load_inputs
 from kinfed.data.sources.wordpiece import TextInput
@@ -64,9 +67,10 @@ class Predictions:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["row", "prediction", "probability", *(f"p_{name}" for name in self.classes)])
+        names = None if self.names is None else [escape_formula(name) for name in self.names]
         for number, (label, p) in enumerate(zip(self.labels, self.probabilities.tolist(), strict=True)):
-            name = number + 1 if self.names is None else self.names[number]
-            writer.writerow([name, label, f"{max(p):.6g}", *(f"{value:.6g}" for value in p)])
+            name = number + 1 if names is None else names[number]
+            writer.writerow([name, escape_formula(label), f"{max(p):.6g}", *(f"{value:.6g}" for value in p)])
         storage.write_atomically(path, text.getvalue().encode())
 
 
@@ -159,11 +163,14 @@ def _array(path: Path) -> Tensor:
     if path.suffix.lower() != ".npz":
         raise DataError(f"new examples come as a table (.csv, .tsv, .parquet) or as x in an .npz file; got {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x = file["x"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"cannot read x from {path}: {error}") from None
-    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} holds one array and is no .npz file; write it with numpy.savez(path, x=...)")
+            x = arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"cannot read x from {path}: {error}; write it with numpy.savez(path, x=...)") from None
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
         raise DataError(f"x of {path} should hold one row of numbers per example; got {x.dtype} of shape {x.shape}")
     raw = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32))
     if not bool(torch.isfinite(raw.to(torch.float32)).all()):

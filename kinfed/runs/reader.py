@@ -11,12 +11,14 @@ import csv
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kinfed.core import storage
+from kinfed.core.spreadsheet import unescape_formula
 from kinfed.data.description import Description
+from kinfed.runs.metrics import has_diverged
 from kinfed.runs.run_files import RunFiles, RunFolderError
 
 Kind = Literal["personal", "server"]
@@ -36,6 +38,8 @@ class JournalRound:
     bytes_up: float
     metrics: dict[Kind, Metrics]  # only the kinds evaluated in this round
     method: dict[str, Any]  # the method's own figures
+    took_part: int | None = None  # clients that have taken part so far, whom the metrics are of
+    all_clients: dict[Kind, Metrics] = field(default_factory=dict)  # the metrics of all clients
 
     @property
     def bytes(self) -> float:
@@ -51,6 +55,11 @@ class ClientResult:
     n_test: int
     values: dict[str, float]  # e.g. personal_accuracy; an empty cell is absent here
 
+    @property
+    def took_part(self) -> bool:
+        """In some round; what is compared is of such clients."""
+        return self.values.get("took_part") != 0
+
 
 @dataclass(frozen=True)
 class Final:
@@ -62,6 +71,9 @@ class Final:
     bytes_down: float
     bytes_up: float
     seconds: float
+    took_part: int | None = None  # clients that the metrics are of; None: not written down
+    all_clients: dict[Kind, Metrics] = field(default_factory=dict)  # the metrics of all clients
+    diverged: bool = False
 
     @property
     def bytes(self) -> float:
@@ -78,6 +90,11 @@ class Trial:
     clients: tuple[ClientResult, ...]
     final: Final
     finished: bool
+
+    @property
+    def participants(self) -> tuple[ClientResult, ...]:
+        """The clients that took part in a round."""
+        return tuple(client for client in self.clients if client.took_part)
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,7 @@ def load_run(path: Path, label: str) -> Run:
         trials=tuple(trials),
         federations=dict(_descriptions(files)),
     )
-    return replace(run, notes=tuple(_progress_notes(run) + notes))
+    return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
 
 
 def _labels(paths: list[Path]) -> list[str]:
@@ -186,6 +203,8 @@ def _round(record: Any, where: str) -> tuple[Key, JournalRound]:
             bytes_up=float(record.get("bytes_up") or 0),
             metrics=_metrics(record),
             method=record.get("method") or {},
+            took_part=None if record.get("took_part") is None else int(record["took_part"]),
+            all_clients=_metrics(record.get("all_clients") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunFolderError(
@@ -206,7 +225,7 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientResult]]
     clients: dict[Key, list[ClientResult]] = {}
     if not path.exists():
         return clients
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
         needed = {"algorithm", "seed", "client", "n_train", "n_test"}
         if missing := needed - set(reader.fieldnames or ()):
@@ -217,12 +236,12 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientResult]]
                 continue
             try:
                 result = ClientResult(
-                    client=row["client"],
+                    client=unescape_formula(row["client"]),
                     n_train=int(row["n_train"]),
                     n_test=int(row["n_test"]),
                     values={name: float(cell) for name, cell in row.items() if name not in needed and cell},
                 )
-                clients.setdefault((row["algorithm"], int(row["seed"])), []).append(result)
+                clients.setdefault((unescape_formula(row["algorithm"]), int(row["seed"])), []).append(result)
             except ValueError as error:
                 raise RunFolderError(f"{path}, line {reader.line_num}: {error}") from None
     return clients
@@ -241,6 +260,9 @@ def _read_results(path: Path) -> dict[Key, Final]:
                 bytes_down=float(entry["bytes_down"]),
                 bytes_up=float(entry["bytes_up"]),
                 seconds=float(entry["seconds"]),
+                took_part=None if entry.get("took_part") is None else int(entry["took_part"]),
+                all_clients=_metrics(entry.get("all_clients") or {}),
+                diverged=bool(entry.get("diverged")),
             )
             for entry in results or ()
         }
@@ -275,6 +297,9 @@ def _trial(
         bytes_down=sum(r.bytes_down for r in counted),
         bytes_up=sum(r.bytes_up for r in counted),
         seconds=sum(r.seconds for r in counted),
+        took_part=counted[-1].took_part,
+        all_clients=evaluated[-1].all_clients if evaluated else {},
+        diverged=bool(evaluated) and any(map(has_diverged, evaluated[-1].metrics.values())),
     )
     return Trial(*key, ordered, tuple(clients), final, finished=ordered[-1].number == planned)
 
@@ -300,6 +325,17 @@ def _progress_notes(run: Run) -> list[str]:
     if unstarted:
         parts.append(f"{unstarted} of {len(set(planned))} combinations of method and seed have not started")
     return ["This run is unfinished: " + "; ".join(parts) + ". The figures show what there is so far."]
+
+
+def _version_notes(envelope: dict[str, Any]) -> list[str]:
+    continued = envelope.get("continued") or []
+    if not continued:
+        return []
+    chain = [
+        f"kinfed {one.get('kinfed')} with torch {(one.get('versions') or {}).get('torch')}"
+        for one in (envelope, *continued)
+    ]
+    return [f"This run was begun with {chain[0]} and continued with {', then '.join(chain[1:])}."]
 
 
 def _last_planned_round(config: dict[str, Any]) -> int | None:

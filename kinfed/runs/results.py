@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kinfed.algorithms.base import ServerModels
@@ -42,9 +43,13 @@ class MethodResult:
     rounds: int
     personal: Metrics
     server: Metrics | None
+    clients: int  # in all
+    took_part: int  # clients of these; `personal`, `server` and `alternatives` are of these
+    all_clients: dict[str, Any]  # the same three of all clients
     bytes_down: int
     bytes_up: int
     seconds: float
+    diverged: bool  # losses or updates ran out of all bounds: the figures mean nothing
     evaluation: Evaluation = field(repr=False)
     server_models: ServerModels | None = field(default=None, repr=False)
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
@@ -56,11 +61,17 @@ class MethodResult:
         models = self.server_models
         return None if models is None or models.assignment is not None else models.models[0]
 
+    @property
+    def _took_part(self) -> Tensor:
+        return took_part(self.evaluation)
+
     def summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
-            "server": self.server, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
-            "alternatives": self.alternatives, **({} if self.privacy is None else {"privacy": self.privacy}),
+            "server": self.server, "alternatives": self.alternatives, "clients": self.clients,
+            "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,
+            "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
+            **({} if self.privacy is None else {"privacy": self.privacy}),
         }  # fmt: skip
 
     def client_columns(self, clients: ClientTable) -> dict[str, list[Any]]:
@@ -73,6 +84,7 @@ class MethodResult:
             "client": [clients.names[k] for k in numbers],
             "n_train": clients.n_train[ids].tolist(),
             "n_test": clients.n_test[ids].tolist(),
+            "took_part": self._took_part.tolist(),
         }
         for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
@@ -135,6 +147,34 @@ def client_number(names: list[str], client: str | int) -> int:
     raise ConfigError(f"no client is called {client!r}; there are {shown}")
 
 
-def metrics_of(score: Score, ids: Tensor, clients: ClientTable, classifies: bool) -> Metrics:
-    """The metrics of one kind of models, scored at the clients `ids`."""
-    return summarize(score.correct if classifies else None, score.loss, score.count, clients.n_train[ids])
+@dataclass(frozen=True)
+class EvaluationMetrics:
+    """The metrics of one evaluation, over some of the clients that it was made at."""
+
+    personal: Metrics
+    server: Metrics | None
+    alternatives: dict[str, Metrics]
+
+    @classmethod
+    def from_evaluation(
+        cls, evaluation: Evaluation, clients: ClientTable, classifies: bool, rows: Tensor | None = None
+    ) -> EvaluationMetrics:
+        """`rows` [m]: places of clients in the evaluation; without them all clients count."""
+        chosen = torch.arange(len(evaluation.ids)) if rows is None else rows
+
+        def metrics(score: Score) -> Metrics:
+            correct = score.correct[chosen] if classifies else None
+            return summarize(correct, score.loss[chosen], score.count[chosen], clients.n_train[evaluation.ids[chosen]])
+
+        return cls(
+            {} if evaluation.personal is None else metrics(evaluation.personal),
+            None if evaluation.server_model is None else metrics(evaluation.server_model),
+            {name: metrics(score) for name, score in evaluation.alternatives.items()},
+        )
+
+
+def took_part(evaluation: Evaluation) -> Tensor:
+    """bool [n]: who has taken part in a round. Only an evaluation by the server loop can tell."""
+    if evaluation.took_part is None:
+        raise ValueError("this evaluation does not say who took part; evaluate with the server loop")
+    return evaluation.took_part

@@ -31,6 +31,7 @@ class Models:
     """The models of one algorithm and seed after the last round."""
 
     personal: Tensor  # [K, P]  what each client would deploy
+    took_part: Tensor  # bool [K]  who has taken part in a round; the others have no training of their own
     server: ServerModels | None  # where the server has models of its own
 
     @property
@@ -85,7 +86,13 @@ class RunFiles:
 
     def layout(self) -> dict[str, Any]:
         """model.json: name of the model, number of parameters, name and shape of each of them in a row."""
-        return storage.read_json(self.path / "model.json")
+        path = self.path / "model.json"
+        layout = storage.read_json(path, "the layout of a run's models")
+        layers = layout.get("layers")
+        known = isinstance(layout.get("model"), str) and isinstance(layout.get("parameters"), int)
+        if not known or not isinstance(layers, list) or not all(map(_is_layer, layers)):
+            raise StorageError(f"{path} does not say model, parameters and layers; was it written by kinfed?")
+        return layout
 
     def buffers(self) -> dict[str, Tensor]:
         """What belongs to a module besides its parameters."""
@@ -98,13 +105,14 @@ class RunFiles:
             stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
             raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
         tensors = storage.read_tensors(path)
-        if "personal" not in tensors:
-            raise StorageError(f"{path} holds no personal models; was it written by kinfed?")
+        if lacking := {"personal", "took_part"} - tensors.keys():
+            raise StorageError(f"{path} has no {min(lacking)}; was it written by this version of kinfed?")
+        personal, took_part = tensors["personal"], tensors["took_part"]
         if "server" not in tensors:
-            return Models(tensors["personal"], None)
+            return Models(personal, took_part, None)
         assignment = tensors.get("assignment")
         rows = tensors["server"][None] if assignment is None else tensors["server"]
-        return Models(tensors["personal"], ServerModels(rows, assignment))
+        return Models(personal, took_part, ServerModels(rows, assignment))
 
     def final_state(self, name: str, last: int) -> dict[str, Tensor]:
         """The checkpoint of a part of the run after its last round."""
@@ -113,6 +121,10 @@ class RunFiles:
             progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
             raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")
         return snapshot.tensors
+
+
+def _is_layer(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("shape"), list)
 
 
 def models_path(folder: Path, algorithm: str, seed: int) -> Path:

@@ -156,8 +156,11 @@ def tune(
     experiment.check()
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
     search = {"search": varied, "prune": prune}
-    identity = hashlib.sha256(json.dumps([experiment.fingerprint(), search]).encode()).hexdigest()[:16]
-    with RunFolder.open(out, config.dump() | search, identity, resume=resume) as folder:
+    contents = experiment.contents()
+    identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
+    with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
+        if observer is not None and folder.version_change:
+            observer.note(folder.version_change)
         job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
         with _quiet_optuna():
             methods = [job.tune(label, space) for label, space in spaces.items()]
@@ -335,7 +338,13 @@ class _Tuning:
                     observer=_TrialObserver(place * config.rounds - config.warm_start, report),
                     should_stop=self.experiment.should_stop,
                 )
-                values.append(run.execute().personal["accuracy_mean"])
+                accuracy = run.execute().personal.get("accuracy_mean")
+                if accuracy is None:
+                    raise ConfigError(
+                        f"no client with validation examples took part in the {config.rounds} rounds of seed {seed}; "
+                        "give more rounds or a larger participation"
+                    )
+                values.append(accuracy)
         return sum(values) / len(values)
 
 
@@ -347,7 +356,7 @@ class _TrialObserver(NullObserver):
     report: Callable[[int, float], None]
 
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        if personal is not None:
+        if personal and "accuracy_mean" in personal:
             self.report(self.before + report.round, personal["accuracy_mean"])
 
 

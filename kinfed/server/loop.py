@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm, RoundInfo, check_algorithm_settings
+from kinfed.core.threads import one_thread
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Population
 from kinfed.engine.task import Task
@@ -67,12 +68,15 @@ class Loop:
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
+        self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
         self._trained = trained_columns(algorithm, task)
-        self.server: Tree = algorithm.init_server(task, self.population)
+        with one_thread():
+            self.server: Tree = algorithm.init_server(task, self.population)
 
+    @one_thread()
     def round(self) -> RoundReport:
         """One round. If no update arrives that can be used, the server stays as it was before the round."""
         began = time.perf_counter()
@@ -108,6 +112,7 @@ class Loop:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:
                 record.join(reply.record)
+        self.took_part[reply.ids] = True
         reply, note = self._screened(reply)
         if len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
@@ -147,6 +152,7 @@ class Loop:
         for _ in range(count):
             yield self.round()
 
+    @one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
         """All clients' personal models and the server's models, on one split. Training state is untouched."""
         ids = torch.arange(self.population.num_clients)
@@ -163,7 +169,7 @@ class Loop:
             )
             if record is not None and evaluation.record is not None:
                 record.join(evaluation.record)
-        return evaluation
+        return replace(evaluation, took_part=self.took_part[evaluation.ids])
 
     def close(self) -> None:
         """End the pool's threads, processes and connections. May be called twice."""
@@ -180,9 +186,12 @@ class Loop:
         server = {f"server.{name}": tensor for name, tensor in self.server.named().items()}
         clients = {f"clients.{name}": tensor for name, tensor in self.pool.states().items()}
         asked = {} if self.privacy is None else self.privacy.named()
-        return server | clients | {f"privacy.{name}": tensor for name, tensor in asked.items()}
+        privacy = {f"privacy.{name}": tensor for name, tensor in asked.items()}
+        return server | clients | privacy | {_TOOK_PART: self.took_part.clone()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
+        if strange := [name for name in tensors if name != _TOOK_PART and not name.startswith(_PARTS)]:
+            raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
         server = _below(tensors, "server.")
         if server.keys() != self.server.named().keys():
             raise CheckpointError(
@@ -192,7 +201,15 @@ class Loop:
         self.pool.load(_below(tensors, "clients."))
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
+        took_part = tensors.get(_TOOK_PART)
+        if took_part is None or took_part.shape != self.took_part.shape or took_part.dtype != torch.bool:
+            raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
+        self.took_part = took_part.clone()
         self.completed = completed
+
+
+_TOOK_PART = "took_part"
+_PARTS = ("server.", "clients.", "privacy.")  # of what a checkpoint holds
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

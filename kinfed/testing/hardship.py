@@ -143,6 +143,32 @@ def losses_are_survived(bench: Bench) -> None:
 
 
 @check
+def never_called_clients_have_the_servers_model(bench: Bench) -> None:
+    """Who took part in no round deploys the server's model, where the server has one and clients keep a state; who did
+    has a model of its own, and the two are told apart."""
+    with bench.loop(Schedule(participation=0.34)) as loop:
+        for _ in range(2):
+            loop.round()
+        replied = set(loop.pool.states()["ids"].tolist())
+        evaluation = loop.evaluate(keep_models=True)
+        models = bench.algorithm.server_models(loop.server)
+        took_part, theta = evaluation.took_part, evaluation.models
+        assert took_part is not None
+        assert theta is not None
+        told = set(took_part.nonzero().squeeze(1).tolist())
+        expect(told == replied, f"clients {sorted(replied)} took part; the evaluation says {sorted(told)} did")
+        state = loop.pool.states().keys() - {"ids"}
+        if models is None or not state or bench.algorithm.finetune or bool(took_part.all()):
+            return
+        outside = (~took_part).nonzero().squeeze(1)
+        shared = models.rows(outside)
+        expect(
+            theta.shape[1] != shared.shape[1] or torch.equal(theta[outside], shared),
+            "clients that took part in no round deploy the server's model",
+        )
+
+
+@check
 def it_learns(bench: Bench) -> None:
     """On three well separated classes personal models are well above chance after a few rounds."""
     with bench.loop(Schedule(), chunk=None) as loop:

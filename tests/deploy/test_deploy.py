@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,10 @@ BAD = {
     "shape": (lambda a: up(a, delta=torch.zeros(1, 3)), "got torch.float32 of shape [1, 3]"),
     "type": (lambda a: up(a, delta=a.group("up")["delta"].to(torch.float64)), "got torch.float64"),
     "extra field": (lambda a: up(a, more=torch.zeros(1)), "an update has count, delta; got count, delta, more"),
+    "extra arrays": (
+        lambda a: Packet(a.header, {**a.groups, "more": {"x": torch.zeros(9)}}),
+        "holds an update and nothing else; got more too",
+    ),
     "negative weight": (lambda a: up(a, count=torch.tensor([-5.0])), "is not negative"),
     "no update": (lambda a: Packet(a.header), "an update has count, delta; got"),
     "round": (lambda a: Packet(a.header | {"round": 1}, a.groups), "an answer with round 1 instead of 2"),
@@ -242,6 +247,22 @@ def test_a_bad_answer_costs_its_client_one_round_and_nobody_else_anything(tmp_pa
         ("round 2: without b: " in line or "round 2: dropped b: " in line) and message in line for line in net.log
     )
     torch.testing.assert_close(models(net), without(net, "b", {2}), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("correct", "count"), [(9.0, 8), (-1.0, 8), (1.0, -8), (math.nan, 8), (math.inf, 8)])
+def test_an_impossible_score_is_left_out(tmp_path: Path, correct: float, count: int) -> None:
+    def lie(name: str, question: Sent, answer: Packet) -> Packet:
+        if question.kind != "evaluate" or name != "b":
+            return answer
+        score = {"correct": torch.tensor([correct]), "loss": torch.tensor([1.0]), "count": torch.tensor([count])}
+        return Packet(answer.header, {**answer.groups, "personal": score})
+
+    net = make(tmp_path)
+    net.tamper = lie
+    folder = run(net)
+    assert any("without b: an evaluation with" in line for line in net.log)
+    clients = (folder / "clients.csv").read_text().splitlines()
+    assert [line.split(",")[2] for line in clients[1:]] == [name for name in NAMES if name != "b"]
 
 
 def test_a_second_answer_is_not_looked_at(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +181,23 @@ def test_bad_rows_are_cut_out_of_their_chunk(chunk: int) -> None:
     clean.close()
 
 
+def test_an_update_may_show_the_state_that_the_round_replaces() -> None:
+    """What a client sends is copied before its new state takes the place of the old one."""
+
+    def send_old_state(inner: Any, task: Any, client: Any, down: Any, data: Any) -> Any:
+        new, up = inner(task, client, down, data)
+        return new, replace(up, delta=client.v)
+
+    method = hooked(Ditto(training=WORK), client_update=send_old_state)
+    with closing(pool_of(method, chunk=3, workers=1)) as pool:
+        ids, down = torch.arange(6), start_of(pool)
+        pool.train(ids, down, 1)
+        before = pool.clients.take(ids).named()["v"]
+        reply = pool.train(ids, down, 2)
+        assert torch.equal(reply.up.delta, before)
+        assert not torch.equal(pool.clients.take(ids).named()["v"], before)
+
+
 def test_nobody_left_is_an_empty_reply() -> None:
     def client_update(inner: Any, *args: Any) -> Any:
         new, up = inner(*args)
@@ -205,7 +224,7 @@ def test_evaluation_scores_each_clients_model_on_its_own_examples() -> None:
         assert found.server_model is not None
         assert found.ids.tolist() == [4, 0, 2]
         for row, k in enumerate(asked):
-            own = pool.clients.take(k[None]).named()["v"]
+            own = pool.clients.take(k[None]).named()["v"] if int(k) else other[None]  # client 0 has not trained
             torch.testing.assert_close(found.models[row : row + 1], own, rtol=0, atol=0)
             examples = pool.federation.split(split)[int(k)]
             x, y = pool.federation.features.gather(examples), pool.federation.labels[examples]

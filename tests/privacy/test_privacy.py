@@ -299,6 +299,17 @@ def test_gradients_are_counted_by_client_and_sample() -> None:
     assert record.ledger().events(3) == [(), (), ()]
 
 
+def test_records_of_two_places_add_up() -> None:
+    """Gradients on a sample that both have seen are the sum of theirs; all else is what either knows."""
+    one = Record(calls={7: 2, 8: 1}, samples={7: (0, 0.5), 8: (1, 0.25)})
+    one.join(Record(calls={7: 3, 9: 4}, samples={7: (0, 0.5), 9: (2, 0.1)}, evaluated_models=True))
+    assert one.calls == {7: 5, 8: 1, 9: 4}
+    assert one.samples == {7: (0, 0.5), 8: (1, 0.25), 9: (2, 0.1)}
+    assert one.evaluated_models
+    one.join(Record())
+    assert one.evaluated_models
+
+
 def test_methods_that_look_at_examples_are_seen() -> None:
     task = make_task(dense)
     data = Split(Features(torch.zeros(4, 5)), torch.zeros(4).long(), torch.tensor([0]), torch.tensor([0]),

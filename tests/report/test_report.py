@@ -279,24 +279,39 @@ def test_differences_are_taken_seed_by_seed() -> None:
     found = difference({0: 0.51, 1: 0.72, 2: 0.93}, {0: 0.50, 1: 0.70, 2: 0.90})
     assert found is not None
     assert (found.mean, found.spread, found.n, found.ahead) == (pytest.approx(0.02), pytest.approx(0.01), 3, 3)
-    assert found.clear
+    # Student's factor for two degrees of freedom is 4.3027.
+    assert (found.likely.low, found.likely.high) == pytest.approx((0.02 - 0.024842, 0.02 + 0.024842), abs=1e-6)
     worse = difference({0: 0.51, 1: 0.72, 2: 0.93}, {0: 0.50, 1: 0.70, 2: 0.90}, lower_is_better=True)
     assert worse is not None
     assert (worse.mean, worse.ahead, worse.clear) == (pytest.approx(-0.02), 0, False)
+
+
+def test_a_lead_is_clear_only_where_its_interval_excludes_zero() -> None:
+    doubtful = difference({0: 0.51, 1: 0.72, 2: 0.93}, {0: 0.50, 1: 0.70, 2: 0.90})  # above its spread, but not surely
+    assert doubtful is not None
+    assert doubtful.mean > doubtful.spread
+    assert doubtful.likely.low < 0
+    assert not doubtful.clear
+    sure = difference({0: 0.52, 1: 0.721, 2: 0.919}, {0: 0.50, 1: 0.70, 2: 0.90})
+    assert sure is not None
+    assert sure.likely.low > 0
+    assert sure.clear
 
 
 def test_without_shared_seeds_the_spreads_add_up() -> None:
     found = difference({0: 0.8, 1: 0.9}, {2: 0.5, 3: 0.6})
     assert found is not None
     assert found.spread == pytest.approx(math.sqrt(0.005 + 0.005))
-    assert (found.mean, found.ahead, found.clear) == (pytest.approx(0.3), None, True)
+    # Welch: two degrees of freedom, standard error sqrt(0.005 / 2 + 0.005 / 2).
+    assert found.likely.low == pytest.approx(0.3 - 4.302653 * math.sqrt(0.005), abs=1e-6)
+    assert (found.mean, found.ahead, found.clear) == (pytest.approx(0.3), None, False)
     assert difference({0: 0.9, 1: 0.9}, {1: 0.1}) is None
 
 
 def test_a_best_must_lead_every_other_method_clearly() -> None:
-    steady, noisy = {0: 0.80, 1: 0.81}, {0: 0.60, 1: 0.86}
+    steady, noisy = {0: 0.80, 1: 0.81}, {0: 0.60, 1: 0.86}  # the first leads by 5 and 5 points, then by 25 and 0
     assert clear_winner({0: {0: 0.85, 1: 0.86}, 1: steady}) == 0
-    assert clear_winner({0: {0: 0.85, 1: 0.86}, 1: steady, 2: noisy}) is None  # +0.25 and 0: mean below deviation
+    assert clear_winner({0: {0: 0.85, 1: 0.86}, 1: steady, 2: noisy}) is None
     assert clear_winner({0: {0: 0.85, 1: 0.86}, 1: {}}) is None  # nobody to lead
     assert clear_winner({0: {0: 0.8, 1: 0.8}, 1: {0: 0.8, 1: 0.8}}) is None  # a tie
     assert clear_winner({0: {0: 0.3, 1: 0.3}, 1: {0: 0.2, 1: 0.2}}, lower_is_better=True) == 1
@@ -338,7 +353,9 @@ def test_how_hard_a_seed_is_does_not_change_the_verdict(case: tuple[list[list[fl
 
 
 def test_the_page_marks_a_best_only_where_the_rule_allows(tmp_path: Path, page: str) -> None:
-    assert 'class="best' in page
+    assert 'class="best' not in page  # three seeds, and methods that are close
+    clear = write_run(tmp_path / "clear", algorithms=("local", "ditto"), clients=40, rounds=30, seeds=range(8))
+    assert 'class="best' in build([clear]).read_text()
     one_seed = build([write_run(tmp_path / "r", **SMALL | {"seeds": (3,)})]).read_text()
     assert 'class="best' not in one_seed
     assert "There is one seed, so no spread is known and no best is marked." in one_seed
@@ -756,7 +773,7 @@ def test_where_the_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     one, two = (write_run(tmp_path / name, **SMALL) for name in ("one", "two"))
     assert build([one]) == one / "report.html"
-    assert build([one, two]).resolve() == tmp_path / "report.html"
+    assert build([one, two]).resolve() == tmp_path / "comparison.html"
     assert build([one], tmp_path / "new" / "x.html").exists()
     with pytest.raises(StorageError, match=r"cannot create the folder .*config\.json"):
         build([one], one / "config.json" / "report.html")

@@ -303,9 +303,14 @@ def test_summary_becomes_measurements() -> None:
         "algorithm": "x",
         "seed": 3,
         "rounds": 4,
-        "personal": {"accuracy": 0.5},
+        "personal": {"accuracy": 0.9},  # of clients that took part; a recipe judges all
         "server": None,
-        "alternatives": {"before": {"accuracy": 0.25}},
+        "alternatives": {"before": {"accuracy": 0.8}},
+        "all_clients": {
+            "personal": {"accuracy": 0.5},
+            "server": None,
+            "alternatives": {"before": {"accuracy": 0.25}},
+        },
         "bytes_down": 8,
         "bytes_up": 4,
         "seconds": 2.0,

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -253,6 +254,22 @@ def test_damage_of_all_snapshots(tmp_path: Path) -> None:
     cut(files(tmp_path, 2)[1])
     with pytest.raises(CheckpointError, match=r"no older snapshot of this run is intact: delete .*ditto-0"):
         checkpoints.latest(LABEL)
+
+
+@pytest.mark.parametrize(
+    ("label", "round", "said"),
+    [
+        ("local-0", 3, "is of label ditto-0, and stands in the place of local-0"),
+        (LABEL, 4, "is of round 3, and stands"),
+    ],
+)
+def test_a_snapshot_in_the_place_of_another_is_refused(tmp_path: Path, label: str, round: int, said: str) -> None:
+    checkpoints = saved(tmp_path)
+    (tmp_path / label).mkdir(exist_ok=True)
+    for file in files(tmp_path, 3):
+        shutil.copy(file, tmp_path / label / file.name.replace("00000003", f"{round:08d}"))
+    with pytest.raises(CheckpointError, match=said):
+        checkpoints.latest(label)
 
 
 def test_a_foreign_snapshot_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from kinfed.core.storage import to_json
 from kinfed.data.describe import describe
 from kinfed.errors import StorageError
 from kinfed.runs.compare import same_results, strip_times
-from kinfed.runs.folder import CLIENT_COLUMNS, RunFolder
+from kinfed.runs.folder import CLIENT_COLUMNS, JournalMark, RunFolder
 from kinfed.runs.run_files import RunFiles
 from kinfed.testing import tiny_federation
 
@@ -37,6 +39,14 @@ def opened(path: Path, config: dict[str, Any] = CONFIG, fingerprint: str = "mine
 def record(algorithm: str, seed: int, round: int, seconds: float = 0.0) -> dict[str, Any]:
     metrics = {"loss": 1 / round, "accuracy": 0.1 * round}
     return {"round": round, "seconds": seconds, "seed": seed, "personal": metrics, "algorithm": algorithm}
+
+
+def mark(*rounds: tuple[str, int, int]) -> dict[str, Any]:
+    """What a checkpoint says about these lines of the journal."""
+    mark = JournalMark()
+    for which in rounds:
+        mark.add(to_json(record(*which)).encode())
+    return asdict(mark)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -210,10 +220,11 @@ def test_a_resumed_journal_equals_the_uninterrupted_one(
     with opened(folder):
         (folder / "rounds.jsonl").write_bytes(whole[:length] + data.draw(st.sampled_from([b"", b"\0" * 9, b"{"])))
     with opened(folder, resume=True) as run:
-        run.rewind("local", 0, 4)
-        run.rewind("ditto", 0, checkpoint or None)
+        run.rewind("local", 0, 4, mark(*plan[:4]))
+        run.rewind("ditto", 0, checkpoint or None, mark(*plan[4 : 4 + checkpoint]))
         for which in plan[4 + checkpoint :]:
             run.append_round(record(*which))
+        assert run.journal_mark("ditto", 0) == mark(*plan[4:])
     assert (folder / "rounds.jsonl").read_bytes() == whole
 
 
@@ -221,7 +232,7 @@ def test_rewinding_leaves_other_trials_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         for which in [("local", 0, 1), ("ditto", 0, 1), ("ditto", 1, 1), ("ditto", 1, 2), ("ditto", 1, 3)]:
             run.append_round(record(*which))
-        run.rewind("ditto", 1, 2)
+        run.rewind("ditto", 1, 2, mark(("ditto", 1, 1), ("ditto", 1, 2)))
         run.rewind("fedavg", 0, 10)  # a warm start: its first round comes later
         left = [(r["algorithm"], r["seed"], r["round"]) for r in RunFiles(run.path).records()]
         assert left == [("local", 0, 1), ("ditto", 0, 1), ("ditto", 1, 1), ("ditto", 1, 2)]
@@ -231,11 +242,33 @@ def test_rewinding_leaves_other_trials_alone(tmp_path: Path) -> None:
         assert known == [("local", 0), ("ditto", 0), ("ditto", 1)]
 
 
-def test_a_journal_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[:1], "1 lines of 2"),
+        (lambda lines: lines[1:], "1 lines of 2"),
+        (lambda lines: [], "0 lines of 2"),
+        (lambda lines: [lines[0], *lines], "3 lines of 2"),
+        (lambda lines: lines[::-1], "not as they were written"),
+        (lambda lines: [lines[0], lines[1].replace(b"0.2", b"0.9")], "not as they were written"),
+    ],
+)
+def test_a_journal_whose_lines_vanished_or_changed_is_not_continued(
+    tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], message: str
+) -> None:
     with opened(tmp_path) as run:
-        run.append_round(record("ditto", 0, 1))
-        with pytest.raises(StorageError, match="ends at round 1 of ditto with seed 0, but there is a checkpoint of"):
-            run.rewind("ditto", 0, 2)
+        for round in (1, 2):
+            run.append_round(record("ditto", 0, round))
+        checkpoint = run.journal_mark("ditto", 0)
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    before = path.read_bytes()
+    with opened(tmp_path, resume=True) as run:
+        with pytest.raises(
+            StorageError, match=f"after the checkpoint of round 2 of ditto with seed 0: it has .*{message}"
+        ):
+            run.rewind("ditto", 0, 2, checkpoint)
+        assert path.read_bytes() == before
 
 
 def test_damage_inside_the_journal_is_named(tmp_path: Path) -> None:
@@ -287,7 +320,9 @@ def test_whole_files_are_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             writers = {
                 "summary.json": lambda step=step: run.write_summary({"step": step}),
                 "federation-3.json": lambda step=step: run.write_federation(3, {"step": step}),
-                "models/ditto-0.safetensors": lambda step=step: run.write_models("ditto", 0, torch.ones(1, step), None),
+                "models/ditto-0.safetensors": lambda step=step: run.write_models(
+                    "ditto", 0, torch.ones(1, step), None, torch.ones(1, dtype=torch.bool)
+                ),
             }
             if step == 1:
                 for write in writers.values():
@@ -317,8 +352,8 @@ def test_clients_have_fixed_columns_then_others(tmp_path: Path) -> None:
             run.append_clients({"client": [1]})
     assert (tmp_path / "clients.csv").read_text().splitlines() == [
         ",".join(CLIENT_COLUMNS) + ",alpha,zeta",
-        'ditto,0,"anna, b",,3,0.3333333333333333,,,,,',
-        "ditto,0,1,,,,,,,,1",
+        'ditto,0,"anna, b",,3,,0.3333333333333333,,,,,',
+        "ditto,0,1,,,,,,,,,1",
     ]
 
 
@@ -327,10 +362,10 @@ def test_clients_of_one_method_follow_those_of_another_and_a_resumed_run_begins_
     with opened(tmp_path) as run:
         run.append_clients({"client": ["a", "b"]})
         run.append_clients({"client": ["c"]})
-        assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,", ",,b,,,,,,", ",,c,,,,,,"]
+        assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,,", ",,b,,,,,,,", ",,c,,,,,,,"]
     with opened(tmp_path, resume=True) as run:
         run.append_clients({"client": ["a"]})
-    assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,"]
+    assert (tmp_path / "clients.csv").read_text().splitlines() == [head, ",,a,,,,,,,"]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync"])
@@ -362,15 +397,17 @@ def test_the_table_of_very_many_clients_takes_seconds(tmp_path: Path) -> None:
 def test_models_come_back(tmp_path: Path) -> None:
     personal, shared = torch.randn(4, 5), torch.randn(5)
     contexts, assignment = torch.randn(2, 5), torch.tensor([0, 1, 1, 0])
+    took_part = torch.tensor([True, True, False, True])
     with opened(tmp_path) as run:
-        run.write_models("ditto", 0, personal, ServerModels(shared[None]))
-        run.write_models("ifca", 0, personal, ServerModels(contexts, assignment))
-        run.write_models("a/b", 1, shared.expand(4, 5), None)
+        run.write_models("ditto", 0, personal, ServerModels(shared[None]), took_part)
+        run.write_models("ifca", 0, personal, ServerModels(contexts, assignment), took_part)
+        run.write_models("a/b", 1, shared.expand(4, 5), None, took_part)
         with pytest.raises(ValueError, match=r"got \[5\]"):
-            run.write_models("ditto", 0, shared, None)
+            run.write_models("ditto", 0, shared, None, took_part)
     reader = RunFiles(tmp_path)
     found = reader.models("ditto", 0)
     assert torch.equal(found.personal, personal)
+    assert torch.equal(found.took_part, took_part)
     assert found.server_model is not None
     assert torch.equal(found.server_model, shared)
     clustered = reader.models("ifca", 0)
@@ -418,7 +455,7 @@ def a_run(path: Path, seconds: float, config: dict[str, Any] = CONFIG, shift: fl
             run.append_round(line | {"method": {"train_seconds": seconds, "rho": 0.5}})
         row = {"algorithm": "ditto", "seed": 0, "client": 0, "personal_loss": 1.0 + shift, "fit_seconds": seconds}
         run.append_clients({name: [value] for name, value in row.items()})
-        run.write_models("ditto", 0, torch.full((2, 3), 1.0 + shift), None)
+        run.write_models("ditto", 0, torch.full((2, 3), 1.0 + shift), None, torch.ones(2, dtype=torch.bool))
         run.write_federation(0, {"train": [[1, 2]]})
         run.write_summary({"results": [{"algorithm": "ditto", "seconds": seconds, "personal": {"loss": shift}}]})
     return path

@@ -159,8 +159,8 @@ def test_which_client_has_which_server_model_is_in_the_journal_and_with_the_mode
 def result_of(count: int, evaluated: Tensor) -> tuple[MethodResult, ClientTable]:
     score = Score(torch.full((count,), 2.0), torch.full((count,), 1.5), torch.full((count,), 4))
     clients = ClientTable([f"c{k}" for k in range(count)], torch.arange(count) + 1, torch.full((count,), 4))
-    evaluation = Evaluation(evaluated, score, None)
-    return MethodResult("mine", 0, 1, {}, None, 0, 0, 0.0, evaluation), clients
+    evaluation = Evaluation(evaluated, score, None, took_part=torch.ones(count, dtype=torch.bool))
+    return MethodResult("mine", 0, 1, {}, None, count, count, {}, 0, 0, 0.0, False, evaluation), clients
 
 
 def test_lines_of_clients_by_hand() -> None:
@@ -169,10 +169,12 @@ def test_lines_of_clients_by_hand() -> None:
         result.evaluation,
         ids=torch.tensor([0, 2]),
         personal=Score(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0]), torch.tensor([4, 0])),
+        took_part=torch.tensor([True, False]),
     )
     result.privacy = {"epsilon": [1.0, 2.0, 3.0]}
     assert result.client_columns(clients) == {
         "algorithm": ["mine"] * 2, "seed": [0, 0], "client": ["c0", "c2"], "n_train": [1, 3], "n_test": [4, 4],
+        "took_part": [True, False],
         "personal_accuracy": [0.25, None], "personal_loss": [0.75, None],
         "server_accuracy": [None, None], "server_loss": [None, None], "epsilon": [1.0, 3.0],
     }  # fmt: skip

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.averaging import DeltaUp as Up
 from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.ditto import Ditto
@@ -27,7 +28,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
-from kinfed.testing.workbench import SEED, hooked
+from kinfed.testing.workbench import SEED, expect_equal, hooked, outcome
 
 WORK = LocalTraining(batch=5, steps=4)
 MODEL_BYTES = 4 * 115  # tiny_model has 115 float32 parameters
@@ -394,3 +395,34 @@ def test_aggregate_sees_messages_in_the_order_of_ids() -> None:
         loop.round()
         assert list(found) == [0, 1, 2, 3, 4, 5]
         assert list(found.values()) == loop.pool.federation.train.count.tolist()
+
+
+def test_arrays_that_no_method_keeps_are_refused() -> None:
+    with Bench("fedavg").loop() as loop:
+        with pytest.raises(CheckpointError, match="holds no extra; was it written by kinfed"):
+            loop.load(1, loop.state() | {"extra": torch.zeros(3)})
+        assert loop.completed == 0
+
+
+@pytest.mark.parametrize("name", ["selffl", "cfl"])
+def test_bits_do_not_depend_on_the_number_of_torch_threads(name: str) -> None:
+    """Models that are long enough for torch to cut a sum of all their numbers among its threads."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3)
+        )
+
+    def run(threads: int) -> dict[str, Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with Bench(make_algorithm(name, WORK), model=model).loop(Schedule(0.8), chunk=None) as loop:
+                for _ in range(3):
+                    loop.round()
+                assert torch.get_num_threads() == threads  # the caller's own number is as it was
+                return outcome(loop)
+        finally:
+            torch.set_num_threads(before)
+
+    expect_equal(run(2), run(1), "two threads give the bits of one")

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.averaging import DeltaUp, ModelDown
-from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.base import RoundInfo, deployed_models
 from kinfed.algorithms.fedavg import Client, FedAvg, Server
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
+from kinfed.pools import local_pool
 from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
 
 WORK = LocalTraining(batch=5, steps=5)
@@ -278,8 +279,19 @@ def test_broken_promises_are_noticed(method: type[FedAvg], check: str, message: 
 
 
 def test_every_check_is_seen_to_fail() -> None:
-    """Two checks concern the pool rather than the method; breaking the pool is what its own tests are for."""
-    assert CHECKS.keys() - {check for _, check, _ in BROKEN} == {"workers_do_not_matter", "outsiders_are_left_alone"}
+    """Three checks concern the pool rather than the method; breaking the pool is what its own tests are for."""
+    of_pools = {"workers_do_not_matter", "outsiders_are_left_alone", "never_called_clients_have_the_servers_model"}
+    assert CHECKS.keys() - {check for _, check, _ in BROKEN} == of_pools
+
+
+def test_a_pool_that_judges_methods_at_the_start_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_rule(*arguments: Any, **_: Any) -> dict[str, Tensor]:
+        return deployed_models(*arguments)
+
+    CHECKS["never_called_clients_have_the_servers_model"](Bench("ditto"))
+    monkeypatch.setattr(local_pool, "deployed_models", without_the_rule)
+    with pytest.raises(ContractError, match="took part in no round deploy the server's model"):
+        CHECKS["never_called_clients_have_the_servers_model"](Bench("ditto"))
 
 
 def test_a_method_of_ones_own_is_put_to_all_checks() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
+    ConfigError,
     Population,
     PrivacyProfile,
     Range,
@@ -75,6 +76,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         "a client that never trained begins at the common start, or at a combination of others; either way it weighs "
         "what it is sent, the server learns from that, and it is evaluated with a combination",
     )
+    max_gb: float = option(4.0, "refuse affinities that take more than so many gigabytes of the server's memory", gt=0)
     norm: Norm = option("l2", "the distance in Eq. (3)")
     affinity_update: Literal["raw", "abs_sum"] = option("raw", "P grows by w, or by w / |Σ w| (released code)")
     evaluate: Literal["post_federate", "post_train"] = option(
@@ -83,6 +85,14 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
 
     traits = frozenset({"needs validation", "draws by client"})
     averages = "hands clients' models on to other clients instead of averaging them"
+
+    def check(self, task: Task, population: Population) -> None:
+        needed = 8 * population.num_clients**2 / 1e9
+        if needed > self.max_gb:
+            raise ConfigError(
+                f"FedFomo's server keeps how well every client's model suits every other: {needed:.1f} GB for "
+                f"{population.num_clients:,} clients, more than max_gb={self.max_gb:g}; take fewer, or raise max_gb"
+            )
 
     def exploration(self, t: int) -> float:
         """ε after t completed rounds."""

@@ -25,7 +25,8 @@ class Dirichlet(CountPartition):
     times) until every client has `min_size` examples. With `fill` there is one draw, and clients below min_size are
     topped up from the most plentiful class of whoever is largest at the moment."""
 
-    alpha: float = option(0.5, "concentration: 0.1 very uneven, 100 nearly iid", gt=0)
+    # 0.3: uneven enough that one model does not fit all, even enough that clients can learn from each other.
+    alpha: float = option(0.3, "concentration: 0.1 very uneven, 100 nearly iid", gt=0)
     min_size: int = option(10, "smallest client (before its test examples are taken)", ge=1)
     fill: bool = option(False, "top up small clients instead of drawing again")
 

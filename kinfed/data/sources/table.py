@@ -35,6 +35,7 @@ from kinfed.data.sources import hub, images
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
 from kinfed.errors import ConfigError, DataError
 
+MANY_CLASSES = 100  # more than these must have two rows each on average
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 _SPLIT_WORDS = {
     "train": "train", "training": "train",
@@ -84,6 +85,12 @@ def load_table(path: Path, options: TableOptions) -> Source:
     labels, class_names = encode_labels(_values(table, options.label_column, path), f"column {options.label_column}")
     if len(class_names) < 2:
         raise DataError(f"column {options.label_column} of {path} holds one class only ({class_names[0]})")
+    if len(class_names) > MANY_CLASSES and len(labels) < 2 * len(class_names):
+        raise DataError(
+            f"column {options.label_column} of {path} has {len(class_names):,} different values in {len(labels):,} "
+            "rows: fewer than two examples of a class cannot be learned and tested. Is it a number or an identifier "
+            "rather than a class? Choose another label_column, or join classes"
+        )
     columns = _feature_columns(table, options, used)
     source = Source(str(path), _features(table, path, options, columns), labels, len(class_names), class_names)
     source.standardize = options.standardize and options.has_columns
@@ -196,7 +203,11 @@ def _read(path: Path) -> pa.Table:
             table = pa.csv.read_csv(path, parse_options=separator, convert_options=missing)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path} as CSV: {error}") from error
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    try:
+        names = table.column_names
+    except UnicodeDecodeError as error:
+        raise DataError(f"the names of the columns of {path} are not UTF-8: {error}; save the file as UTF-8") from None
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{path} has several columns named {', '.join(twice)}; rename them")
     return table
@@ -253,7 +264,8 @@ def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[
         )
     matrix = np.empty((table.num_rows, len(columns)), np.float32)
     for place, name in enumerate(columns):
-        values = table[name].cast(pa.float64()).to_numpy()  # empty cells become NaN
+        # Empty cells become NaN. Unsafe: integers beyond 2^53 lose their last digits; float32 keeps fewer anyway.
+        values = table[name].cast(pa.float64(), safe=False).to_numpy()
         with np.errstate(over="ignore"):
             matrix[:, place] = values
         wrong = ~np.isfinite(matrix[:, place])

@@ -142,14 +142,15 @@ def fedavg(setting: Setting, *, equal: bool = False, smooth: bool = False) -> St
 
 def ditto(setting: Setting, *, lam: float) -> State:
     worlds, protocol = setting.worlds, setting.protocol
-    theta, own = setting.start, setting.starts
+    theta, own, seen = setting.start, setting.starts, setting.nobody
     curvature = 1 / worlds.s + lam
     for here in setting.active:
         pulled = (worlds.z / worlds.s + lam * theta[:, None]) / curvature  # optimum of f(v) + (λ/2)(v − θ)²
         own = torch.where(here, toward(own, pulled, protocol.lr * curvature, protocol.steps), own)
+        seen = seen | here
         x = toward(theta[:, None], worlds.z, protocol.lr / worlds.s, protocol.steps)
         theta = average(theta, x, worlds.count * here)
-    return State(theta, own)
+    return State(theta, torch.where(seen, own, theta[:, None]))
 
 
 def pfedme(
