@@ -17,7 +17,7 @@ from kinfed.core import storage
 from kinfed.data.features import spread
 from kinfed.data.federation import Population
 from kinfed.deploy.exchange import Exchange
-from kinfed.deploy.node import SUMS
+from kinfed.deploy.questions import SUMS
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.wire import MessageError, Packet
 from kinfed.errors import ConfigError, DataError, KinfedError

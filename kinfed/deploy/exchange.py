@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kinfed.deploy.node import HELLO
+from kinfed.deploy.questions import HELLO
 from kinfed.deploy.wire import MessageError, Packet
 
 POLL_SECONDS = 0.25

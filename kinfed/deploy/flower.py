@@ -17,7 +17,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from kinfed.deploy.exchange import Answer, Sent
-from kinfed.deploy.node import EVALUATE, HELLO, SUMS, TRAIN, Node
+from kinfed.deploy.node import Node
+from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, arrays

@@ -19,7 +19,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Population
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
-from kinfed.deploy.node import EVALUATE, TRAIN
+from kinfed.deploy.questions import EVALUATE, TRAIN
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.engine.task import Score, Task

@@ -7,6 +7,7 @@ so reading one can build nothing but numbers. What type of tree the arrays belon
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm
+from kinfed.core import storage
 from kinfed.core.tree import Tree
 from kinfed.errors import KinfedError
 
@@ -62,6 +64,11 @@ class Packet:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise MessageError(f"a message should say {key} ({kind.__name__}); it says {value!r}")
         return value
+
+    def digest(self) -> str:
+        """Of everything in it, whatever the order of its keys and tensors."""
+        groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items()}
+        return hashlib.sha256(json.dumps([self.header, groups], sort_keys=True).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:
