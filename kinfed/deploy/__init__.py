@@ -9,6 +9,8 @@ messages.
     node_data   how a node loads its own examples
     rules       what a node will ever answer: its owner's configuration
     books       what private training was ever asked of a client
+    client_keys who a client is: the key that signs its greeting
+    greeting    what a client says of itself, checked
     vault       where a node keeps its personal state and model, and its books
     questions   a question from when it is read until its answer may leave: noise of its own, books, budget
     node        what a node does when the server asks

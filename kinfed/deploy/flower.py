@@ -95,7 +95,7 @@ def _say(text: str) -> None:
 
 
 def _answer_order(kind: str, message: Message, context: Context) -> Message:
-    node = Node.of(context.node_config, context.run_config)
+    node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
     return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import deployed_models
+from kinfed.core import storage
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.federation import SPLITS, Cohort, Federation
@@ -36,17 +38,19 @@ from kinfed.runs.export import inputs_metadata
 class Node:
     """A supernode with one client or several. A new one is made for every message: all memory is in the vaults."""
 
-    def __init__(self, clients: Mapping[str, NodeClient]) -> None:
-        self.clients = clients
+    def __init__(self, clients: Mapping[str, NodeClient], number: int) -> None:
+        self.clients, self.number = clients, number
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any], number: int = 0) -> Node:
+        """`number`: the one under which the transport knows this node."""
         deployment = Deployment.parse(run_config)
-        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)})
+        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Packet:
         if kind == HELLO:
-            return Packet({"clients": [client.hello() for client in self.clients.values()]})
+            nonce = order.require("nonce", str)
+            return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
         name = order.require("name", str)
         if name not in self.clients:
             raise MessageError(
@@ -65,16 +69,28 @@ class NodeClient:
         self.vault = Vault(settings.vault)
         torch.set_num_threads(int(settings.threads))
 
-    def hello(self) -> dict[str, Any]:
-        """Who this is and the shape of its data: counts, not contents."""
+    def hello(self, nonce: str, node: int) -> dict[str, Any]:
+        """Who this is, signed, and the shape of its data: counts, not contents."""
+        from kinfed.deploy.client_keys import sign_greeting
+
         own = load_client_data(self.settings, self.deployment)
         federation = own.prepared(Enrolment(0, 1, (0, 0, 0)), self.deployment)
         features = own.federation.features
-        return {
+        greeting = {
             "name": self.settings.client, "group": self.settings.group, "columns": own.columns,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
             "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
         }  # fmt: skip
+        where, key = self._identity()
+        return sign_greeting(key, where, greeting, nonce, node)
+
+    def _identity(self) -> tuple[Path, bytes]:
+        """The client's private key, and where it is from."""
+        if not self.settings.key:
+            return self.vault.identity(self.settings.client)
+        path = Path(self.settings.key).expanduser()
+        with storage.storage_errors("read the node's key", path):
+            return path, path.read_bytes()
 
     def sums(self, order: Packet) -> Packet:
         """This client's part of the mean of every feature or, given that mean, of the variance."""

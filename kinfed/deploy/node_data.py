@@ -10,6 +10,7 @@
     image="picture"                      a column of images instead of feature columns
     group="north"                        the client's group, for methods that use groups
     vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
+    key="/etc/kinfed/hospital-a"         the node's private key, which the client belongs to (default: one in the vault)
     threads="4"                          cores to train with (default 1)
     min_noise, epsilon, delta, methods, evaluate, sums, strict
                                          what the node answers at all (kinfed.deploy.rules)
@@ -57,6 +58,7 @@ class NodeSettings:
     image: str = ""
     group: str = ""
     vault: str = DEFAULT_VAULT
+    key: str = ""
     threads: str = "1"
     min_noise: str = ""
     epsilon: str = ""

@@ -4,6 +4,7 @@
                            model.safetensors     the model to use, as plain PyTorch loads it (kinfed predict)
                            answer-*.safetensors  the last answers of private training, for when one is lost on the way
     <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
+                   <client>.identity             the key that the client belongs to, where the node names no other
     <vault>/books/<client>.json                  what private training was asked, over all runs (kinfed.deploy.books)
 
 A round that a node has trained need not have counted: the reply may have come too late, or the server may have stopped
@@ -95,6 +96,16 @@ class Vault:
             )
         return Secret(key)
 
+    def identity(self, client: str) -> tuple[Path, bytes]:
+        """Where the private key is that the client belongs to, and the key; made at the first use."""
+        from kinfed.deploy.client_keys import new_private_key
+
+        path = self._secret_path(client).with_suffix(".identity")
+        with storage.storage_errors("keep the key", path), _lock(path.parent / ".lock"):
+            if not path.exists():
+                storage.write_atomically(path, new_private_key(), private=True)
+            return path, path.read_bytes()
+
     def books(self, client: str) -> Books:
         """The client's own, begun before its secret is: where there is a secret and no books, they were lost."""
         folder = self.folder / _BOOKS
@@ -113,7 +124,7 @@ class Vault:
     def _secret_path(self, client: str) -> Path:
         folder = self.folder / _SECRETS
         _private_folder(folder)
-        return folder / f"{storage.file_name(client)}.key"
+        return folder / f"{storage.file_name(client)}.key"  # ends in .key, so that with_suffix replaces just that
 
     def entries(self) -> list[EntryInfo]:
         """What is in the vault, oldest first. A damaged entry is an error that names it."""

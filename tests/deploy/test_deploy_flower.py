@@ -76,19 +76,21 @@ def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
 
 
 def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -> None:
-    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2 and the
-    superlink in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
-    simulation in which the killed node missed its round."""
+    """TLS and authentication. An unregistered key is refused, and a registered node that says it is b is not taken for
+    it, not even while b is away: a supernode is killed in the middle of round 2 and the superlink in round 3; both are
+    started again, and a new run resumes. The models in the vaults are those of a simulation in which the killed node
+    missed its round."""
     out, certs = tmp_path / "run", tmp_path / "certs"
     nodes = write_nodes(tmp_path, *examples(), NAMES)
-    make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger"])
+    make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger", "mallory"])
     with network(tmp_path / "net", certs=certs) as net:
         net.start_server()
-        net.register(*NAMES)
+        net.register(*NAMES, "mallory")
         for config in nodes.values():
-            net.start_node(config["client"], config)
+            net.start_node(config["client"], config | {"key": str(certs / config["client"])})
+        net.start_node("mallory", nodes[101] | {"key": str(certs / "mallory"), "vault": str(tmp_path / "vault-m")})
         net.start_node("stranger", {"client": "b", "data": nodes[101]["data"]})
-        app = net.app(SETTINGS | {"out": str(out)})
+        app = net.app(SETTINGS | {"out": str(out), "keys": str(certs)})
         net.run(app)
         net.wait_text(out, "round 1 of 4")
         net.wait_for(lambda: net.log("node-b").count("Receiving: train message") == 2, 120, "b to get round 2")
@@ -97,12 +99,16 @@ def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -
         net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
         net.kill("superlink")
         net.start_server()
-        net.start_node_until_accepted("b", nodes[101])
+        net.start_node_until_accepted("b", nodes[101] | {"key": str(certs / "b")})
         net.run(app, quorum=2)  # both must have found their way back
         said = net.wait_done(out)
         refusal = net.log("node-stranger")
+        forger = net.log("node-mallory")
     assert "Failed to activate SuperNode" in refusal
     assert "SuperNode ID" not in refusal  # it never got one
+    assert said.count("it says that it is b, with key") == 2  # once in each of the two runs
+    assert "Receiving: query message" in forger
+    assert "Receiving: train message" not in forger
     assert "resumed after round 2" in said
     lost = [record["dropped"] for record in records(out)]
     assert lost == [0, 1, 0, 0]
