@@ -160,6 +160,18 @@ def test_the_same_question_gets_the_same_answer_and_costs_nothing(config: dict[s
     assert len(books(config).read().answers) == 2
 
 
+def test_another_state_makes_another_question(config: dict[str, Any]) -> None:
+    """A client that has lost its personal model answers the same order anew, with other noise, and is charged."""
+    ditto = {"method": "ditto"}
+    ask(config, settings=ditto)
+    one = ask(config, settings=ditto, round=2, accepted=1)
+    Vault(config["vault"]).clear("r1")
+    two = ask(config, settings=ditto, round=2, accepted=1)
+    assert (one.header["lost"], two.header["lost"]) == (False, True)
+    assert deviation(delta(one) - delta(two)) == pytest.approx(math.sqrt(50), rel=0.15)
+    assert len(books(config).read().answers) == 3
+
+
 # ---- books ----
 
 

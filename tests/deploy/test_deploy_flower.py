@@ -107,7 +107,7 @@ def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(tmp_path: Path) -
     assert "Failed to activate SuperNode" in refusal
     assert "SuperNode ID" not in refusal  # it never got one
     assert said.count("it says that it is b, with key") == 2  # once in each of the two runs
-    assert "Receiving: query message" in forger
+    assert "Receiving: query.hello message" in forger
     assert "Receiving: train message" not in forger
     assert "resumed after round 2" in said
     lost = [record["dropped"] for record in records(out)]

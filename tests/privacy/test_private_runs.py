@@ -442,6 +442,7 @@ def test_the_noise_for_an_epsilon_covers_the_personal_model() -> None:
     privacy = kinfed.run(**settings, federation=federation()).result("fedavg").privacy
     assert privacy is not None
     assert 4.9 <= privacy["epsilon_max"] <= 5.0
+    assert privacy["refused"] == []  # with too little noise the limit would leave clients out
 
 
 def test_a_round_without_anyone_left_changes_nothing() -> None:
