@@ -56,7 +56,7 @@ class Loopback:
             config = self.nodes_[one.node]
             client = one.packet.header.get("name", config["client"])
             try:
-                answer = Node.of(config, self.run_config).answer(one.kind, through_the_wire(one.packet))
+                answer = Node.of(config, self.run_config, one.node).answer(one.kind, through_the_wire(one.packet))
             except KinfedError as error:
                 self._post(client, Answer(number, None, f"{type(error).__name__}: {error}"))
                 continue

@@ -26,7 +26,7 @@ OPTIONAL: dict[str, set[str]] = {
     "dp_accounting": {"privacy.epsilon"},
     "ray": {"pools.ray_pool", "pools.ray_processes"},
     "flwr": {"deploy.flower"},
-    "cryptography": {"deploy.certs"},
+    "cryptography": {"deploy.certs", "deploy.client_keys"},
     "optuna": {"runs.tune"},
     "soundfile": {"data.sources.speech"},
     "tokenizers": {"data.sources.wordpiece"},

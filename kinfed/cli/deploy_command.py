@@ -87,6 +87,34 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 
 
 @vault.command()
+def budget(folder: VaultFolder = DEFAULT) -> None:
+    """What private training has cost each client over all runs and servers, and what its owner allows at most."""
+    from kinfed.deploy.vault import Vault
+    from kinfed.privacy.epsilon import epsilon_over_noises
+
+    pages = {books.client: books.read() for books in Vault(folder).booked_clients()}
+    if not pages:
+        say(f"the vault {folder.expanduser()} has been asked nothing private")
+        return
+    table = Table("client", "run", "answers", "epsilon", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for client, page in pages.items():
+        for run in dict.fromkeys(answer.run for answer in page.answers):
+            spent = epsilon_over_noises(page.spent(run), page.rules["delta"])
+            table.add_row(client, run, str(sum(answer.run == run for answer in page.answers)), f"{spent:g}")
+    console.print(table)
+    for client, page in pages.items():
+        rules = page.rules
+        total = epsilon_over_noises(page.spent(), rules["delta"])
+        limit = "no limit set" if rules["epsilon"] is None else f"of {rules['epsilon']:g}"
+        say(
+            f"{client}: epsilon {total:g} {limit} (delta {rules['delta']:g}); noise {rules['min_noise']:g} at least; "
+            f"methods {', '.join(rules['methods']) or 'any'}; evaluates on {', '.join(rules['evaluate'])}; "
+            f"exact sums {'allowed' if rules['sums'] else 'refused under privacy'}"
+            + ("; strict" if rules["strict"] else "")
+        )
+
+
+@vault.command()
 def export(
     out: Annotated[Path, typer.Argument(help="File to write (.safetensors).")],
     folder: VaultFolder = DEFAULT,

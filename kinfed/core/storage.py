@@ -54,10 +54,12 @@ _draft_number = itertools.count()
 class Draft:
     """A file in the making; it appears under its name by `commit`, or never."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, private: bool = False):
+        """A `private` file is for its owner's eyes only, from the first byte on."""
         self.path = folder / f".draft-{os.getpid()}-{next(_draft_number)}.tmp"
         binary = getattr(os, "O_BINARY", 0)  # Windows would translate line ends otherwise
-        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | binary, 0o666)
+        mode = 0o600 if private else 0o666
+        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | binary, mode)
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> None:
@@ -88,23 +90,23 @@ class Draft:
 
 
 @contextlib.contextmanager
-def draft(folder: Path) -> Iterator[Draft]:
+def draft(folder: Path, private: bool = False) -> Iterator[Draft]:
     """A draft in this folder, gone at the end unless committed."""
-    file = Draft(folder)
+    file = Draft(folder, private)
     try:
         yield file
     finally:
         file.close()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    with storage_errors("write", path), draft(path.parent) as new:
+def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
+    with storage_errors("write", path), draft(path.parent, private) as new:
         new.write(data)
         new.commit(path)
 
 
-def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:
-    write_atomically(path, (to_json(value, indent=2, sort_keys=sort_keys) + "\n").encode())
+def write_json(path: Path, value: Any, *, sort_keys: bool = True, private: bool = False) -> None:
+    write_atomically(path, (to_json(value, indent=2, sort_keys=sort_keys) + "\n").encode(), private)
 
 
 def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, Any]:
@@ -121,9 +123,11 @@ def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, A
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, private: bool = False
+) -> str:
     """Write tensors with their checksum, which is returned too; `metadata` goes into the header beside it."""
-    with storage_errors("write", path), draft(path.parent) as new:
+    with storage_errors("write", path), draft(path.parent, private) as new:
         digest = draft_tensors(new, tensors, metadata)
         new.commit(path)
     return digest

@@ -17,9 +17,9 @@ from kinfed.core import storage
 from kinfed.data.features import spread
 from kinfed.data.federation import Population
 from kinfed.deploy.exchange import Exchange
-from kinfed.deploy.node import SUMS
+from kinfed.deploy.questions import SUMS
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.deploy.wire import MessageError, Packet
+from kinfed.deploy.wire import MessageError, Packet, plain_text
 from kinfed.errors import ConfigError, DataError, KinfedError
 
 
@@ -39,6 +39,7 @@ class Roster:
     groups: list[str] = field(default_factory=list)  # [K] names of groups, where nodes have any
     mean: Tensor | None = None  # [*shape] or one number; None: 0
     std: Tensor | None = None  # likewise; None: 1
+    keys: list[str] = field(default_factory=list)  # [K] the public key that each client belongs to
 
     @property
     def group_names(self) -> list[str]:
@@ -53,9 +54,18 @@ class Roster:
 
 
 def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tuple[str, Roster]:
-    """The run's own name and its clients: as the file says, where there is one, else from the nodes that appear."""
+    """The run's own name and its clients: as the file says, where there is one, else from the nodes that appear.
+
+    From then on every client belongs to its key. Keys that the operator wrote down come before all others."""
+    exchange.largest_count = deployment.largest_count
+    if deployment.keys:
+        from kinfed.deploy.client_keys import read_public_keys
+
+        exchange.keys, exchange.only_known = read_public_keys(Path(deployment.keys).expanduser()), True
     if path.exists():
-        return _load_roster(path)
+        run, roster = _load_roster(path)
+        exchange.keys = dict(zip(roster.names, roster.keys, strict=True)) | exchange.keys
+        return run, roster
     roster = _enrol(deployment, exchange)
     run = secrets.token_hex(8)
     storage.write_json(path, {"run": run, **roster.__dict__})
@@ -109,51 +119,78 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
 
 def _roster(names: list[str], exchange: Exchange) -> Roster:
     """From what the clients say of themselves; DataError where their data do not fit together."""
-    hellos = [exchange.hellos[name] for name in names]
+    greetings = [exchange.greetings[name] for name in names]
+    first = greetings[0]
     for key, what in (("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")):
-        for name, hello in zip(names, hellos, strict=True):
-            ours, theirs = hellos[0].header.get(key), hello.header.get(key)
+        for name, greeting in zip(names, greetings, strict=True):
+            ours, theirs = getattr(first, key), getattr(greeting, key)
             if ours != theirs:
                 raise DataError(
                     f"{names[0]} and {name} differ in the {what}: {_short(ours)} and {_short(theirs)}. Make the data "
                     "alike, or list the columns in their order in the setting features"
                 )
-    counts = torch.tensor([hello.require("counts", list) for hello in hellos], dtype=torch.int64)
-    groups = [str(hello.header.get("group", "")) for hello in hellos]
+    counts = torch.tensor([greeting.counts for greeting in greetings], dtype=torch.int64)
+    groups = [greeting.group for greeting in greetings]
     if any(groups) and not all(groups):
         raise ConfigError(f"{names[groups.index('')]} has no group, and others have; give every node one, or none")
-    shape = tuple(int(side) for side in hellos[0].require("shape", list))
-    columns = [str(column) for column in hellos[0].require("columns", list)]
-    return Roster(names, counts, shape, columns, hellos[0].require("tokens", bool), groups if any(groups) else [])
+    _report_counts(names, counts, exchange)
+    return Roster(
+        names, counts, first.shape, list(first.columns), first.tokens, groups if any(groups) else [],
+        keys=[exchange.keys[name] for name in names],
+    )  # fmt: skip
+
+
+def _report_counts(names: list[str], counts: Tensor, exchange: Exchange) -> None:
+    """What clients claim decides how much they weigh; people should see it."""
+    share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
+    claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
+    exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
 
 
 def _common_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> tuple[Tensor | None, Tensor | None]:
     """Mean and deviation of every feature over all clients' training rows, from two sums of each client."""
     if roster.tokens:
         return None, None
-    rows = sum(exchange.hellos[name].require("rows", int) for name in roster.names)
+    mean_parts = _sums(deployment, exchange, roster, roster.names, None)
+    rows = sum(exchange.greetings[name].rows for name in mean_parts)
+    mean = torch.stack(list(mean_parts.values())).sum(0) / max(rows, 1)
+    parts = _sums(deployment, exchange, roster, list(mean_parts), mean)  # whose first sums cannot be is not asked on
+    rows = sum(exchange.greetings[name].rows for name in parts)
+    return mean.to(torch.float32), spread(mean, torch.stack(list(parts.values())).sum(0), rows).to(torch.float32)
 
-    def total(mean: Tensor | None) -> Tensor:
-        groups = {} if mean is None else {"sums": {"mean": mean}}
-        questions = {name: Packet({"kind": SUMS, "name": name}, groups) for name in roster.names}
-        parts: dict[str, Tensor] = {}
 
-        def take(name: str, answer: Packet) -> None:
-            part = answer.group("sums").get("total")
-            if part is None or tuple(part.shape) != roster.shape or not bool(torch.isfinite(part).all()):
-                raise MessageError("no finite sum per feature")
-            parts[name] = part.to(torch.float64)
+def _sums(
+    deployment: Deployment, exchange: Exchange, roster: Roster, names: list[str], mean: Tensor | None
+) -> dict[str, Tensor]:
+    """What these clients add, in their order: sums of features or, given the mean, of squared distances from it. A
+    client whose sums cannot be used adds nothing; its examples are scaled like all others."""
+    groups = {} if mean is None else {"sums": {"mean": mean}}
+    questions = {name: Packet({"kind": SUMS, "name": name}, groups) for name in names}
+    parts: dict[str, Tensor] = {}
 
-        reasons = exchange.request(SUMS, questions, deployment.wait, take)
-        if reasons:
-            name, reason = next(iter(sorted(reasons.items())))
-            raise TooFewClients(f"the common scaling needs every client, and {name} did not answer: {reason}")
-        return torch.stack([parts[name] for name in roster.names]).sum(0)
+    def take(name: str, answer: Packet) -> None:
+        part = answer.group("sums").get("total")
+        if part is None or tuple(part.shape) != roster.shape or not bool(torch.isfinite(part).all()):
+            raise MessageError("no finite sum per feature")
+        rows, largest = exchange.greetings[name].rows, deployment.largest_value
+        most, least = (rows * largest, -rows * largest) if mean is None else (4 * rows * largest**2, 0.0)
+        if not least <= float(part.min()) <= float(part.max()) <= most:
+            raise MessageError(
+                f"sums from {float(part.min()):.3g} to {float(part.max()):.3g} cannot be those of {rows} rows with "
+                f"features up to {largest:g} (largest_value)"
+            )
+        parts[name] = part.to(torch.float64)
 
-    mean = total(None) / max(rows, 1)
-    return mean.to(torch.float32), spread(mean, total(mean), rows).to(torch.float32)
+    reasons = exchange.request(SUMS, questions, deployment.wait, take)
+    for name, reason in sorted(reasons.items()):
+        exchange.say(f"the common scaling is without {name}: {reason}")
+    if len(parts) < deployment.needed_updates(len(roster.names)):
+        name, reason = next(iter(sorted(reasons.items())))
+        raise TooFewClients(
+            f"the common scaling needs {deployment.needed_updates(len(roster.names))} clients; {name}: {reason}"
+        )
+    return {name: parts[name] for name in names if name in parts}
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return plain_text(str(list(value) if isinstance(value, tuple) else value), 80)

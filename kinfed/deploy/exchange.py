@@ -1,20 +1,24 @@
 """Questions to nodes and their answers, over any transport: who is where, who has answered, and for how long to wait.
 
 Nodes come and go under numbers that mean nothing; clients have names. A node that appears is greeted, and says which
-clients it has: mostly one. A client that is away when it is asked gets its message as soon as it is back, until the
-time is up; one whose node went down with the message gets it again. Every message has one answer at most: a second one,
-an answer to an earlier question, or one that comes after the time is up is never looked at.
+clients it has: mostly one. It proves it with the client's key: the first key that came with a name, or the one that the
+operator wrote down for it, is the client's, and a node with another key is refused. A client that is away when it is
+asked gets its message as soon as it is back, until the time is up; one whose node went down with the message gets it
+again. Every message has one answer at most: a second one, an answer to an earlier question, or one that comes after the
+time is up is never looked at.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kinfed.deploy.node import HELLO
-from kinfed.deploy.wire import MessageError, Packet
+from kinfed.deploy.greeting import Greeting, read_greetings
+from kinfed.deploy.questions import HELLO
+from kinfed.deploy.wire import MessageError, Packet, plain_text
 
 POLL_SECONDS = 0.25
 HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
@@ -48,6 +52,15 @@ class Transport(Protocol):
         """Answers that have come to these messages, each given once."""
 
 
+@dataclass(frozen=True)
+class _Open:
+    """A greeting without an answer yet."""
+
+    node: int
+    since: float
+    nonce: str
+
+
 Take = Callable[[str, Packet], None]  # (client, its answer); raises MessageError for one that cannot be used
 
 
@@ -57,11 +70,15 @@ class Exchange:
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    largest_count: int = 10**6  # of examples that a client may say it has
+    keys: dict[str, str] = field(default_factory=dict)  # the public key that a client belongs to, by name
+    only_known: bool = False  # names without a key are refused, too
     clients: dict[int, list[str]] = field(default_factory=dict)  # names by node
-    hellos: dict[str, Packet] = field(default_factory=dict)  # what a client last said of itself, by name
+    greetings: dict[str, Greeting] = field(default_factory=dict)  # what a client last said of itself, by name
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
-    _greeted: dict[str, tuple[int, float]] = field(default_factory=dict)  # message -> node and time
+    _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
+    _logged: set[str] = field(default_factory=set)  # troubles that the log has already
 
     def find(self, enough: Callable[[], bool], seconds: float) -> None:
         """Ask nodes who they are until enough have said it, or the time is up."""
@@ -101,7 +118,7 @@ class Exchange:
                 if name not in open_:
                     continue
                 if answer.packet is None:
-                    reasons[name] = answer.error
+                    reasons[name] = plain_text(answer.error)
                     if answer.gone:
                         continue  # asked again when it is back
                 else:
@@ -129,38 +146,52 @@ class Exchange:
 
     def _discover(self, online: set[int]) -> None:
         now = self.clock()
-        late = [message for message, (_, since) in self._greeted.items() if now - since > HELLO_SECONDS]
+        late = [message for message, greeted in self._greeted.items() if now - greeted.since > HELLO_SECONDS]
         for message in late:
             del self._greeted[message]
         for node in [node for node in self.clients if node not in online]:
             del self.clients[node]  # should it come back, it may be another client's
         for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
             del self.troubles[node], self._retry[node]
-        busy = {node for node, _ in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
-        new = sorted(online - busy)
-        messages = [Sent(node, HELLO, Packet({"kind": HELLO}), HELLO_SECONDS) for node in new]
-        for node, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
+        busy = {greeted.node for greeted in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
+        new = [_Open(node, now, secrets.token_hex(16)) for node in sorted(online - busy)]
+        messages = [Sent(one.node, HELLO, Packet({"kind": HELLO, "nonce": one.nonce}), HELLO_SECONDS) for one in new]
+        for one, message in zip(new, self.transport.send(messages) if messages else [], strict=True):
             if message:
-                self._greeted[message] = (node, now)
+                self._greeted[message] = one
 
     def _on_hello(self, answer: Answer) -> None:
-        node, _ = self._greeted.pop(answer.message)
+        greeted = self._greeted.pop(answer.message)
         if answer.packet is None:
             if not answer.gone:
-                self._quarantine(node, answer.error)
+                self._quarantine(greeted.node, plain_text(answer.error))
             return
         try:
-            hellos = [Packet(header) for header in answer.packet.require("clients", list) if isinstance(header, dict)]
-            names = [hello.require("name", str) for hello in hellos]
-            if not names:
-                raise MessageError("it names no client")
+            greetings = read_greetings(answer.packet, self.largest_count)
+            self._check_keys(answer.packet, greetings, greeted)
         except MessageError as error:
-            self._quarantine(node, str(error))
+            self._quarantine(greeted.node, str(error))
             return
-        for name in names:
-            self._drop_stale(name)
-        self.clients[node] = names
-        self.hellos |= dict(zip(names, hellos, strict=True))
+        for greeting in greetings:
+            self._drop_stale(greeting.name)
+            self.keys.setdefault(greeting.name, greeting.key)
+        self.clients[greeted.node] = [greeting.name for greeting in greetings]
+        self.greetings |= {greeting.name: greeting for greeting in greetings}
+
+    def _check_keys(self, answer: Packet, greetings: list[Greeting], greeted: _Open) -> None:
+        from kinfed.deploy.client_keys import fingerprint, is_signed
+
+        for greeting, header in zip(greetings, answer.require("clients", list), strict=True):
+            name, known = greeting.name, self.keys.get(greeting.name)
+            if not is_signed(header, greeted.nonce, greeted.node):
+                raise MessageError(f"its greeting as {name} is not signed with the key that it names")
+            if known is None and self.only_known:
+                raise MessageError(f"it says that it is {name}, of which the folder of keys has no {name}.pub")
+            if known not in (None, greeting.key):
+                raise MessageError(
+                    f"it says that it is {name}, with key {fingerprint(greeting.key)}; {name} belongs to key "
+                    f"{fingerprint(known or '')}"
+                )
 
     def _drop_stale(self, name: str) -> None:
         """The newer connection of a client is the one that lives: a killed node stays listed for a while."""
@@ -174,5 +205,8 @@ class Exchange:
             self.troubles[former], self._retry[former] = f"another node has appeared as {name}", float("inf")
 
     def _quarantine(self, node: int, trouble: str) -> None:
+        """It is greeted again after a while; the log has its trouble once."""
         self.troubles[node], self._retry[node] = trouble, self.clock() + RETRY_SECONDS
-        self.say(f"a node that has appeared cannot take part: {trouble}")
+        if trouble not in self._logged:
+            self._logged.add(trouble)
+            self.say(f"a node that has appeared cannot take part: {trouble}")

@@ -17,7 +17,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from kinfed.deploy.exchange import Answer, Sent
-from kinfed.deploy.node import EVALUATE, HELLO, SUMS, TRAIN, Node
+from kinfed.deploy.node import Node
+from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, arrays
@@ -94,7 +95,7 @@ def _say(text: str) -> None:
 
 
 def _answer_order(kind: str, message: Message, context: Context) -> Message:
-    node = Node.of(context.node_config, context.run_config)
+    node = Node.of(context.node_config, context.run_config, message.metadata.dst_node_id)
     return Message(to_records(node.answer(kind, from_records(message.content))), reply_to=message)
 
 

@@ -9,16 +9,22 @@ rejected or is repeated after a restart leaves no trace in what follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import deployed_models
+from kinfed.core import storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
-from kinfed.data.federation import SPLITS, Cohort, with_memory
+from kinfed.data.batches import Split
+from kinfed.data.federation import SPLITS, Cohort, Federation, with_memory
 from kinfed.deploy.node_data import ClientData, Enrolment, NodeSettings, load_client_data
+from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN, PlainQuestion, PrivateQuestion
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
@@ -26,27 +32,28 @@ from kinfed.engine.mixture import module_for, task_for
 from kinfed.engine.models import build_model
 from kinfed.engine.task import ModuleTask, Score, Task, make_task
 from kinfed.errors import ConfigError, StorageError
-from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record, recorded
+from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.runs.export import inputs_metadata
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
-HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
 
 
 class Node:
     """A supernode with one client or several. A new one is made for every message: all memory is in the vaults."""
 
-    def __init__(self, clients: Mapping[str, NodeClient]) -> None:
-        self.clients = clients
+    def __init__(self, clients: Mapping[str, NodeClient], number: int) -> None:
+        self.clients, self.number = clients, number
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any], number: int = 0) -> Node:
+        """`number`: the one under which the transport knows this node."""
         deployment = Deployment.parse(run_config)
-        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)})
+        return cls({one.client: NodeClient(one, deployment) for one in NodeSettings.parse_all(node_config)}, number)
 
     def answer(self, kind: str, order: Packet) -> Packet:
         if kind == HELLO:
-            return Packet({"clients": [client.hello() for client in self.clients.values()]})
+            nonce = order.require("nonce", str)
+            return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
         name = order.require("name", str)
         if name not in self.clients:
             raise MessageError(
@@ -61,80 +68,106 @@ class NodeClient:
 
     def __init__(self, settings: NodeSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
-        self.algorithm = deployment.algorithm
+        self.algorithm, self.rules = deployment.algorithm, settings.rules
         self.vault = Vault(settings.vault)
         torch.set_num_threads(int(settings.threads))
 
-    def hello(self) -> dict[str, Any]:
-        """Who this is and the shape of its data: counts, not contents."""
+    def hello(self, nonce: str, node: int) -> dict[str, Any]:
+        """Who this is, signed, and the shape of its data: counts, not contents."""
+        from kinfed.deploy.client_keys import sign_greeting
+
         own = load_client_data(self.settings, self.deployment)
         federation = own.prepared(Enrolment(0, 1, (0, 0, 0)), self.deployment)
         features = own.federation.features
-        return {
+        greeting = {
             "name": self.settings.client, "group": self.settings.group, "columns": own.columns,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
             "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
         }  # fmt: skip
+        where, key = self._identity()
+        return sign_greeting(key, where, greeting, nonce, node)
+
+    def _identity(self) -> tuple[Path, bytes]:
+        """The client's private key, and where it is from."""
+        if not self.settings.key:
+            return self.vault.identity(self.settings.client)
+        path = Path(self.settings.key).expanduser()
+        with storage.storage_errors("read the node's key", path):
+            return path, path.read_bytes()
 
     def sums(self, order: Packet) -> Packet:
         """This client's part of the mean of every feature or, given that mean, of the variance."""
+        self.rules.check_sums(self.settings.client, self.deployment)
         own = load_client_data(self.settings, self.deployment)
         return Packet({"name": self.settings.client}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
 
     def train(self, order: Packet) -> Packet:
         """A round. The new state is in the vault before the update leaves."""
         round, accepted = order.require("round", int), order.require("accepted", int)
-        own, enrolment, task = self._prepare(order)
-        data = own.prepared(enrolment, self.deployment)
-        cohort = enrolment.cohort(data, self.deployment.seed, round, order.require("effort", float))
-        cohort = self._with_secret_sampling(cohort)
-        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
+        effort = order.require("effort", float)
+        if not 0 < effort <= 1:
+            raise MessageError(f"effort is a share of the local work in (0, 1]; the message says {effort}")
+        prepared = self._prepare(TRAIN, order)
         entry = self._entry(order)
-        with entry.locked():
-            client, moments, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
+        with prepared.books_locked(), entry.locked():
+            client, moments, lost = self._state(entry, accepted, prepared)
+            question = prepared.question(entry, _stored(client, moments))
+            if (answer := question.stored()) is not None:
+                return answer
+            task, cohort = question.protect(prepared.task, prepared.cohort(round, effort))
             memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
             with recorded(task, TRAINING) as record:
-                client, up = self.algorithm.client_update(task, client, down, with_memory(cohort, memory))
+                client, up = self.algorithm.client_update(task, client, prepared.down, with_memory(cohort, memory))
+            question.settle(record)
             moments = Moments() if memory is None else memory.moments
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
             for what, tree in (("update", up), ("new state", client), ("optimizer", moments)):
                 if not bool(tree.finite_rows(1).all()):
-                    return Packet(header | {"refused": f"its {what} is not finite"})
-            kept = {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
-            entry.keep(round, client.named() | kept, accepted, self.deployment.method)
-        return Packet(header, {"up": up.named()})
+                    return question.keep(Packet(header | {"refused": f"its {what} is not finite"}))
+            entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
+            return question.keep(Packet(header, {"up": up.named()}))
 
     def evaluate(self, order: Packet) -> Packet:
         """The personal model on the client's own held-out examples; it is kept in the vault, ready to use."""
         round, accepted = order.require("round", int), order.require("accepted", int)
         split = order.require("split", str)
-        if split not in SPLITS:
-            raise MessageError(f"a split is one of {', '.join(SPLITS)}; the message asks for {split!r}")
-        own, enrolment, task = self._prepare(order)
-        data = own.prepared(enrolment, self.deployment)
-        cohort = self._with_secret_sampling(enrolment.cohort(data, self.deployment.seed, round))
-        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
-        entry, algorithm = self._entry(order), self.algorithm
-        with entry.locked():
-            client, _, lost = self._state(entry, accepted, task, enrolment.cohort(data, self.deployment.seed, 0))
+        self.rules.check_split(self.settings.client, self.deployment, self.algorithm, split)
+        prepared = self._prepare(EVALUATE, order)
+        entry = self._entry(order)
+        with prepared.books_locked(), entry.locked():
+            client, moments, lost = self._state(entry, accepted, prepared)
+            question = prepared.question(entry, _stored(client, moments))
+            if (answer := question.stored()) is not None:
+                return answer
+            task, cohort = question.protect(prepared.task, prepared.cohort(round))
             with recorded(task, EVALUATION) as record:
-                (_, theta), *others = deployed_models(
-                    algorithm, task, client, down, cohort, trained=torch.tensor([accepted > 0 and not lost]),
+                models = deployed_models(
+                    self.algorithm, task, client, prepared.down, cohort,
+                    trained=torch.tensor([accepted > 0 and not lost]),
                     server_model=order.group("server_model").get("model"),
-                ).items()  # fmt: skip
+                )  # fmt: skip
+            question.settle(record)
+            theta = next(iter(models.values()))
             if not bool(torch.isfinite(theta).all()):
                 raise ConfigError(
                     f"the personal model of {self.settings.client} holds NaN or infinity; it was not kept"
                 )
-            self._keep_model(entry, task, theta[0], round, enrolment, own)
-        part = getattr(cohort, split)
+            self._keep_model(entry, prepared, theta[0], round)
+            groups = self._scores(prepared.task, models, order, getattr(cohort, split))
+            groups["figures"] = dict(self.algorithm.client_figures(client))
+            header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
+            return question.keep(Packet(header, groups))
+
+    def _scores(
+        self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split
+    ) -> dict[str, dict[str, Tensor]]:
+        """Of the personal model, the server's, and the method's others."""
+        (_, theta), *others = models.items()
         scores = {"personal": task_for(task, theta).score(theta, part)}
         if "model" in order.group("server_model"):
             scores["server_model"] = task.score(order.group("server_model")["model"], part)
         scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others}
-        groups = {name: _score(score) for name, score in scores.items()}
-        groups["figures"] = dict(algorithm.client_figures(client))
-        return Packet(self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}, groups)
+        return {name: _score(score) for name, score in scores.items()}
 
     def _reply_header(self, order: Packet) -> dict[str, Any]:
         """By which the server knows what this is an answer to."""
@@ -142,46 +175,34 @@ class NodeClient:
             "name": self.settings.client
         }
 
-    def _prepare(self, order: Packet) -> tuple[ClientData, Enrolment, Task]:
+    def _prepare(self, kind: str, order: Packet) -> _Prepared:
+        """What an answer is computed from; refused where the owner's rules say so."""
         own = load_client_data(self.settings, self.deployment)
         inputs = order.group("inputs")
         longest = order.require("longest", list)
+        if len(longest) != 3 or not all(isinstance(most, int) and 0 <= most < 2**40 for most in longest):
+            raise MessageError("longest should be three numbers of examples")
         enrolment = Enrolment(
             order.require("number", int), order.require("num_clients", int), (longest[0], longest[1], longest[2]),
             order.require("group", int), inputs.get("mean"), inputs.get("std"),
         )  # fmt: skip
+        data = own.prepared(enrolment, self.deployment)
+        privacy, client = self.deployment.run.privacy, self.settings.client
+        self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
+        self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
         shape, model = own.federation.features.shape, self.deployment.run.model
         classes = len(self.deployment.class_names)
-        task: Task = make_task(lambda: build_model(model.name, shape, classes, model.options))
-        return own, enrolment, self._private(task, order)
-
-    def _private(self, task: Task, order: Packet) -> Task:
-        """The task with this node's own noise, where the deployment is private."""
-        privacy, minimum = self.deployment.run.privacy, float(self.settings.min_noise)
-        noise = order.require("noise", float) if privacy is not None else 0.0
-        if privacy is not None and privacy.noise is not None:
-            minimum = max(minimum, privacy.noise)
-        if noise < minimum:
-            raise ConfigError(
-                f"{self.settings.client} trains with noise of at least {minimum:g} only, and the server asks for "
-                f"{noise:g}; nothing was computed"
-            )
-        if privacy is None:
-            return task
-        return PrivateTask(task, privacy.clip, noise, self.vault.secret(self.settings.client).noise)
-
-    def _with_secret_sampling(self, cohort: Cohort) -> Cohort:
-        if self.deployment.run.privacy is None:
-            return cohort
-        return self.vault.secret(self.settings.client).with_secret_sampling(cohort)
+        task = make_task(lambda: build_model(model.name, shape, classes, model.options))
+        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
+        return _Prepared(self, kind, order, own, enrolment, data, task, down)
 
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.settings.client)
 
-    def _state(self, entry: VaultEntry, accepted: int, task: Task, cohort: Cohort) -> tuple[Tree, Moments, bool]:
+    def _state(self, entry: VaultEntry, accepted: int, prepared: _Prepared) -> tuple[Tree, Moments, bool]:
         """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
         one, and True, where the vault has lost it."""
-        fresh: Tree = self.algorithm.init_client(task, cohort)
+        fresh: Tree = self.algorithm.init_client(prepared.task, prepared.cohort(0))
         if accepted == 0:
             return fresh, Moments(), False
         stored = entry.state(accepted)
@@ -199,21 +220,53 @@ class NodeClient:
             )
         return fresh.like(state), Moments(moments), False
 
-    def _keep_model(
-        self, entry: VaultEntry, task: Task, row: Tensor, round: int, enrolment: Enrolment, own: ClientData
-    ) -> None:
-        plain = task.inner if isinstance(task, PrivateTask) else task
-        assert isinstance(plain, ModuleTask)
-        model = self.deployment.run.model
+    def _keep_model(self, entry: VaultEntry, prepared: _Prepared, row: Tensor, round: int) -> None:
+        model, own, enrolment = self.deployment.run.model, prepared.own, prepared.enrolment
         metadata = {
-            "client": entry.client, "run": entry.run, "algorithm": self.deployment.method, "round": str(round),
-            "seed": str(self.deployment.seed), "model": model.name,
+            "algorithm": self.deployment.method, "round": str(round), "seed": str(self.deployment.seed),
+            "model": model.name,
             "inputs": inputs_metadata(
                 own.federation.features.shape, own.federation.features.is_tokens, enrolment.mean, enrolment.std,
                 own.columns or None, self.deployment.class_names, model.options,
             ),
         }  # fmt: skip
-        entry.keep_model(module_for(plain, row.detach()).state_dict(), metadata)
+        entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What an answer is computed from."""
+
+    node: NodeClient
+    kind: str
+    order: Packet
+    own: ClientData
+    enrolment: Enrolment
+    data: Federation  # scaled as all are, with validation examples
+    task: ModuleTask
+    down: Tree
+
+    def cohort(self, round: int, effort: float = 1.0) -> Cohort:
+        return self.enrolment.cohort(self.data, self.node.deployment.seed, round, effort)
+
+    def books_locked(self) -> AbstractContextManager[None]:
+        node = self.node
+        return nullcontext() if node.deployment.run.privacy is None else node.vault.books(node.settings.client).locked()
+
+    def question(self, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainQuestion:
+        node = self.node
+        privacy = node.deployment.run.privacy
+        if privacy is None:
+            return PlainQuestion()
+        return PrivateQuestion(
+            self.kind, self.order, node.settings, node.rules, node.deployment, privacy, self.data,
+            self.own.names_rows(node.deployment), state, node.vault, entry,
+        )  # fmt: skip
+
+
+def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:
+    """A client's state as the vault keeps it."""
+    return client.named() | {_MOMENTS + name: tensor for name, tensor in moments.named().items()}
 
 
 def _score(score: Score) -> dict[str, Tensor]:

@@ -10,8 +10,10 @@
     image="picture"                      a column of images instead of feature columns
     group="north"                        the client's group, for methods that use groups
     vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
-    min_noise="1.0"                    never train without differential privacy of at least this noise
+    key="/etc/kinfed/hospital-a"         the node's private key, which the client belongs to (default: one in the vault)
     threads="4"                          cores to train with (default 1)
+    min_noise, epsilon, delta, methods, evaluate, sums, strict
+                                         what the node answers at all (kinfed.deploy.rules)
 
 An .npz file holds x [n, ...] and y [n], and where the split is known test [n] and val [n], true or false. A function
 returns (x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
@@ -36,6 +38,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
+from kinfed.deploy.rules import NodeRules
 from kinfed.deploy.settings import Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
 
@@ -55,8 +58,15 @@ class NodeSettings:
     image: str = ""
     group: str = ""
     vault: str = DEFAULT_VAULT
-    min_noise: str = "0"
+    key: str = ""
     threads: str = "1"
+    min_noise: str = ""
+    epsilon: str = ""
+    delta: str = ""
+    methods: str = ""
+    evaluate: str = ""
+    sums: str = ""
+    strict: str = ""
     extra: Mapping[str, Any] | None = None  # everything in the table, for a function of the node's own
 
     @classmethod
@@ -87,11 +97,12 @@ class NodeSettings:
         settings = cls(**{name: str(table[name]) for name in fields if name in table}, extra=dict(table))
         if not settings.threads.isdigit() or int(settings.threads) < 1:
             raise ConfigError(f"threads in --node-config is a whole number of at least 1; got {settings.threads!r}")
-        try:
-            float(settings.min_noise)
-        except ValueError:
-            raise ConfigError(f"min_noise in --node-config is a number; got {settings.min_noise!r}") from None
+        NodeRules.parse(settings.__dict__)
         return settings
+
+    @property
+    def rules(self) -> NodeRules:
+        return NodeRules.parse(self.__dict__)
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,12 @@ class ClientData:
 
     federation: Federation  # of one; features not scaled yet
     columns: list[str]  # of a table; else empty
+    names_test: bool = False  # the node says itself which rows are for the test, and the run's seed does not matter
+    names_val: bool = False  # likewise for validation
+
+    def names_rows(self, deployment: Deployment) -> bool:
+        """No choice of the server's decides which rows are trained on."""
+        return self.names_test and (self.names_val or not deployment.validation_share)
 
     def sums(self, mean: Tensor | None) -> Tensor:
         """What scaling needs of this client: sums of features over its training rows, or of squared distances from the
@@ -182,7 +199,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         Features(raw), labels, len(classes), train, val, test, [node.client],
         class_names=classes, description={"dataset": node.data, "partition": "given"},
     )  # fmt: skip
-    return ClientData(federation, columns)
+    return ClientData(federation, columns, is_test is not None, is_val is not None and bool(is_val.any()))
 
 
 def _calls_function(data: str) -> bool:

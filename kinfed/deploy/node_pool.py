@@ -16,18 +16,22 @@ from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, privacy_profile
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
-from kinfed.data.federation import Cohort, Population
+from kinfed.data.federation import SPLITS, Cohort, Population
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
-from kinfed.deploy.node import EVALUATE, TRAIN
+from kinfed.deploy.questions import EVALUATE, TRAIN
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
+from kinfed.deploy.wire import MessageError, Packet, message_types, plain_text, tree_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
+from kinfed.privacy.budget import planned_events
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
-from kinfed.privacy.ledger import Event, dominates
-from kinfed.server.screening import UpdateSpec, trained_columns
+from kinfed.privacy.ledger import Event, Events, dominates
+from kinfed.server.screening import COUNT, UpdateSpec, trained_columns
+
+LARGEST_LOSS = 1e6  # of one example
+LONGEST_FIGURE = 60  # characters of a name
 
 
 class NodePool:
@@ -65,12 +69,12 @@ class NodePool:
             self._check_signature(orders[name], answer)
             nbytes += answer.nbytes
             try:
-                gradients = self._events(k, answer)
+                gradients = self._events(k, answer, self._plan(k))
                 if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
                 if strange := answer.groups.keys() - {"up"}:
                     raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
-                up = self._checked(answer.group("up"))
+                up = self._checked(k, answer.group("up"))
             except MessageError as error:
                 rejections[k] = str(error)
                 raise
@@ -122,9 +126,11 @@ class NodePool:
         def take(name: str, answer: Packet) -> None:
             self._check_signature(orders[name], answer)
             k = self._number(name)
-            for group in ("personal", *(["server_model"] if server_model is not None else [])):
-                _checked_score(answer.group(group))
-            by_client[k], events[k] = answer, _reported_events(answer)
+            scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
+            for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
+                self._check_score(k, SPLITS.index(split), answer.group(group))
+            _check_figures(answer.group("figures"))
+            by_client[k], events[k] = answer, self._events(k, answer, self._personalization(k))
 
         reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
         for name, reason in sorted(reasons.items()):
@@ -144,7 +150,7 @@ class NodePool:
             alternatives={
                 name.removeprefix("other."): _scores([a.group(name) for a in answers])
                 for name in others
-                if all(_is_score(a.group(name)) for a in answers)
+                if all(name in a.groups for a in answers)
             },
             record=record,
         )
@@ -188,35 +194,64 @@ class NodePool:
     def _check_signature(order: Packet, answer: Packet) -> None:
         for key in ("run", "round", "number", "kind", "name"):
             if answer.header.get(key) != order.header[key]:
-                raise MessageError(f"an answer with {key} {answer.header.get(key)!r} instead of {order.header[key]!r}")
+                theirs = repr(answer.header.get(key))[:60]
+                raise MessageError(f"an answer with {key} {theirs} instead of {order.header[key]!r}")
 
-    def _checked(self, tensors: Mapping[str, Tensor]) -> Tree:
-        """The update, if it is one: of the right fields, types and shapes, finite, and no longer than allowed."""
+    def _checked(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
+        """The update, if it is one: of the right fields, types and shapes, finite, no longer than allowed, and of as
+        many examples as the client has."""
         violation = self._update_spec.violation(tensors)
         if violation is not None:
             raise MessageError(violation)
+        if COUNT in tensors:
+            self._check_count(k, 0, float(tensors[COUNT]))
         return tree_of(self._up, tensors)
+
+    def _check_count(self, k: int, split: int, count: float) -> None:
+        """Against what the client said when it was enrolled: counts are weights, and nobody else can know them."""
+        declared = int(self.roster.counts[k, split])
+        if not abs(count - declared) <= self.deployment.drift * declared:  # NaN is not
+            raise MessageError(
+                f"it says {count:g} {SPLITS[split]} examples, and said {declared} at the start; drift allows a change "
+                f"by {100 * self.deployment.drift:g} %"
+            )
+
+    def _check_score(self, k: int, split: int, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != {"correct", "loss", "count"} or any(t.numel() != 1 for t in tensors.values()):
+            raise MessageError("an evaluation without correct, loss and count of one client")
+        correct, loss, count = (float(tensors[name]) for name in ("correct", "loss", "count"))
+        self._check_count(k, split, count)
+        if not (count == int(count) and 0 <= correct <= count):
+            raise MessageError(f"an evaluation with {correct:g} of {count:g} examples correct")
+        if not 0 <= loss <= LARGEST_LOSS * count:
+            raise MessageError(f"an evaluation with a loss of {loss:g} over {count:g} examples")
 
     # ---- privacy ----
 
-    def _plan(self, k: int) -> tuple[Event, ...]:
+    def _plan(self, k: int) -> Events:
         """The most that a round asks of a client's data."""
+        return self._declared(k)[0]
+
+    def _personalization(self, k: int) -> Events:
+        """The most that an evaluation does."""
+        return self._declared(k)[1]
+
+    def _declared(self, k: int) -> tuple[Events, Events]:
+        if not self._private:
+            return (), ()
         count = self.roster.counts[k : k + 1, 0]
         profile = privacy_profile(self.algorithm, count)
         assert profile is not None  # checked before the run
-        assert profile.per_round is not None  # likewise
-        gradients = profile.per_round
-        q = float(
-            (self.algorithm.training.batch / count.to(torch.float64)).clamp_max(1.0)
-        )  # to the bit as in the budget
-        return tuple(Event(q, number, int(b)) for number, b in sorted(gradients.items()) if int(b))
+        round = planned_events(profile.per_round, self.algorithm, count)
+        assert round is not None  # likewise
+        return round[0], (planned_events(profile.per_personalization, self.algorithm, count) or [()])[0]
 
-    def _events(self, k: int, answer: Packet) -> list[Event]:
+    def _events(self, k: int, answer: Packet, most: Events) -> list[Event]:
         if not self._private:
             return []
         events = _reported_events(answer)
-        if not dominates(self._plan(k), tuple(sorted(events))):
-            raise MessageError("it computed more private gradients than the method takes in a round")
+        if not dominates(most, tuple(sorted(events))):
+            raise MessageError("it computed more private gradients than the method takes")
         return events
 
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
@@ -244,12 +279,15 @@ def sample_update(algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Ros
 
 
 def _reported_events(answer: Packet) -> list[Event]:
-    try:
-        return [
-            Event(float(q), int(gradients), int(samples)) for q, gradients, samples in answer.require("gradients", list)
-        ]
-    except (TypeError, ValueError):
-        raise MessageError("an answer without a readable list of what its data were asked") from None
+    events = []
+    for entry in answer.require("gradients", list):
+        if not isinstance(entry, list) or len(entry) != 3 or not all(type(value) in (int, float) for value in entry):
+            raise MessageError("an answer without a readable list of what its data were asked")
+        q, gradients, samples = entry
+        if not (0 < q <= 1 and type(gradients) is int and type(samples) is int and gradients > 0 and samples > 0):
+            raise MessageError("an answer with an impossible number of private gradients")
+        events.append(Event(float(q), gradients, samples))
+    return events
 
 
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
@@ -264,17 +302,11 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
     return record
 
 
-def _is_score(tensors: Mapping[str, Tensor]) -> bool:
-    return tensors.keys() == {"correct", "loss", "count"} and all(t.numel() == 1 for t in tensors.values())
-
-
-def _checked_score(tensors: Mapping[str, Tensor]) -> None:
-    if not _is_score(tensors):
-        raise MessageError("an evaluation without correct, loss and count of one client")
-    if int(tensors["count"]) < 0 or not 0 <= float(tensors["correct"]) <= int(tensors["count"]):
-        raise MessageError(
-            f"an evaluation with {float(tensors['correct']):g} of {int(tensors['count'])} examples correct"
-        )
+def _check_figures(figures: Mapping[str, Tensor]) -> None:
+    """Diagnostics of the method: one number each."""
+    for name, tensor in figures.items():
+        if tensor.numel() != 1 or name != plain_text(name, LONGEST_FIGURE):
+            raise MessageError(f"a figure {name} that is not one number")
 
 
 def _scores(answers: list[dict[str, Tensor]]) -> Score:

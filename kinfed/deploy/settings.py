@@ -38,7 +38,8 @@ SECTIONS = {
         "classes", "label_column", "features", "scaling", "test_fraction", "validation",
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
-        "largest_norm", "robust", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "dp_strict",
+        "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
+        "dp_clip", "dp_delta", "dp_budget", "dp_strict",
     ),
 }  # fmt: skip
 SETTINGS = [name for names in SECTIONS.values() for name in names]
@@ -71,6 +72,16 @@ class Deployment(BaseModel):
         description='"standard": mean 0, variance 1 over all (two sums per feature leave a node); "none"; "255".',
     )
     test_fraction: float = Field(0.25, ge=0, lt=1, description="Of examples, where a node does not name its test ones.")
+    keys: str = Field(
+        "", description="Folder on the server with <client>.pub (kinfed deploy certs): a name is refused to other keys."
+    )
+    largest_count: int = Field(10**6, ge=1, description="Examples that a client may say it has; more is refused.")
+    drift: float = Field(
+        0.1, ge=0, le=1, description="Share by which a client's numbers of examples may change after the start."
+    )
+    largest_value: float = Field(
+        1e6, gt=0, description="Of a feature before scaling; clients whose sums say more are left out of the scaling."
+    )
     run_settings: dict[str, Any] = Field(default_factory=dict, exclude=True)  # of `RunConfig`, where given
 
     @field_validator("clients", "classes", "scaling", mode="before")

@@ -2,22 +2,27 @@
 
     <vault>/<run>/<client>/state.safetensors     the client's state after its last two rounds
                            model.safetensors     the model to use, as plain PyTorch loads it (kinfed predict)
+                           answer-*.safetensors  the last answers of private training, for when one is lost on the way
     <vault>/secrets/<client>.key                 32 random bytes for the noise of private training; never leaves
+                   <client>.identity             the key that the client belongs to, where the node names no other
+    <vault>/books/<client>.json                  what private training was asked, over all runs (kinfed.deploy.books)
 
 A round that a node has trained need not have counted: the reply may have come too late, or the server may have stopped
 and resumed from its last checkpoint. So the state *before* the last round stays in the file until the server, in its
 next message, says which round it went on from. The two are replaced together, in one rename: at every moment the file
 holds a round and the one before it, complete. `version` counts the writes.
 
-A file names the run and the client that it belongs to, and is refused for any other. Nothing is pickled.
+A file names the run and the client that it belongs to, and is refused for any other. Files are for their owner only
+(mode 600), and carry checksums of all that is in them. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import hashlib
+import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
@@ -28,12 +33,15 @@ from filelock import FileLock
 from torch import Tensor
 
 from kinfed.core import storage
+from kinfed.deploy.books import Books
+from kinfed.deploy.wire import Packet
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.noise import SECRET_BYTES, Secret
 
-FORMAT = "kinfed-vault-1"
+FORMAT = "kinfed-vault-2"
 _STATE, _MODEL = "state.safetensors", "model.safetensors"
-_SECRETS = "secrets"
+_SECRETS, _BOOKS = "secrets", "books"
+_ABOUT = "about"  # the checksum of the metadata beside it
 _NOW, _BEFORE = "now.", "before."
 
 
@@ -70,26 +78,53 @@ class Vault:
         self.folder = Path(folder).expanduser()
 
     def entry(self, run: str, client: str) -> VaultEntry:
+        if not run or run in (_SECRETS, _BOOKS):
+            raise StorageError(f"a run cannot be called {run!r}: the vault has a folder of its own under that name")
         return VaultEntry(self.folder / storage.file_name(run) / storage.file_name(client), run, client)
 
     def secret(self, client: str) -> Secret:
         """The client's own, made at the first use. Only the owner of the files may read it."""
-        folder = self.folder / _SECRETS
-        _private_folder(folder)
-        path = folder / f"{storage.file_name(client)}.key"
-        with storage.storage_errors("keep the secret", path), _lock(folder / ".lock"):
+        path = self._secret_path(client)
+        with storage.storage_errors("keep the secret", path), _lock(path.parent / ".lock"):
             if not path.exists():
-                with storage.draft(folder) as new:
-                    os.chmod(new.path, 0o600)
-                    new.write(Secret.new().key)
-                    new.commit(path)
+                storage.write_atomically(path, Secret.new().key, private=True)
             key = path.read_bytes()
         if len(key) != SECRET_BYTES:
             raise StorageError(
-                f"{path} is damaged: {len(key)} bytes instead of {SECRET_BYTES}. Restore it from a copy; with a new "
-                "secret, noise of rounds that are repeated would differ, and tell the server more than epsilon says"
+                f"{path} is damaged: {len(key)} bytes instead of {SECRET_BYTES}. Restore it from a copy, or remove it: "
+                "a new one is made"
             )
         return Secret(key)
+
+    def identity(self, client: str) -> tuple[Path, bytes]:
+        """Where the private key is that the client belongs to, and the key; made at the first use."""
+        from kinfed.deploy.client_keys import new_private_key
+
+        path = self._secret_path(client).with_suffix(".identity")
+        with storage.storage_errors("keep the key", path), _lock(path.parent / ".lock"):
+            if not path.exists():
+                storage.write_atomically(path, new_private_key(), private=True)
+            return path, path.read_bytes()
+
+    def books(self, client: str) -> Books:
+        """The client's own, begun before its secret is: where there is a secret and no books, they were lost."""
+        folder = self.folder / _BOOKS
+        _private_folder(folder)
+        books = Books(folder, client)
+        if not self._secret_path(client).exists():
+            books.open()
+            self.secret(client)
+        return books
+
+    def booked_clients(self) -> list[Books]:
+        """The books of all clients that have any."""
+        folder = self.folder / _BOOKS
+        return [Books(folder, str(storage.read_json(path).get("client"))) for path in sorted(folder.glob("*.json"))]
+
+    def _secret_path(self, client: str) -> Path:
+        folder = self.folder / _SECRETS
+        _private_folder(folder)
+        return folder / f"{storage.file_name(client)}.key"  # ends in .key, so that with_suffix replaces just that
 
     def entries(self) -> list[EntryInfo]:
         """What is in the vault, oldest first. A damaged entry is an error that names it."""
@@ -117,11 +152,14 @@ class Vault:
             names = ", ".join(sorted({entry.client for entry in with_model}))
             raise ConfigError(f"the vault holds models of several clients; choose one with --client: {names}")
         newest = with_model[-1]
-        return self.entry(newest.run, newest.client).folder / _MODEL
+        path = self.entry(newest.run, newest.client).folder / _MODEL
+        _metadata(path, ("run", "client"))
+        storage.read_tensors(path)  # compares the checksum
+        return path
 
     def clear(self, run: str, client: str | None = None) -> list[str]:
-        """Remove a run's states and models; the names of the clients that had any. Secrets stay: noise already drawn
-        must not be drawn anew."""
+        """Remove a run's states, models and answers; the names of the clients that had any. Secrets and books stay:
+        what was answered has been answered."""
         folder = self.folder / storage.file_name(run)
         gone = [entry.client for entry in self.entries() if entry.run == run and client in (None, entry.client)]
         if not gone:
@@ -169,11 +207,34 @@ class VaultEntry:
             "method": method, "round": str(round), "before": str(0 if older is None else before),
             "version": str(number), "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         }  # fmt: skip
-        storage.write_tensors(self.folder / _STATE, content, metadata)
+        storage.write_tensors(self.folder / _STATE, content, _sealed(metadata), private=True)
         return number
 
     def keep_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        storage.write_tensors(self.folder / _MODEL, tensors, metadata)
+        about = {"format": FORMAT, "run": self.run, "client": self.client} | dict(metadata)
+        storage.write_tensors(self.folder / _MODEL, tensors, _sealed(about), private=True)
+
+    def answer(self, kind: str, question: str) -> Packet | None:
+        """The answer to this question, if it is the last one of its kind."""
+        path = self._answer_path(kind)
+        if not path.exists() or _metadata(path, ("question", "header"))["question"] != question:
+            return None
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in storage.read_tensors(path).items():
+            group, _, key = name.partition("/")
+            groups.setdefault(group, {})[key] = tensor
+        return Packet(json.loads(_metadata(path, ("header",))["header"]), groups)
+
+    def keep_answer(self, kind: str, question: str, answer: Packet) -> None:
+        """In place of the last one of its kind."""
+        tensors = {f"{group}/{key}": t for group, some in answer.groups.items() for key, t in some.items()}
+        about = {"format": FORMAT, "run": self.run, "client": self.client, "question": question}
+        storage.write_tensors(
+            self._answer_path(kind), tensors, _sealed(about | {"header": json.dumps(answer.header)}), private=True
+        )
+
+    def _answer_path(self, kind: str) -> Path:
+        return self.folder / f"answer-{kind}.safetensors"
 
     def _read(self) -> _State | None:
         path = self.folder / _STATE
@@ -195,14 +256,28 @@ class VaultEntry:
 _WAY_OUT = "Restore it from a copy, or remove it: the client then begins anew from the server's model"
 
 
-def _metadata(path: Path) -> dict[str, Any]:
+_OF_A_STATE = ("run", "client", "method", "round", "before", "version", "saved")
+
+
+def _sealed(metadata: Mapping[str, str]) -> dict[str, str]:
+    """With a checksum of its own: that of a file of tensors is of the tensors alone, and the scaling of a model is
+    metadata."""
+    return {**metadata, _ABOUT: _seal(metadata)}
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _metadata(path: Path, wanted: Sequence[str] = _OF_A_STATE) -> dict[str, Any]:
     try:
         meta = storage.read_metadata(path)
     except StorageError as error:
         raise StorageError(f"{error}. {_WAY_OUT}") from None
-    wanted = ("run", "client", "method", "round", "before", "version", "saved")
     if meta.get("format") != FORMAT or any(name not in meta for name in wanted):
-        raise StorageError(f"{path} is no state of this version of kinfed (format {meta.get('format')}). {_WAY_OUT}")
+        raise StorageError(f"{path} is no file of this version of kinfed (format {meta.get('format')}). {_WAY_OUT}")
+    if meta.get(_ABOUT) != _seal({name: text for name, text in meta.items() if name not in (_ABOUT, storage.CHECKSUM)}):
+        raise StorageError(f"{path} is damaged: what it says of itself does not match its checksum. {_WAY_OUT}")
     return meta
 
 

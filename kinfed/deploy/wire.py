@@ -7,7 +7,9 @@ so reading one can build nothing but numbers. What type of tree the arrays belon
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm
+from kinfed.core import storage
 from kinfed.core.tree import Tree
 from kinfed.errors import KinfedError
 
@@ -28,8 +31,24 @@ _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "
 Arrays = dict[str, Tensor]
 
 
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")  # of terminals
+_MARKUP = str.maketrans("[]<>", "()()")
+LONGEST_TEXT = 300
+
+
+def plain_text(text: str, most: int = LONGEST_TEXT) -> str:
+    """What a node wrote, for a log or a terminal: one line without escape codes and markup, not too long."""
+    text = _ESCAPES.sub("", text[: 10 * most])
+    text = "".join(c if c.isprintable() else " " for c in text).translate(_MARKUP)
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class MessageError(KinfedError):
-    """A message that is not what it should be; it is dropped, and its sender named."""
+    """A message that is not what it should be; it is dropped, and its sender named. The text may quote the message."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain_text(text))
 
 
 @dataclass(frozen=True)
@@ -60,8 +79,13 @@ class Packet:
     def require(self, key: str, kind: type) -> Any:
         value = self.header.get(key)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise MessageError(f"a message should say {key} ({kind.__name__}); it says {value!r}")
+            raise MessageError(f"a message should say {key} ({kind.__name__}); it says {repr(value)[:60]}")
         return value
+
+    def digest(self) -> str:
+        """Of everything in it, whatever the order of its keys and tensors."""
+        groups = {name: storage.checksum(tensors) for name, tensors in self.groups.items()}
+        return hashlib.sha256(json.dumps([self.header, groups], sort_keys=True).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:

@@ -43,8 +43,8 @@ def make_budget(
 
         assert privacy.epsilon is not None  # one of the two is given
         profile = _declared(algorithm, count)
-        each = _events(profile.per_round, algorithm, count)
-        after = _events(profile.per_personalization, algorithm, count) or []
+        each = planned_events(profile.per_round, algorithm, count)
+        after = planned_events(profile.per_personalization, algorithm, count) or []
         assert each is not None  # checked before the run
         planned = [
             merge(merge(before, each[m], int(calls[m])), after[m]) for m, before in enumerate(spent.events(len(count)))
@@ -66,8 +66,8 @@ class PrivacyBudget:
         self.refused = torch.zeros(len(count), dtype=torch.bool)  # clients once called in vain
         self._algorithm = algorithm
         profile = _declared(algorithm, count)
-        self._round = _events(profile.per_round, algorithm, count)
-        self._after = _events(profile.per_personalization, algorithm, count) or []
+        self._round = planned_events(profile.per_round, algorithm, count)
+        self._after = planned_events(profile.per_personalization, algorithm, count) or []
         self._uncovered = list(profile.uncovered)
         self._holds = count > 0
         self._samples: set[int] = set()  # of the last round, by their keys
@@ -197,7 +197,9 @@ class PrivacyBudget:
             mine.copy_(tensors[name])
 
 
-def _events(gradients: Mapping[int, Tensor] | None, algorithm: AnyAlgorithm, count: Tensor) -> list[Events] | None:
+def planned_events(
+    gradients: Mapping[int, Tensor] | None, algorithm: AnyAlgorithm, count: Tensor
+) -> list[Events] | None:
     """[K] what a round asks of each client at most; None where there is no bound."""
     if gradients is None:
         return None

@@ -41,21 +41,28 @@ NOISE_PRECISION = 1e-3  # relative, of the noise found for an epsilon
 Measure = Callable[[Events, float, float], float]
 
 
-@lru_cache(maxsize=4096)
 def epsilon(events: Events, noise: float, delta: float) -> float:
     """ε(δ) of one client's events under noise of `noise` times the clipping norm; inf without noise.
 
     Rounded up to five digits."""
-    if not events:
+    return epsilon_over_noises(((noise, events),), delta)
+
+
+@lru_cache(maxsize=4096)
+def epsilon_over_noises(by_noise: tuple[tuple[float, Events], ...], delta: float) -> float:
+    """ε(δ) of events under several noises, such as those of all runs that a client has been in, together."""
+    by_noise = tuple((noise, events) for noise, events in by_noise if events)
+    if not by_noise:
         return 0.0
-    if noise == 0:
+    if any(noise == 0 for noise, _ in by_noise):
         return math.inf
-    step = _grid(events, noise, delta)
+    step = max(_grid(events, noise, delta) for noise, events in by_noise)
     total: Any = None
-    for event in events:
-        part = _loss(event.q, noise / math.sqrt(event.gradients), step)
-        part = part if event.batches == 1 else part.self_compose(event.batches)
-        total = part if total is None else total.compose(part)
+    for noise, events in by_noise:
+        for event in events:
+            part = _loss(event.q, noise / math.sqrt(event.gradients), step)
+            part = part if event.batches == 1 else part.self_compose(event.batches)
+            total = part if total is None else total.compose(part)
     return _rounded_up(float(total.get_epsilon_for_delta(delta)))
 
 

@@ -5,7 +5,9 @@ one gradient of one client: which sample of its examples, and the index of the g
 
 In a simulation noise is a function of (seed, name) like every other draw, so runs repeat and resume bit for bit. At a
 real client that would be no noise at all: whoever knows the seed can subtract it. There a `Secret` takes the place of
-the seed. It has to hide two things, the noise and which examples were sampled: epsilon counts on both.
+the seed. It has to hide two things, the noise and which examples were sampled: epsilon counts on both. And epsilon
+counts on answers that are independent of each other: noise that two answers share cancels in their difference, and a
+sample that they share is not hidden twice. So every answer has draws of its own.
 """
 
 from __future__ import annotations
@@ -49,12 +51,7 @@ def seeded_noise(seed: int) -> Source:
 
 @dataclass(frozen=True)
 class Secret:
-    """A client's own secret; it must never leave the client, and never be shared by two clients.
-
-    Noise is a keyed hash (SHAKE-256) of the secret, the name of the gradient *and the model it is taken at*. So a
-    message that is sent again gets the same answer again and tells nothing new, while a server that asks for the
-    same round with another model gets other noise: with noise that depends on the round alone, the difference of
-    two answers would be free of it."""
+    """A client's own secret; it must never leave the client, and never be shared by two clients."""
 
     key: bytes
 
@@ -71,28 +68,52 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret(...)"
 
+    def draws(self, question: bytes, nonce: bytes) -> AnswerDraws:
+        """All that is random in the answer to one question.
+
+        `question` is a digest of everything that the answer depends on: the whole order, the client's settings, data
+        and state. `nonce` are random bytes for this answer alone (`new_nonce`). Either of them would keep two answers
+        apart; with both, no fault in one of them lets two questions have the same noise. An answer that may be asked
+        for again is to be kept: with another nonce it is another one, and costs privacy anew."""
+        if len(nonce) < SECRET_BYTES:
+            raise ConfigError(f"a nonce has {SECRET_BYTES} random bytes; got {len(nonce)}; use new_nonce()")
+        return AnswerDraws(_hash(self.key, SECRET_BYTES, "answer", question, nonce))
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+@dataclass(frozen=True, repr=False)
+class AnswerDraws:
+    """Noise and samples of one answer, all from one key. Noise is a keyed hash (SHAKE-256) of the name of a gradient
+    and of the model that it is taken at."""
+
+    key: bytes
+
     def noise(self, name: Tensor, theta: Tensor) -> Tensor:
         """A `Source`."""
         out = torch.empty(theta.shape, dtype=torch.float32)
         pairs = (theta.shape[1] + 1) // 2
         for row, which in enumerate(name.tolist()):
             model = np.ascontiguousarray(theta[row].detach().cpu().numpy()).tobytes()
-            stream = self._hash(16 * pairs, "noise", which.to_bytes(8, "little", signed=True), model)
+            stream = _hash(self.key, 16 * pairs, "noise", which.to_bytes(8, "little", signed=True), model)
             draws = torch.from_numpy(np.frombuffer(stream, "<i8").copy()).reshape(pairs, 2)
             u = rng.to_unit(draws)
             _box_muller_(out[row : row + 1], 0, u[None, :, 0], u[None, :, 1])
         return out.to(theta.device, theta.dtype)
 
     def with_secret_sampling(self, data: Cohort) -> Cohort:
-        """The same data with training batches sampled by the secret instead of the run's seed."""
-        seed = int.from_bytes(self._hash(8, "sampling"), "little", signed=True)
+        """The same data with training batches sampled by this key instead of the run's seed."""
+        seed = int.from_bytes(_hash(self.key, 8, "sampling"), "little", signed=True)
         return replace(data, train=replace(data.train, seed=seed))
 
-    def _hash(self, size: int, purpose: str, *parts: bytes) -> bytes:
-        stream = hashlib.shake_256()
-        for part in (self.key, purpose.encode(), *parts):
-            stream.update(len(part).to_bytes(8, "little") + part)  # lengths, so that no two inputs read alike
-        return stream.digest(size)
+
+def _hash(key: bytes, size: int, purpose: str, *parts: bytes) -> bytes:
+    stream = hashlib.shake_256()
+    for part in (key, purpose.encode(), *parts):
+        stream.update(len(part).to_bytes(8, "little") + part)  # lengths, so that no two inputs read alike
+    return stream.digest(size)
 
 
 def _box_muller_(out: Tensor, start: int, u: Tensor, v: Tensor) -> None:

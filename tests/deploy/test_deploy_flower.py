@@ -88,19 +88,21 @@ class Ending:
     records: list[dict[str, Any]]
     models: Tensor
     refusal: str = ""
+    forger: str = ""  # the log of a registered node that says it is another's client
 
 
 def killed_processes(tmp_path: Path) -> Ending:
     out, certs = tmp_path / "run", tmp_path / "certs"
     nodes = write_nodes(tmp_path, *examples(), NAMES)
-    make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger"])
+    make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger", "mallory"])
     with network(tmp_path / "net", certs=certs) as net:
         net.start_server()
-        net.register(*NAMES)
+        net.register(*NAMES, "mallory")
         for config in nodes.values():
-            net.start_node(config["client"], config)
+            net.start_node(config["client"], config | {"key": str(certs / config["client"])})
+        net.start_node("mallory", nodes[101] | {"key": str(certs / "mallory"), "vault": str(tmp_path / "vault-m")})
         net.start_node("stranger", {"client": "b", "data": nodes[101]["data"]})
-        app = net.app(SETTINGS | {"out": str(out)})
+        app = net.app(SETTINGS | {"out": str(out), "keys": str(certs)})
         net.run(app)
         net.wait_text(out, "round 1 of 4")
         net.wait_for(lambda: net.log("node-b").count("Receiving: train message") == 2, 120, "b to get round 2")
@@ -109,20 +111,25 @@ def killed_processes(tmp_path: Path) -> Ending:
         net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
         net.kill("superlink")
         net.start_server()
-        net.start_node_until_accepted("b", nodes[101])
+        net.start_node_until_accepted("b", nodes[101] | {"key": str(certs / "b")})
         net.run(app, quorum=2)  # both must have found their way back
         said = net.wait_done(out)
         refusal = net.log("node-stranger")
-    return Ending(said, records(out), models(nodes), refusal)
+        forger = net.log("node-mallory")
+    return Ending(said, records(out), models(nodes), refusal, forger)
 
 
 def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(endings: Mapping[str, Future[Ending]]) -> None:
-    """TLS and authentication. An unregistered key is refused; a supernode is killed in the middle of round 2 and the
-    superlink in round 3; both are started again, and a new run resumes. The models in the vaults are those of a
-    simulation in which the killed node missed its round."""
+    """TLS and authentication. An unregistered key is refused, and a registered node that says it is b is not taken for
+    it, not even while b is away: a supernode is killed in the middle of round 2 and the superlink in round 3; both are
+    started again, and a new run resumes. The models in the vaults are those of a simulation in which the killed node
+    missed its round."""
     ending = endings["killed processes"].result()
     assert "Failed to activate SuperNode" in ending.refusal
     assert "SuperNode ID" not in ending.refusal  # it never got one
+    assert ending.said.count("it says that it is b, with key") == 2  # once in each of the two runs
+    assert "Receiving: query.hello message" in ending.forger
+    assert "Receiving: train message" not in ending.forger
     assert "resumed after round 2" in ending.said
     assert [record["dropped"] for record in ending.records] == [0, 1, 0, 0]
     torch.testing.assert_close(ending.models, simulated(SETTINGS, {2}), rtol=0, atol=1e-6)

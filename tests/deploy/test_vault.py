@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kinfed.deploy.vault import Vault
+from kinfed.deploy.wire import Packet
 from kinfed.errors import ConfigError, StorageError
 
 
@@ -117,7 +118,13 @@ def test_only_the_owner_may_look(tmp_path: Path) -> None:
     entry = vault.entry("r1", "a")
     for folder in (vault.folder, entry.folder, vault.folder / "secrets"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((vault.folder / "secrets" / "a.key").stat().st_mode) == 0o600
+    entry.keep_model({"w": torch.ones(2)}, {})
+    entry.keep_answer("train", "q", Packet({"round": 1}, {"up": {"delta": torch.ones(1, 2)}}))
+    vault.books("b")
+    paths = [path for path in vault.folder.rglob("*") if path.is_file()]
+    assert len(paths) >= 7
+    assert {path.name for path in paths if stat.S_IMODE(path.stat().st_mode) != 0o600} == set()
+    assert {path.name for path in vault.folder.rglob("*") if path.is_dir() and path.stat().st_mode & 0o77} == set()
 
 
 def test_a_secret_is_made_once_and_per_client(tmp_path: Path) -> None:
@@ -141,6 +148,39 @@ def test_clearing_a_run_leaves_the_others_and_the_secrets(tmp_path: Path) -> Non
     assert vault.secret("a").key == key
     with pytest.raises(ConfigError, match="nothing of run 'r1'"):
         vault.clear("r1")
+
+
+@pytest.mark.parametrize("place", ["tensors", "scaling"])
+def test_a_flipped_bit_of_a_model_is_noticed(tmp_path: Path, place: str) -> None:
+    vault = Vault(tmp_path)
+    kept(vault, [(1, 0)])
+    entry = vault.entry("r1", "a")
+    entry.keep_model({"w": torch.ones(2)}, {"inputs": '{"mean": 0.25}'})
+    path = vault.model_path()
+    data = bytearray(path.read_bytes())
+    data[-3 if place == "tensors" else data.index(b"0.25") + 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(StorageError, match="damaged"):
+        vault.model_path()
+
+
+def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
+    entry = Vault(tmp_path).entry("r1", "a")
+    answer = Packet({"round": 3, "gradients": [[0.1, 1, 2]]}, {"up": {"delta": torch.arange(3.0)[None]}})
+    with entry.locked():
+        entry.keep_answer("train", "q", answer)
+    again = entry.answer("train", "q")
+    assert again is not None
+    assert again.header == answer.header
+    assert torch.equal(again.group("up")["delta"], answer.group("up")["delta"])
+    assert entry.answer("train", "other") is None
+    assert entry.answer("evaluate", "q") is None
+
+
+@pytest.mark.parametrize("run", ["secrets", "books", ""])
+def test_a_run_cannot_take_the_place_of_secrets_or_books(tmp_path: Path, run: str) -> None:
+    with pytest.raises(StorageError, match="a run cannot be called"):
+        Vault(tmp_path).entry(run, "a")
 
 
 def test_a_model_is_found_by_run_and_client(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.dpsgd import EVALUATION, PrivateTask, Record
 from kinfed.privacy.ledger import Event
-from kinfed.privacy.noise import Secret, seeded_noise
+from kinfed.privacy.noise import AnswerDraws, Secret, new_nonce, seeded_noise
 from kinfed.testing import tiny_federation
 
 CLASSES = 3
@@ -245,14 +245,20 @@ def test_simulated_noise_is_the_usual_normal_draw(width: int) -> None:
 
 
 def test_a_secret_replaces_the_seed() -> None:
-    """Equal questions get equal answers; another model, name or secret gets independent noise."""
-    one, other = Secret(b"1" * 32), Secret(b"2" * 32)
+    """Another model, name, secret, question or nonce gets independent noise."""
+
+    def draws(secret: bytes = b"1", question: bytes = b"q", nonce: bytes = b"n") -> AnswerDraws:
+        return Secret(secret * 32).draws(question, nonce * 32)
+
     name, theta = torch.tensor([4, 5]), torch.zeros(2, 5001)
-    z = one.noise(name, theta)
-    assert torch.equal(z, one.noise(name, theta))
+    z = draws().noise(name, theta)
+    assert torch.equal(z, draws().noise(name, theta))
     near = theta.clone()
     near[:, 7] = 1e-30
-    rows = torch.cat([z, one.noise(name, near), one.noise(name + 2, theta), other.noise(name, theta)])
+    others = [draws(secret=b"2"), draws(question=b"r"), draws(nonce=b"m")]
+    rows = torch.cat([
+        z, draws().noise(name, near), draws().noise(name + 2, theta), *(other.noise(name, theta) for other in others),
+    ])  # fmt: skip
     alike = torch.corrcoef(rows) - torch.eye(len(rows))
     assert float(alike.abs().max()) < 5 / rows.shape[1] ** 0.5
     assert abs(float(rows.mean())) < 5 / rows.numel() ** 0.5
@@ -262,9 +268,10 @@ def test_a_secret_replaces_the_seed() -> None:
 def test_a_secret_hides_which_examples_are_sampled() -> None:
     data = tiny_federation().cohort(torch.arange(6), 0, 1)
     training = LocalTraining(batch=5, steps=3, poisson=True)
-    hidden = Secret.new().with_secret_sampling(data)
-    seen, unseen = ([batch.x for _, batch in d.train.batches(training)] for d in (data, hidden))
-    assert [x.shape for x in seen] != [x.shape for x in unseen] or not torch.equal(seen[0], unseen[0])
+    secret = Secret.new()
+    hidden, again = (secret.draws(b"q", new_nonce()).with_secret_sampling(data) for _ in range(2))
+    keys = [[batch.sample.key.tolist() for _, batch in d.train.batches(training)] for d in (data, hidden, again)]  # type: ignore[union-attr]
+    assert keys[0] != keys[1] != keys[2] != keys[0]
     assert (hidden.seed, hidden.val, hidden.test) == (data.seed, data.val, data.test)
 
 
@@ -273,8 +280,11 @@ def test_secrets_keep_to_themselves() -> None:
     assert "kkk" not in repr(secret)
     assert len(Secret.new().key) == 32
     assert Secret.new() != Secret.new()
+    assert "\\x" not in repr(secret.draws(b"q", new_nonce()))
     with pytest.raises(ConfigError, match="32 random bytes; got 5"):
         Secret(b"short")
+    with pytest.raises(ConfigError, match="a nonce has 32 random bytes; got 5"):
+        secret.draws(b"q", b"short")
 
 
 # ---- what is counted ----
@@ -358,8 +368,7 @@ def test_impossible_mechanisms_are_refused(clip: float, noise: float, says: str)
 
 
 def test_private_tasks_and_records_travel() -> None:
-    secret = Secret.new()
-    made = PrivateTask(make_task(dense), 1.0, 1.0, secret.noise)
+    made = PrivateTask(make_task(dense), 1.0, 1.0, Secret.new().draws(b"q", new_nonce()).noise)
     theta, batch = made.init(0)[None], sample(1, 3, (5,))
     with made.recording() as record:
         g = made.grad(theta, batch)

@@ -413,6 +413,39 @@ def test_a_budget_leaves_clients_out_before_they_exceed_it(tmp_path: Path) -> No
     assert same_results(tmp_path / "whole", tmp_path / "cut") == []
 
 
+def test_a_budget_reserves_what_the_personal_model_will_cost() -> None:
+    """Rounds of one gradient each, and three more for the model that a client uses in the end. A budget that forgot
+    those would let every client exceed it."""
+    pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
+    from kinfed.privacy.epsilon import epsilon, most_rounds
+
+    noise, delta, budget = 2.5, 1e-3, 4.0
+    privacy = Privacy(noise=noise, delta=delta, budget=budget)
+    one = LocalTraining(batch=5, steps=1, poisson=True)
+    tuned = make_algorithm("fedavg", one, {"finetune": 3})
+    rates = [min(1.0, 5 / n) for n in SIZES]
+    allowed = [most_rounds((Event(q, 1, 3),), (Event(q, 1, 1),), noise, delta, budget, 10) for q in rates]
+    assert allowed != [most_rounds((), (Event(q, 1, 1),), noise, delta, budget, 10) for q in rates]
+    with private_loop(tuned, privacy, schedule=Schedule(1.0), rounds=10) as loop:
+        active = [loop.round().active for _ in range(10)]
+        assert loop.privacy is not None
+        assert loop.privacy.largest_epsilon() <= budget
+        spent = [sum(e.batches for e in events) - 3 for events in loop.privacy.events()]
+    assert spent == allowed
+    assert active == [sum(rounds > number for rounds in allowed) for number in range(10)]
+    more = [epsilon((Event(q, 1, rounds + 4),), noise, delta) for q, rounds in zip(rates, allowed, strict=True)]
+    assert all(e > budget for e, rounds in zip(more, allowed, strict=True) if rounds < 10)
+
+
+def test_the_noise_for_an_epsilon_covers_the_personal_model() -> None:
+    pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
+    settings = SMALL | {"dp_noise": None, "dp_epsilon": 5.0, "algorithms": {"fedavg": {"finetune": 6}}}
+    privacy = kinfed.run(**settings, federation=federation()).result("fedavg").privacy
+    assert privacy is not None
+    assert 4.9 <= privacy["epsilon_max"] <= 5.0
+    assert privacy["refused"] == []  # with too little noise the limit would leave clients out
+
+
 def test_a_round_without_anyone_left_changes_nothing() -> None:
     pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
     with private_loop(method("fedfomo"), Privacy(noise=1.0, budget=1e-3)) as loop:
