@@ -56,7 +56,9 @@ def sgd(
     x = theta.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(x) if training.momentum else None
     trained = [task.trainable] if mask is None else runs(mask[:trainable])
-    fixed = [] if mask is None else [slice(b.start + trainable, b.stop + trainable) for b in runs(~mask[trainable:])]
+    fixed = (
+        [] if mask is None else [slice(b.start + trainable, b.stop + trainable) for b in runs(mask[trainable:] == 0)]
+    )
     for rows, batch in batches.reusing_memory():
         now = x[rows]
         g = task.training_grad(now, batch)  # a task's own: it may even be `now` itself, so it is not changed in place
