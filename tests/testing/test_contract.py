@@ -125,6 +125,19 @@ class AdaptsOnTestData(FedAvg):
 
 
 @dataclass(frozen=True)
+class ExtrapolatesWholeRows(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        return replace(server, w=server.w + 9 * up.delta.mean(0))
+
+
+@dataclass(frozen=True)
+class MeasuresWholeRows(FedAvg):
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        near = up.delta / up.delta.norm(dim=1, keepdim=True).clamp_min(1.0)
+        return super().aggregate(server, ids, DeltaUp(near, up.count), round)
+
+
+@dataclass(frozen=True)
 class AveragesInPlace(FedAvg):
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         server.w += up.delta.mean(0)
@@ -252,6 +265,8 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (DrawsFromTorch, "global_generators_are_untouched", "generator of torch"),
     (DrawsFromNumpy, "global_generators_are_untouched", "generator of numpy"),
     (AdaptsOnTestData, "held_out_data_do_not_matter", "personal models differs"),
+    (ExtrapolatesWholeRows, "running_statistics_stay_sound", "running variances of (personal|server) models"),
+    (MeasuresWholeRows, "running_statistics_stay_sound", "without a look at running statistics"),
     (AveragesInPlace, "trees_keep_their_shape", "aggregate .* leaves its argument server alone"),
     (DownloadsTheCohort, "trees_keep_their_shape", "row by row"),
     (SendsOneRow, "trees_keep_their_shape", "Up message has one row per client"),
