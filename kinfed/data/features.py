@@ -138,6 +138,12 @@ def fingerprint(features: Features, labels: Tensor) -> str:
     return checksum({"raw": features.raw, "labels": labels} | vectors)
 
 
+def features_digest(features: Features) -> str:
+    """Tells one set of examples as models see them from another."""
+    parts = {"raw": features.raw, "mean": features.mean, "std": features.std, "vectors": features.vectors}
+    return checksum({name: tensor for name, tensor in parts.items() if tensor is not None})
+
+
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether value op x has x's shape, for x of this shape."""
     sizes = tuple(value.shape)

@@ -29,10 +29,10 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.engine.mixture import module_for, task_for
-from kinfed.engine.models import build_model
-from kinfed.engine.task import ModuleTask, Score, Task, make_task
+from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
+from kinfed.runs.build import build_task
 from kinfed.runs.export import inputs_metadata
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
@@ -190,9 +190,8 @@ class NodeClient:
         privacy, client = self.deployment.run.privacy, self.settings.client
         self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
         self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
-        shape, model = own.federation.features.shape, self.deployment.run.model
-        classes = len(self.deployment.class_names)
-        task = make_task(lambda: build_model(model.name, shape, classes, model.options))
+        shape, classes = own.federation.features.shape, len(self.deployment.class_names)
+        task = build_task(self.deployment.run, shape, classes)
         down = tree_of(message_types(self.algorithm)[0], order.group("down"))
         return _Prepared(self, kind, order, own, enrolment, data, task, down)
 

@@ -25,11 +25,11 @@ from kinfed.deploy.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.exchange import Exchange, Transport
 from kinfed.deploy.node_pool import NodePool, sample_update
 from kinfed.deploy.settings import STANDARD, Deployment
-from kinfed.engine.models import build_model
-from kinfed.engine.task import Task, make_task
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.privacy.budget import PrivacyBudget, make_budget
 from kinfed.privacy.noise import seeded_noise
+from kinfed.runs.build import build_task
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import FolderInUse, RunFolder
 from kinfed.runs.method_run import MethodRun
@@ -101,9 +101,7 @@ def _run_rounds(
     deployment: Deployment, run: str, roster: Roster, exchange: Exchange, folder: RunFolder
 ) -> MethodResult:
     config = deployment.run
-    task = make_task(
-        lambda: build_model(config.model.name, roster.shape, len(deployment.class_names), config.model.options)
-    )
+    task = build_task(config, roster.shape, len(deployment.class_names))
     save_layout(folder.path, config.model.name, task)
     pool, loop = _make_loop(deployment, run, roster, exchange, task)
     with loop:

@@ -104,6 +104,12 @@ class ModuleTask(Task):
         in_row = {id(whole[name]): value for name, value in named.items()}
         return {name: in_row.get(id(value), value).detach().clone() for name, value in whole.items()}
 
+    def aliases(self) -> dict[str, str]:
+        """Further names of tied parameters in `state_dict`, each with the name that is in the row."""
+        whole = self.module.state_dict(keep_vars=True)
+        first = {id(whole[slot.name]): slot.name for slot in self.slots}
+        return {n: first[id(value)] for n, value in whole.items() if id(value) in first and first[id(value)] != n}
+
     def module_of(self, row: Tensor) -> nn.Module:
         """A ready module with the parameters of one row."""
         module = copy.deepcopy(self.module if self._whole is None else self._whole)

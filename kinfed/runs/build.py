@@ -1,15 +1,22 @@
-"""From a configuration to a federation."""
+"""From a configuration to a federation, and to a task."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.source import names_clients
 from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
+from kinfed.engine.columns import parse_patterns
+from kinfed.engine.models import build_model
+from kinfed.engine.module_task import Build
+from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +51,28 @@ def partition_name(config: RunConfig) -> str:
         return config.partition.name
     own = names_clients(config.dataset.name) or config.client_column or "client_column" in config.dataset.options
     return "column" if own else DEFAULT_PARTITION
+
+
+def build_task(
+    config: RunConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    build: Build | None = None,
+    device: torch.device | str = "cpu",
+    example: Tensor | None = None,
+) -> ModuleTask:
+    """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
+    on an `example` batch at once, where there is one."""
+    name, options = config.model.name, config.model.options
+    return make_task(
+        build or (lambda: build_model(name, shape, classes, options)),
+        backend=config.backend,
+        device=device,
+        frozen=parse_patterns(config.frozen),
+        example=example,
+        batch=config.batch,
+    )
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:

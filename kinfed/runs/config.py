@@ -120,6 +120,12 @@ class RunConfig(BaseModel):
     foreign_targets: bool = setting(False, DATA, "Shuffle validation and test sets among clients.")
     data: Path | None = setting(None, DATA, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
     model: Choice = setting(Named(name="mlp"), MODEL, "Model (kinfed list models).", registry="model")
+    frozen: str = setting("", MODEL, "Parameters that are not trained: names or patterns, such as body.*,*.bias.")
+    cache: bool = setting(
+        True,
+        MODEL,
+        "Compute what frozen layers below all trained ones give once per example, where that is exact.",
+    )
     pretrain: int = setting(0, MODEL, "Rounds of training on the data of all clients in one place, before all.", ge=0)
     warm_start: int = setting(0, MODEL, "Rounds of FedAvg before every method.", ge=0)
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(parse_algorithms)] = setting(
@@ -167,7 +173,9 @@ class RunConfig(BaseModel):
     )
     save_models: bool = setting(True, EVALUATION, "Save all personal models at the end.")
     device: str = setting("cpu", PLACE, "cpu, cuda or mps.")
-    backend: Literal["auto", "stacked", "rows", "vmap"] = setting("auto", PLACE, "How gradients are computed.")
+    backend: Literal["auto", "stacked", "rows", "batched", "vmap"] = setting(
+        "auto", PLACE, "How gradients are computed."
+    )
     pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
     ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: one of this machine, for this run).")
     workers: int | None = setting(None, PLACE, "Worker threads or Ray workers (default: all cores).", ge=1)

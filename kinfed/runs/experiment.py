@@ -12,7 +12,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +23,17 @@ from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
+from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation
-from kinfed.engine.models import build_model
-from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
-from kinfed.runs.build import build_federation
+from kinfed.runs.build import build_federation, build_task
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
@@ -120,6 +121,8 @@ class Experiment:
         self._model = model
         self._data: dict[int, Federation] = {}
         self._task: ModuleTask | None = None
+        self._prefix: tuple[FrozenPrefix | None] | None = None  # once it was looked for
+        self._activations: dict[str, tuple[ModuleTask, Features]] = {}  # by the examples that they are of
         self._cluster: RayCluster | None = None
         self._starts: dict[int, CommonStart] = {}
         self.algorithms = {
@@ -135,6 +138,8 @@ class Experiment:
         contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._model is not None:
             contents["model"] = _digest(str([(layer.name, list(layer.shape)) for layer in self.task().slots]))
+        if digest := self.task().constants_digest():
+            contents["frozen weights"] = digest
         for label, algorithm in self.algorithms.items():
             if (source := _foreign_source(type(algorithm))) is not None:
                 contents[f"code of {label}"] = _digest(source)
@@ -157,10 +162,30 @@ class Experiment:
         if self._task is not None:
             return self._task
         data = self.federation(self.config.seeds[0])
-        shape, classes, chosen = data.features.shape, data.num_classes, self.config.model
-        build = self._model or (lambda: build_model(chosen.name, shape, classes, chosen.options))
-        self._task = make_task(build, backend=self.config.backend, device=check_device(self.config.device))
+        self._task = build_task(
+            self.config, data.features.shape, data.num_classes, build=self._model,
+            device=check_device(self.config.device), example=_example(data),
+        )  # fmt: skip
         return self._task
+
+    def training_parts(self, seed: int, algorithm: AnyAlgorithm) -> tuple[ModuleTask, Federation]:
+        """What an algorithm trains, and on what. Where the model is frozen below everything that trains, these are the
+        part above and activations in the place of examples: the same results, without computing them in every step."""
+        task, data = self.task(), self.federation(seed)
+        if not self.config.cache or algorithm.training.augment is not None:
+            return task, data
+        if self._prefix is None:
+            self._prefix = (frozen_prefix(task, _example(data)),)
+        prefix = self._prefix[0]
+        if prefix is None:
+            return task, data
+        key = features_digest(data.features)
+        if key not in self._activations:
+            activations = prefix.activations(data.features)
+            above = prefix.upper_task(activations, backend=self.config.backend, batch=self.config.batch)
+            self._activations[key] = above, activations
+        above, activations = self._activations[key]
+        return above, replace(data, features=activations)
 
     def check(self) -> None:
         """Refuse the last method's settings before the first one runs."""
@@ -260,9 +285,9 @@ class Experiment:
         self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
     ) -> Loop:
         config, schedule = self.config, self.config.schedule
-        data = self.federation(seed)
+        whole, data = self.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
-        task: Task = self.task().starting_at(start.model)
+        task: Task = whole.starting_at(start.model)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -312,7 +337,9 @@ class Experiment:
         snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
             return CommonStart(snapshot.tensors["w"].to(task.device))
-        algorithm, pooled = make_algorithm("fedavg", self.config.training, {}), self.federation(seed).pooled()
+        algorithm = make_algorithm("fedavg", self.config.training, {})
+        task, data = self.training_parts(seed, algorithm)
+        pooled = data.pooled()
         pool = LocalPool(algorithm, task, pooled, seed, workers=self.config.workers)
         with Loop(algorithm, task, pool, pooled.population(seed), Schedule(1.0)) as loop:
             w = self._server_model_after(rounds, loop, "pre-training")
@@ -347,6 +374,11 @@ class Experiment:
         models = loop.algorithm.server_models(loop.server)
         assert models is not None  # of FedAvg
         return models.models[0]
+
+
+def _example(data: Federation) -> Tensor:
+    """[2, ...]: a few examples to try a model on."""
+    return data.features.gather(torch.arange(min(len(data.features), 2)))
 
 
 def _digest(text: str) -> str:

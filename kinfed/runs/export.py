@@ -36,10 +36,17 @@ class Exported:
 
 
 def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
-    """Write model.json (and the buffers, where the module has any) once per run."""
+    """Write model.json once per run and, where the module has any, what is not in its rows: frozen parameters and
+    constant buffers."""
     layers = [{"name": layer.name, "shape": list(layer.shape)} for layer in task.slots]
-    storage.write_json(folder / "model.json", {"model": name, "parameters": task.num_params, "layers": layers})
-    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in _names(layers)}
+    aliases = task.aliases()
+    layout = {
+        "model": name, "parameters": task.num_params, "layers": layers, "aliases": aliases,
+        "constants": task.constants_digest(),
+    }  # fmt: skip
+    storage.write_json(folder / "model.json", layout)
+    in_row = {layer["name"] for layer in layers} | aliases.keys()
+    buffers = {key: value for key, value in task.state_dict(task.init(0)).items() if key not in in_row}
     if buffers:
         storage.make_folder(folder / "models")
         storage.write_tensors(folder / BUFFERS, buffers)
@@ -55,22 +62,22 @@ def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
         raise StorageError(f"{run.path / 'model.json'} does not describe these models: {error}") from error
     buffers = run.buffers()
     if components is None:
-        return _parameters(layout["layers"], row) | buffers
+        return _parameters(layout, row) | buffers
     out = {"pi": row[components * P :].clone()}
     for k in range(components):
-        one = _parameters(layout["layers"], row[k * P : (k + 1) * P]) | buffers
+        one = _parameters(layout, row[k * P : (k + 1) * P]) | buffers
         out |= {f"components.{k}.{name}": tensor for name, tensor in one.items()}
     return out
 
 
-def _parameters(layers: list[dict[str, Any]], row: Tensor) -> dict[str, Tensor]:
+def _parameters(layout: Mapping[str, Any], row: Tensor) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     position = 0
-    for layer in layers:
+    for layer in layout["layers"]:
         size = math.prod(layer["shape"])
         out[layer["name"]] = row[position : position + size].reshape(layer["shape"]).clone()
         position += size
-    return out
+    return out | {name: out[first].clone() for name, first in layout.get("aliases", {}).items()}
 
 
 def export_model(
@@ -124,7 +131,3 @@ def _inputs_of_run(data: Description, options: Mapping[str, Any]) -> str:
     inputs = data.inputs
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, data.class_labels, options, text)
-
-
-def _names(layers: list[dict[str, Any]]) -> set[str]:
-    return {layer["name"] for layer in layers}

@@ -14,9 +14,9 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.tree import Tree
 from kinfed.data.description import Description
 from kinfed.data.federation import Population
-from kinfed.engine.models import build_model
-from kinfed.engine.task import ModuleTask, Task, make_task
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ModelError
+from kinfed.runs.build import build_task
 from kinfed.runs.config import RunConfig
 from kinfed.runs.run_files import RunFiles
 
@@ -64,12 +64,15 @@ class FinishedRun:
 
     def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
         """The model of the run; `model` builds it where the run was given a module of the caller's own."""
-        named, classes = self.config.model, self.description.num_classes
-        build = model or (lambda: build_model(named.name, self.shape, classes, named.options))
-        task = make_task(build, backend=self.config.backend)
-        layout = self.files.layout()["layers"]
-        if [(one["name"], tuple(one["shape"])) for one in layout] != [(one.name, one.shape) for one in task.slots]:
-            what = "the model given" if model else f"model {named.name}, which the configuration names,"
+        task = build_task(self.config, self.shape, self.description.num_classes, build=model)
+        layout = self.files.layout()
+        what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
+        if layout.get("constants", "") != task.constants_digest():
+            raise ModelError(
+                f"{what} has other frozen weights than the models in {self.folder} were trained on; give those weights"
+            )
+        layers = layout["layers"]
+        if [(one["name"], tuple(one["shape"])) for one in layers] != [(one.name, one.shape) for one in task.slots]:
             raise ModelError(
                 f"{what} has other parameters than the models in {self.folder}; pass the function that builds theirs"
             )
