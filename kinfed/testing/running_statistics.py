@@ -62,11 +62,12 @@ def running_statistics_stay_sound(bench: Bench) -> None:
 
 def _with_all_terms(method: Method) -> Method:
     """The method with few local steps, and with the terms of local training that it takes."""
+    takes_momentum = "no momentum" not in method.traits and method.training.optimizer == "sgd"
     training = replace(
         method.training,
         steps=STEPS,
         epochs=None,
-        momentum=0.0 if "no momentum" in method.traits else 0.9,
+        momentum=0.9 if takes_momentum else 0.0,
         weight_decay=0.0 if "no weight decay" in method.traits else 0.1,
     )
     return replace(method, training=training)

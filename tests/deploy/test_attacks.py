@@ -19,7 +19,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
-from kinfed.data.batches import Batch, PoissonSample
+from kinfed.data.batches import Batch
 from kinfed.deploy.books import Books
 from kinfed.deploy.node import Node
 from kinfed.deploy.node_data import Enrolment, NodeSettings, load_client_data
@@ -132,9 +132,9 @@ def test_every_answer_has_samples_of_its_own(config: dict[str, Any], monkeypatch
     samples: list[tuple[Any, ...]] = []
     clipped = PrivateTask._clipped
 
-    def spy(task: PrivateTask, theta: Tensor, batch: Batch, draw: PoissonSample) -> Tensor:
+    def spy(task: PrivateTask, theta: Tensor, batch: Batch, *others: Any) -> Tensor:
         samples.append(tuple(batch.x[0, batch.weight[0] > 0, 0].tolist()))
-        return clipped(task, theta, batch, draw)
+        return clipped(task, theta, batch, *others)
 
     monkeypatch.setattr(PrivateTask, "_clipped", spy)
     ask(config, settings={"steps": 4})
