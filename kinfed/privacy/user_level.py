@@ -109,7 +109,7 @@ class UserPrivacy:
             return
         if self.noise == 0:
             yield f"{label}: updates are clipped but without noise: there is no user-level privacy, epsilon is infinite"
-        if getattr(algorithm, "weights", "equal") == "examples":
+        if getattr(algorithm, "weights", "examples") == "examples":
             yield f"{label}: user-level privacy weighs all clients the same, whatever their numbers of examples"
         if self.delta * num_clients >= 1:
             yield (
