@@ -143,7 +143,9 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     )
     table.add_column("method")
     private = any("privacy" in r for r in results)
-    for name in ("personal %", "worst 10%", "server %", "MB/round", "s/round", *(("epsilon",) if private else ())):
+    hidden = any("user_privacy" in r for r in results)
+    columns = ["personal %", "worst 10%", "server %", "MB/round", "s/round"]
+    for name in columns + ["epsilon"] * private + ["user eps"] * hidden:
         table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label]
@@ -156,6 +158,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
             f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
+            *((f"{max(r['user_privacy']['epsilon'] for r in mine):.3g}",) if hidden else ()),
         )
     return table
 

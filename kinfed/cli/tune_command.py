@@ -22,9 +22,9 @@ DEFAULT_TRIALS = 20
 SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
     "validation", "foreign_targets", "data", "model", "pretrain", "warm_start", "algorithms", "rounds", "participation",
-    "seeds", "dropout", "stragglers", "lr", "batch", "steps", "epochs", "optimizer", "momentum", "nesterov", "betas",
-    "eps", "weight_decay", "clip", "optimizer_state", "lr_decay", "lr_floor", "augment", "robust", "largest_norm",
-    "eval_every", "device", "backend", "pool", "ray_address", "workers",
+    "seeds", "dropout", "sampling", "stragglers", "lr", "batch", "steps", "epochs", "optimizer", "momentum", "nesterov",
+    "betas", "eps", "weight_decay", "clip", "optimizer_state", "lr_decay", "lr_floor", "augment", "robust",
+    "largest_norm", "eval_every", "device", "backend", "pool", "ray_address", "workers",
 )  # fmt: skip
 TEXTS = {
     "validation": "Share of training data to choose by (default 0.2).",

@@ -5,7 +5,9 @@ one by less than 0.1 % (a few % where epsilon is in the thousands). Renyi accoun
 most papers print it; its epsilon is larger by 5 to 20 %, and by as much again with the conversion of 2017 that older
 libraries use. Accountants that approximate by a Gaussian limit are not offered: they report less than is spent.
 
-Neighbouring data sets differ in one example that one of them lacks (add or remove one).
+Neighbouring data sets differ in one example that one of them lacks (add or remove one). Samples of a fixed size, such
+as the clients of a round, are accounted with neighbours that differ in one member's data (replace one): the number of
+members is public (`fixed_size_epsilon`).
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, stats
 
 from kinfed.errors import ConfigError
 from kinfed.privacy.ledger import Event, Events, maximal, merge
 
 try:
     import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
     from dp_accounting.rdp import RdpAccountant
 except ImportError as error:
     raise ConfigError(
@@ -36,6 +38,7 @@ except ImportError as error:
 # coarser grid gives a larger epsilon, never a smaller one.
 POINTS, POINTS_OF_ONE = 7e3, 2e5
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
+GAUSSIAN_TAIL = 8.0  # deviations beyond which a Gaussian loss counts as infinite: a chance of 6e-16
 NOISE_PRECISION = 1e-3  # relative, of the noise found for an epsilon
 
 Measure = Callable[[Events, float, float], float]
@@ -138,18 +141,89 @@ def noise_for(target: float, all_events: Iterable[Events], delta: float) -> floa
 
 
 def _noise_of_one(target: float, events: Events, delta: float) -> float:
-    def excess(log_noise: float) -> float:
-        return math.log(epsilon(events, math.exp(log_noise), delta) / target)
+    return least_noise(target, lambda noise: epsilon(events, noise, delta), lambda noise: _guess(events, noise, delta))
 
-    low = high = float(optimize.brentq(lambda x: math.log(_guess(events, math.exp(x), delta) / target), -30, 30))
+
+def least_noise(target: float, measure: Callable[[float], float], guess: Callable[[float], float]) -> float:
+    """The least noise (to 0.1 %, rounded up) whose epsilon, `measure(noise)`, does not exceed the target. `guess` is
+    about the same and quickly computed: the search begins by it."""
+
+    def excess(log_noise: float) -> float:
+        return math.log(measure(math.exp(log_noise)) / target)
+
+    low = high = float(optimize.brentq(lambda x: math.log(guess(math.exp(x)) / target), -30, 30))
     while excess(low) < 0:
         low -= 0.2
     while excess(high) > 0:
         high += 0.2
     log_noise = float(optimize.brentq(excess, low, high, xtol=NOISE_PRECISION / 4))
-    while epsilon(events, noise := float(f"{math.exp(log_noise):.6g}"), delta) > target:
+    while measure(noise := float(f"{math.exp(log_noise):.6g}")) > target:
         log_noise += NOISE_PRECISION / 4
     return noise
+
+
+# ---- samples of a fixed size ----
+
+
+@lru_cache(maxsize=1024)
+def fixed_size_epsilon(q: float, rounds: int, noise: float, delta: float) -> float:
+    """ε(δ) of `rounds` noisy sums over samples without replacement, each of the share q < 1 of all members. Neighbours
+    differ in the data of one member. `noise` is in units of what one member adds to a sum at most; replacing it moves
+    the sum by up to twice as much.
+
+    One round (Balle, Barthe, Gaboardi 2018, Theorem 9), δ_G that of a Gaussian at distance μ = 2 / noise:
+
+        δ(log(1 + q (e^ε − 1))) = q δ_G(ε)         for ε ≥ 0,        δ(−ε) = 1 − e^−ε + e^−ε δ(ε)
+
+    The second line holds because neighbours may change places. Both together are the profile of one pair of
+    distributions that dominates every round, so rounds are composed by composing its loss."""
+    if rounds == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    events = (Event(q, 1, rounds),)
+    step = _grid(events, noise / 2, delta)
+    return _rounded_up(float(_fixed_size_loss(q, noise, step).self_compose(rounds).get_epsilon_for_delta(delta)))
+
+
+@lru_cache(maxsize=64)
+def _fixed_size_loss(q: float, noise: float, step: float) -> Any:
+    mu = 2 / noise
+    largest_loss = math.log1p(q * math.expm1(min(mu * mu / 2 + GAUSSIAN_TAIL * mu, 700.0)))
+    points = math.ceil(largest_loss / step)
+    above = np.arange(points + 1) * step
+    e = np.log1p(np.expm1(above) / q)
+    delta = q * (stats.norm.cdf(mu / 2 - e / mu) - np.exp(e + stats.norm.logcdf(-mu / 2 - e / mu)))
+    delta = np.clip(delta, 0.0, 1.0)
+    below = -np.expm1(-above) + np.exp(-above) * delta
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        step, -points, points, np.concatenate([below[:0:-1], delta])
+    )
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+
+
+def fixed_size_renyi_epsilon(q: float, rounds: int, noise: float, delta: float) -> float:
+    """The same by Renyi accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)."""
+    if rounds == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    with _quiet():
+        accountant = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+        # Only the ratio of the two sizes enters.
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(1.0, q, dp_accounting.GaussianDpEvent(noise / 2))
+        accountant.compose(sampled, rounds)
+        return _rounded_up(float(accountant.get_epsilon(delta)))
+
+
+def fixed_size_noise(target: float, q: float, rounds: int, delta: float) -> float:
+    """The least noise with which `fixed_size_epsilon` does not exceed the target."""
+    events = (Event(q, 1, rounds),)
+    return least_noise(
+        target,
+        lambda noise: fixed_size_epsilon(q, rounds, noise, delta),
+        lambda noise: _guess(events, noise / 2, delta),
+    )
 
 
 def most_rounds(spent: Events, each: Events, noise: float, delta: float, budget: float, horizon: int) -> int:

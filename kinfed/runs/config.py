@@ -25,6 +25,7 @@ from kinfed.runs.requirements import requirement
 if TYPE_CHECKING:
     from kinfed.data.batches import LocalTraining
     from kinfed.privacy.policy import Privacy
+    from kinfed.privacy.user_level import UserPrivacy
     from kinfed.server.robust import Rule
     from kinfed.server.schedule import Schedule
 
@@ -136,6 +137,9 @@ class RunConfig(BaseModel):
     participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")
     seeds: Annotated[tuple[int, ...], BeforeValidator(_numbers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
     dropout: float = setting(0.0, ROUNDS, "Chance that an active client never replies.")
+    sampling: Literal["fixed", "poisson"] = setting(
+        "fixed", ROUNDS, "Clients of a round: a fixed number, or each on its own with the chance participation."
+    )
     stragglers: float = setting(0.0, ROUNDS, "Chance that a client does only part of its work.")
     lr: float = setting(0.05, TRAINING, "Learning rate of local training.")
     batch: int = setting(20, TRAINING, "Batch size.")
@@ -162,6 +166,15 @@ class RunConfig(BaseModel):
     dp_delta: float | None = setting(None, PRIVACY, "Delta of epsilon (default 1e-5).")
     dp_budget: float | None = setting(None, PRIVACY, "Leave out clients that would exceed this epsilon.")
     dp_strict: bool = setting(False, PRIVACY, "Refuse methods that send what epsilon does not cover.")
+    user_noise: float | None = setting(
+        None, PRIVACY, "User-level privacy of the server's models: noise in units of the clipping norm."
+    )
+    user_epsilon: float | None = setting(None, PRIVACY, "User-level privacy: find the noise for this epsilon instead.")
+    user_clip: float | None = setting(None, PRIVACY, "Largest norm of a client's update (default 1).")
+    user_delta: float | None = setting(None, PRIVACY, "Delta of the user-level epsilon (default 1e-5).")
+    user_quantile: float | None = setting(
+        None, PRIVACY, "Adaptive clipping: user_clip is the start and follows this quantile of updates' norms."
+    )
     robust: Choice | None = setting(
         None, ROBUSTNESS, "Average of updates at the server: clip, median, trimmed_mean or krum.",
         registry="robust rule",
@@ -237,6 +250,23 @@ class RunConfig(BaseModel):
         return Privacy(**values, strict=self.dp_strict)
 
     @property
+    def user_privacy(self) -> UserPrivacy | None:
+        from kinfed.privacy.user_level import NO_ROBUST_RULE, UserPrivacy
+
+        names = ("noise", "epsilon", "clip", "delta", "quantile")
+        values = {name: value for name in names if (value := getattr(self, f"user_{name}")) is not None}
+        if not values:
+            return None
+        if self.pretrain:
+            raise ConfigError(
+                "pre-training sees the data of all clients in one place, without noise; leave out pretrain or the "
+                "user_ settings"
+            )
+        if self.robust is not None:
+            raise ConfigError(NO_ROBUST_RULE)
+        return UserPrivacy(**values)
+
+    @property
     def robust_rule(self) -> Rule | None:
         from kinfed.server.robust import make_rule
 
@@ -246,11 +276,11 @@ class RunConfig(BaseModel):
     def schedule(self) -> Schedule:
         from kinfed.server.schedule import Schedule
 
-        return Schedule(self.participation, self.dropout, self.stragglers)
+        return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
 
     def check(self) -> None:
         """Refuse values that local training, the schedule, privacy or the robust rule do not take."""
-        for part in ("training", "schedule", "privacy", "robust_rule"):
+        for part in ("training", "schedule", "privacy", "user_privacy", "robust_rule"):
             getattr(self, part)  # each checks its values when it is made
 
     def dump(self) -> dict[str, Any]:

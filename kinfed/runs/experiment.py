@@ -24,7 +24,7 @@ from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
 from kinfed.data.features import Features, features_digest
-from kinfed.data.federation import Federation
+from kinfed.data.federation import Federation, Population
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
 from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError
@@ -33,6 +33,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
+from kinfed.privacy.user_level import UserLevel, update_template
 from kinfed.runs.build import build_federation, build_task
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
@@ -201,13 +202,17 @@ class Experiment:
         self._check_privacy()
 
     def _check_privacy(self) -> None:
-        if self.config.privacy is None:
+        privacy, user_privacy = self.config.privacy, self.config.user_privacy
+        if privacy is None and user_privacy is None:
             return
         import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
 
-        for seed in self.config.seeds:
-            for label, algorithm in self.algorithms.items():
-                self.config.privacy.check(label, algorithm, self.federation(seed))
+        for label, algorithm in self.algorithms.items():
+            if user_privacy is not None:
+                user_privacy.check(label, algorithm, self.task())
+            if privacy is not None:
+                for seed in self.config.seeds:
+                    privacy.check(label, algorithm, self.federation(seed))
 
     def execute(self, folder: RunFolder | None) -> RunResult:
         """Run everything; what the folder holds already is taken up where it ends."""
@@ -229,6 +234,7 @@ class Experiment:
     def _write_notes(self) -> None:
         """What a reader should know about the data and their privacy; other seeds say the same in other numbers."""
         data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
+        user_privacy, sampling = self.config.user_privacy, self.config.schedule.client_sampling(data.num_clients)
         for note in data.notes:
             self.observer.note(note)
         if note := self._note_on_calls(data.num_clients):
@@ -236,6 +242,10 @@ class Experiment:
         if privacy is not None:
             for label, algorithm in self.algorithms.items():
                 for note in privacy.notes(label, algorithm, data.train.count):
+                    self.observer.note(note)
+        if user_privacy is not None:
+            for label, algorithm in self.algorithms.items():
+                for note in user_privacy.notes(label, algorithm, data.num_clients, sampling):
                     self.observer.note(note)
 
     def _note_on_calls(self, num_clients: int) -> str:
@@ -258,6 +268,9 @@ class Experiment:
         with self.make_loop(self.algorithms[label], seed, states) as loop:
             if loop.privacy is not None and config.dp_epsilon is not None:
                 noise = f"noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}"
+                self.observer.note(f"{label} seed {seed}: {noise}")
+            if loop.user_level is not None and config.user_epsilon is not None and loop.algorithm.averages:
+                noise = f"noise {loop.user_level.noise:.4g} for user-level epsilon {config.user_epsilon:g}"
                 self.observer.note(f"{label} seed {seed}: {noise}")
             return MethodRun(
                 label,
@@ -288,6 +301,7 @@ class Experiment:
         whole, data = self.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)
+        user_level = self._user_level(algorithm, task, data, population, rounds)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -303,7 +317,25 @@ class Experiment:
             pool = LocalPool(algorithm, task, data, seed, workers=config.workers, state_folder=state_folder)
         return Loop(
             algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
-            robust=config.robust_rule, largest_norm=config.largest_norm,
+            user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm,
+        )  # fmt: skip
+
+    def _user_level(
+        self, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population, rounds: range
+    ) -> UserLevel | None:
+        privacy, schedule, clients = self.config.user_privacy, self.config.schedule, data.num_clients
+        if privacy is None:
+            return None
+        privacy.check(type(algorithm).__name__, algorithm, task)
+        assert not isinstance(algorithm.averages, str)  # checked
+        template = update_template(algorithm, task, data, algorithm.init_server(task, population))
+        expected = schedule.expected_replies(clients, keeps_stragglers="keeps stragglers" in algorithm.traits)
+        sampling = schedule.client_sampling(clients)
+        # A warm start is over before the rounds of a method begin, and has the noise that is right for both together.
+        last = self.config.warm_start + self.config.rounds
+        return UserLevel(
+            privacy, template, algorithm.averages, seeded_noise(population.seed), sampling, expected,
+            range(rounds.start, last + 1),
         )  # fmt: skip
 
     def _ray(self) -> RayCluster:

@@ -131,6 +131,7 @@ class MethodRun:
             evaluation=evaluation,
             server_models=algorithm.server_models(self.loop.server),
             privacy=None if privacy is None else privacy.summary(self.clients.names),
+            user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
         )
         if result.diverged:
             self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")
@@ -215,6 +216,8 @@ class MethodRun:
             figures = figures | ({f"{name}_{headline}": other[headline]} if headline in other else {})
         if self.loop.privacy is not None:
             figures = figures | {"privacy": self.loop.privacy.figures()}
+        if self.loop.user_level is not None:
+            figures = figures | {"user_privacy": self.loop.user_level.figures()}
         return figures
 
     def _metrics(self, evaluation: Evaluation) -> tuple[EvaluationMetrics, EvaluationMetrics]:

@@ -54,6 +54,7 @@ class MethodResult:
     server_models: ServerModels | None = field(default=None, repr=False)
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
+    user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
 
     @property
     def server_model(self) -> Tensor | None:
@@ -72,6 +73,7 @@ class MethodResult:
             "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,
             "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
             **({} if self.privacy is None else {"privacy": self.privacy}),
+            **({} if self.user_privacy is None else {"user_privacy": self.user_privacy}),
         }  # fmt: skip
 
     def client_columns(self, clients: ClientTable) -> dict[str, list[Any]]:

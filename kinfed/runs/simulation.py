@@ -23,6 +23,7 @@ from kinfed.engine.models import build_model
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.privacy.user_level import Sampling
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 
@@ -37,6 +38,7 @@ def simulate(
     participation: float = 1.0,
     dropout: float = 0.0,
     stragglers: float = 0.0,
+    sampling: Sampling = "fixed",
     workers: int | None = None,
     **options: Any,
 ) -> Loop:
@@ -59,4 +61,4 @@ def simulate(
         )
     federation, population = prepare_data(algorithm, federation, federation.population(seed, participation))
     pool = LocalPool(algorithm, task, federation, seed, workers=workers)
-    return Loop(algorithm, task, pool, population, Schedule(participation, dropout, stragglers))
+    return Loop(algorithm, task, pool, population, Schedule(participation, dropout, stragglers, sampling))

@@ -135,10 +135,10 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
     config = config.model_copy(update={"validation": _validation(config)})
-    if config.privacy is not None:
+    if config.privacy is not None or config.user_privacy is not None:
         raise ConfigError(
-            "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp "
-            "settings on data that may be used so, then run with them"
+            "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp_ and "
+            "user_ settings on data that may be used so, then run with them"
         )
     spaces = {
         label: space_of(

@@ -16,9 +16,10 @@ from kinfed.core.threads import one_thread
 from kinfed.core.tree import Tree
 from kinfed.data.federation import Population
 from kinfed.engine.task import Task
-from kinfed.errors import CheckpointError
+from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
+from kinfed.privacy.user_level import NO_ROBUST_RULE, UserLevel
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
 from kinfed.server.screening import screen, trained_columns
@@ -54,6 +55,7 @@ class Loop:
         *,
         first_round: int = 1,
         privacy: PrivacyBudget | None = None,
+        user_level: UserLevel | None = None,
         robust: Rule | None = None,
         largest_norm: float = 0.0,
     ) -> None:
@@ -66,10 +68,13 @@ class Loop:
         self.completed = first_round - 1
         self.first_round = first_round
         self.privacy = privacy  # of a private `task`: who may still be asked, and what has been
+        self.user_level = user_level  # hides whole clients in the server's models
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
         self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
+        if robust is not None and user_level is not None:
+            raise ConfigError(NO_ROBUST_RULE)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
         self._trained = trained_columns(algorithm, task)
@@ -78,18 +83,24 @@ class Loop:
 
     @one_thread()
     def round(self) -> RoundReport:
-        """One round. If no update arrives that can be used, the server stays as it was before the round."""
+        """One round. If no update arrives that can be used, the server stays as it was before the round; under
+        user-level privacy it gets the noise all the same, or one would see that nobody came."""
         began = time.perf_counter()
         number, seed = self.completed + 1, self.population.seed
         info = self._info(number)
-        active = self.schedule.active(seed, number, self.population.num_clients)
-        server, active = self.algorithm.plan(self.server, active, info)
+        sampled = self.schedule.active(seed, number, self.population.num_clients)
+        server, active = self.algorithm.plan(self.server, sampled, info)
+        if self.user_level is not None and not torch.equal(active, sampled):
+            raise ConfigError(
+                f"{type(self.algorithm).__name__} chooses the clients of a round itself, which user-level privacy does "
+                "not account for; leave out the method or the user_ settings"
+            )
         if self.privacy is not None:
             allowed = self.privacy.within_budget(active)
             if 0 < len(allowed) < len(active):  # what the plan sums or chooses is over those who take part
                 server, _ = self.algorithm.plan(self.server, allowed, info)
             active = allowed
-        if not len(active):
+        if not len(active) and self.user_level is None:
             self.completed = number
             return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
         ids, effort = active, None
@@ -114,7 +125,10 @@ class Loop:
                 record.join(reply.record)
         self.took_part[reply.ids] = True
         reply, note = self._screened(reply)
-        if len(reply.ids):
+        if self.user_level is not None:
+            up = self.user_level.mean(reply.up if len(reply.ids) else None, number)
+            self.server = self.algorithm.aggregate(server, _STAND_IN, up, info)
+        elif len(reply.ids):
             self.server = self.algorithm.aggregate(server, reply.ids, reply.up, info)
         self.completed = number
         before_down, before_up = self.population.exchanged if number == self.first_round else (0, 0)
@@ -187,7 +201,9 @@ class Loop:
         clients = {f"clients.{name}": tensor for name, tensor in self.pool.states().items()}
         asked = {} if self.privacy is None else self.privacy.named()
         privacy = {f"privacy.{name}": tensor for name, tensor in asked.items()}
-        return server | clients | privacy | {_TOOK_PART: self.took_part.clone()}
+        user = {} if self.user_level is None else self.user_level.named()
+        user_level = {f"user_level.{name}": tensor for name, tensor in user.items()}
+        return server | clients | privacy | user_level | {_TOOK_PART: self.took_part.clone()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
         if strange := [name for name in tensors if name != _TOOK_PART and not name.startswith(_PARTS)]:
@@ -201,6 +217,8 @@ class Loop:
         self.pool.load(_below(tensors, "clients."))
         if self.privacy is not None:
             self.privacy.load(_below(tensors, "privacy."))
+        if self.user_level is not None:
+            self.user_level.load(_below(tensors, "user_level."))
         took_part = tensors.get(_TOOK_PART)
         if took_part is None or took_part.shape != self.took_part.shape or took_part.dtype != torch.bool:
             raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
@@ -208,8 +226,9 @@ class Loop:
         self.completed = completed
 
 
+_STAND_IN = torch.tensor([0])  # whose update the noisy mean is said to be: the same whoever took part
 _TOOK_PART = "took_part"
-_PARTS = ("server.", "clients.", "privacy.")  # of what a checkpoint holds
+_PARTS = ("server.", "clients.", "privacy.", "user_level.")  # of what a checkpoint holds
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

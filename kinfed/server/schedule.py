@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.errors import ConfigError
+from kinfed.privacy.user_level import ClientSampling, Sampling
 
 
 @dataclass(frozen=True)
@@ -18,24 +20,42 @@ class Schedule:
     participation: float = 1.0
     dropout: float = 0.0  # chance that an active client never replies
     stragglers: float = 0.0  # chance that an active client finishes only part of its work
+    sampling: Sampling = "fixed"  # "fixed": so many of the clients; "poisson": each on its own with that chance
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must lie in (0, 1]; got {self.participation}")
+        if self.sampling not in get_args(Sampling):
+            raise ConfigError(f"sampling is fixed or poisson; got {self.sampling!r}")
         for name in ("dropout", "stragglers"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is a chance in [0, 1); got {getattr(self, name)}")
 
     def size(self, num_clients: int) -> int:
-        """How many clients are called in a round."""
+        """How many clients are called in a round; with Poisson sampling, on average (rounded)."""
         return max(int(self.participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999... in floating point
 
     def active(self, seed: int, round: int, num_clients: int) -> Tensor:
-        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement."""
+        """Ids in ascending order: max(floor(C K), 1) of them, uniformly without replacement; with Poisson sampling
+        any number of them, also none."""
+        key = rng.fold(rng.root(seed, "sampling"), round)
+        if self.sampling == "poisson":
+            ids = torch.arange(num_clients)
+            return ids[rng.uniform(rng.fold(key, ids), 1).squeeze(1) < self.participation]
         size = self.size(num_clients)
         if size == num_clients:
             return torch.arange(num_clients)
-        return rng.choose(rng.fold(rng.root(seed, "sampling"), round), num_clients, size)
+        return rng.choose(key, num_clients, size)
+
+    def client_sampling(self, num_clients: int) -> ClientSampling:
+        """What epsilon of whole clients is computed from. Nobody is counted as hidden by dropping out."""
+        rate = self.participation if self.sampling == "poisson" else self.size(num_clients) / num_clients
+        return ClientSampling(self.sampling, rate)
+
+    def expected_replies(self, num_clients: int, *, keeps_stragglers: bool) -> float:
+        """How many updates a round has on average."""
+        replies = self.client_sampling(num_clients).rate * num_clients * (1 - self.dropout)
+        return replies if keeps_stragglers else replies * (1 - self.stragglers)
 
     def dropouts(self, seed: int, round: int, ids: Tensor) -> Tensor:
         """bool [n]: who never replies in this round."""

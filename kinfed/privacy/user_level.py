@@ -1,0 +1,299 @@
+"""User-level privacy at the server: nobody can tell from its models whether a client took part at all.
+
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models, ICLR 2018; the clipping norm
+by Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping, NeurIPS 2021.
+
+    Δ̃ = (1/E) ( Σ_m Δ_m min(1, C/‖Δ_m‖) + N(0, σ²C² I) )
+
+Δ_m is all that client m's update brings into the average, as one vector; the sum runs over the clients that replied,
+and E is the number that the schedule expects, a constant: the number that came would tell who did. All clients weigh
+the same. With a `quantile` γ the norm C follows that quantile of ‖Δ_m‖, by a noisy count of the updates within C:
+
+    b̃ = ½ + (1/E) ( Σ_m (1[‖Δ_m‖ ≤ C] − ½) + N(0, σ_b²) ),     C ← C exp(−0.2 (b̃ − γ))
+
+The sum has noise (z⁻² − (2σ_b)⁻²)^−½ then, so that sum and count together cost what one sum with noise z does.
+
+Methods need not know: their `aggregate` gets one update, Δ̃, in place of the clients'. The server sees all updates and
+is trusted; whoever sees only its models is not. What never leaves a client needs no noise and is not covered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import changes_data
+from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.core import rng
+from kinfed.core.tree import Tree
+from kinfed.data.federation import Federation
+from kinfed.engine.task import Task
+from kinfed.errors import CheckpointError, ConfigError
+from kinfed.privacy.ledger import Event
+from kinfed.privacy.noise import Source
+
+Sampling = Literal["fixed", "poisson"]
+
+BLOCK = 1 << 20  # values of updates that are converted to float64 at once
+CLIP_RATE = 0.2  # of the clipping norm's step towards the quantile, as Andrew et al. choose it
+COUNT_SHARE = 20.0  # the count of updates within the norm has noise of a 20th of the expected clients, as theirs
+_COMPUTABLE = {
+    "noise": (0.01, 1e6), "epsilon": (1e-3, 1e6), "clip": (1e-9, 1e9), "delta": (1e-10, 1.0),
+}  # fmt: skip
+
+NO_ROBUST_RULE = (
+    "user-level privacy counts on a sum that one client moves by the clipping norm at most, which holds for no robust "
+    "rule; leave out robust (clipping withstands hostile clients, too) or the user_ settings"
+)
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """What the user asks for. Either the noise is given, or the epsilon that it is to be found for."""
+
+    noise: float | None = None
+    """z: standard deviation of the noise in the sum of a round, in units of the clipping norm."""
+    epsilon: float | None = None
+    """Of the server's models of all rounds together, for every client; the noise is found by the accountant."""
+    clip: float = 1.0
+    """C: the largest norm of a client's update; longer ones are scaled down to it."""
+    delta: float = 1e-5
+    """The chance with which epsilon may not hold."""
+    quantile: float | None = None
+    """γ: the clipping norm begins at `clip` and follows this quantile of the updates' norms; None: it stays."""
+
+    def __post_init__(self) -> None:
+        if (self.noise is None) == (self.epsilon is None):
+            raise ConfigError(
+                "user-level privacy takes either a noise (user_noise) or the epsilon to find it for (user_epsilon); "
+                + ("got neither" if self.noise is None else f"got both, {self.noise} and {self.epsilon}")
+            )
+        for name, (low, high) in _COMPUTABLE.items():
+            value = getattr(self, name)
+            if value is None or (name == "noise" and value == 0):
+                continue
+            if not low <= value <= high:
+                raise ConfigError(f"user_{name} must lie between {low:g} and {high:g}; got {value:g}")
+        if not self.delta < 1:
+            raise ConfigError(f"user_delta is a chance in (0, 1), well below one over the clients; got {self.delta}")
+        if self.quantile is not None and not 0 < self.quantile < 1:
+            raise ConfigError(f"user_quantile is a share of the updates in (0, 1); got {self.quantile}")
+
+    def check(self, label: str, algorithm: AnyAlgorithm, task: Task) -> None:
+        """Refuse what would make epsilon untrue, or would break the model."""
+        if isinstance(algorithm.averages, str):
+            raise ConfigError(
+                f"{label} {algorithm.averages}, so noise on the sum of updates would not hide a client; leave out the "
+                "method or the user_ settings"
+            )
+        if changes_data(algorithm):
+            raise ConfigError(
+                f"{label} has clients share examples before training, which no noise hides; leave out the method or "
+                "the user_ settings"
+            )
+        if bool(algorithm.sent_columns(task)[task.trainable.stop :].any()):
+            raise ConfigError(
+                f"{label} would average running statistics (of BatchNorm, say): noise makes variances negative; take a "
+                "model with GroupNorm or LayerNorm, or fedbn, whose clients keep them"
+            )
+
+    def notes(self, label: str, algorithm: AnyAlgorithm, num_clients: int, sampling: ClientSampling) -> Iterator[str]:
+        """What a reader of the results must know."""
+        if not algorithm.averages:
+            yield f"{label}: nothing leaves the clients, so user-level privacy has nothing to do"
+            return
+        if self.noise == 0:
+            yield f"{label}: updates are clipped but without noise: there is no user-level privacy, epsilon is infinite"
+        if getattr(algorithm, "weights", "examples") == "examples":
+            yield f"{label}: user-level privacy weighs all clients the same, whatever their numbers of examples"
+        if self.delta * num_clients >= 1:
+            yield (
+                f"{label}: user_delta {self.delta:g} is not below 1/{num_clients}: to publish one client's data at "
+                "random would count as private; choose a smaller one"
+            )
+        if sampling.replaces:
+            yield (
+                f"{label}: rounds call a fixed number of clients, which is accounted with neighbours that differ in "
+                "one client's data; sampling = poisson gives about the same epsilon with half of the noise"
+            )
+
+
+@dataclass(frozen=True)
+class ClientSampling:
+    """How the clients of a round are chosen, as far as epsilon depends on it."""
+
+    scheme: Sampling
+    rate: float  # chance of every client to be called
+
+    @property
+    def replaces(self) -> bool:
+        """Whether neighbours differ in one client's data. Otherwise in one client more or less: where all are called,
+        a fixed number is no sample, and what one of them adds is all that its absence changes."""
+        return self.scheme == "fixed" and self.rate < 1
+
+    @property
+    def neighbours(self) -> str:
+        return "replace one client" if self.replaces else "add or remove one client"
+
+    def epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        from kinfed.privacy.epsilon import epsilon, fixed_size_epsilon
+
+        if self.replaces:
+            return fixed_size_epsilon(self.rate, rounds, noise, delta)
+        return epsilon((Event(self.rate, 1, rounds),) if rounds else (), noise, delta)
+
+    def renyi_epsilon(self, noise: float, rounds: int, delta: float) -> float:
+        from kinfed.privacy.epsilon import fixed_size_renyi_epsilon, renyi_epsilon
+
+        if self.replaces:
+            return fixed_size_renyi_epsilon(self.rate, rounds, noise, delta)
+        return renyi_epsilon((Event(self.rate, 1, rounds),) if rounds else (), noise, delta)
+
+    def noise_for(self, target: float, rounds: int, delta: float) -> float:
+        """The least noise with which no client's epsilon exceeds the target after so many rounds."""
+        from kinfed.privacy.epsilon import fixed_size_noise, noise_for
+
+        if self.replaces:
+            return fixed_size_noise(target, self.rate, rounds, delta)
+        return noise_for(target, [(Event(self.rate, 1, rounds),)], delta)
+
+
+class UserLevel:
+    """Clips, adds up and noises the updates of every round of one method under one seed, and counts the rounds."""
+
+    def __init__(
+        self,
+        privacy: UserPrivacy,
+        template: Tree,
+        averages: tuple[str, ...],
+        source: Source,
+        sampling: ClientSampling,
+        expected: float,
+        rounds: range,
+    ) -> None:
+        """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
+        before them (a warm start) have been as private as these and count."""
+        self.delta, self.quantile, self.sampling, self.expected = privacy.delta, privacy.quantile, sampling, expected
+        self.clip = privacy.clip
+        if privacy.noise is not None:
+            self.noise = privacy.noise
+        else:
+            assert privacy.epsilon is not None  # one of the two is given
+            self.noise = sampling.noise_for(privacy.epsilon, rounds.stop - 1, privacy.delta)
+        self.spent = rounds.start - 1  # rounds whose sums have been let out
+        self._template, self._averages, self._source = template, averages, source
+
+    @property
+    def count_noise(self) -> float:
+        """σ_b; as far above z/2 as is needed to leave most of the budget to the sum."""
+        return max(self.expected / COUNT_SHARE, self.noise)
+
+    @property
+    def sum_noise(self) -> float:
+        """Of the sum of updates, in units of the clipping norm."""
+        if self.quantile is None or not self.noise:
+            return self.noise
+        return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
+
+    def mean(self, up: Tree | None, round: int) -> Tree:
+        """One update [1, ...] in place of those of the round (None: no client replied, which is not to be seen either).
+        Fields that are not averaged are weights of the average by contract, and become one."""
+        self.spent += 1
+        if not self._averages:
+            return self._template
+        rows = [self._flat(name, up) for name in self._averages]
+        norm = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows]).norm(dim=0)
+        usable = torch.isfinite(norm).nonzero().squeeze(1)
+        rows, norm = [part[usable] for part in rows] if len(usable) < len(norm) else rows, norm[usable]
+        factor = (self.clip / norm.clamp_min(self.clip)).cpu()
+        total = torch.cat([_weighted_sum(part, factor) for part in rows])[None]
+        if self.sum_noise:
+            total += self.sum_noise * self.clip * self._normal(round, "sum", total)
+        within = norm.cpu() <= self.clip
+        if self.quantile is not None:
+            self._follow(within, round)
+        return self._stand_in((total / self.expected).squeeze(0))
+
+    def _flat(self, name: str, up: Tree | None) -> Tensor:
+        """[n, ·]: one field of all updates."""
+        field: Tensor = getattr(self._template, name)[:0] if up is None else getattr(up, name)
+        return field.reshape(len(field), getattr(self._template, name)[0].numel())
+
+    def _stand_in(self, row: Tensor) -> Tree:
+        fields = {name: getattr(self._template, name) for name in self._averages}
+        parts = torch.split(row, [field.numel() for field in fields.values()])
+        ones = self._template.map(torch.ones_like)
+        return replace(
+            ones,
+            **{
+                name: part.reshape(field.shape).to(field.device, field.dtype)
+                for (name, field), part in zip(fields.items(), parts, strict=True)
+            },
+        )
+
+    def _follow(self, within: Tensor, round: int) -> None:
+        """One step of the clipping norm towards the quantile."""
+        assert self.quantile is not None
+        count = torch.tensor([[float(within.sum()) - 0.5 * len(within)]], dtype=torch.float64)
+        if self.noise:
+            count += self.count_noise * self._normal(round, "count", count)
+        share = 0.5 + float(count) / self.expected
+        self.clip *= math.exp(-CLIP_RATE * (share - self.quantile))
+
+    def _normal(self, round: int, purpose: str, at: Tensor) -> Tensor:
+        name = rng.fold(rng.root(0, f"user-level {purpose}"), round)
+        return self._source(name[None], at).to(torch.float64)
+
+    # ---- what it amounts to ----
+
+    def epsilon(self) -> float:
+        """Of every client, for the server's models of all rounds so far."""
+        return self.sampling.epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """For the journal."""
+        return {
+            "noise": self.noise, "clip": self.clip, "delta": self.delta, "epsilon": self.epsilon(),
+            "expected": self.expected, "neighbours": self.sampling.neighbours,
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """For the summary; an epsilon that is not finite stands as null."""
+        renyi = self.sampling.renyi_epsilon(self.noise, self.spent, self.delta) if self._averages else 0.0
+        return self.figures() | {
+            "accountant": "pld", "epsilon_rdp": renyi, "rounds": self.spent, "sampling": self.sampling.scheme,
+            "rate": self.sampling.rate, "quantile": self.quantile, "sum_noise": self.sum_noise,
+        }  # fmt: skip
+
+    # ---- for a checkpoint ----
+
+    def named(self) -> dict[str, Tensor]:
+        return {"clip": torch.tensor(self.clip, dtype=torch.float64), "spent": torch.tensor(self.spent)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != self.named().keys():
+            raise CheckpointError("the checkpoint has no record of user-level privacy; it is of another run")
+        self.clip, self.spent = float(tensors["clip"]), int(tensors["spent"])
+
+
+def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, server: Tree) -> Tree:
+    """An update [1, ...] of zeros with the fields, shapes and types of the method's: from one local step of one client
+    of which nothing else is used. A round to which no client replies is noised like any other."""
+    ids = data.train.count.argmax()[None]
+    brief = replace(algorithm, training=algorithm.training.with_steps(1))
+    cohort = data.cohort(ids, 0, 1)
+    _, up = brief.client_update(task, brief.init_client(task, cohort), brief.download(server, ids), cohort)
+    zeros: Tree = up.map(torch.zeros_like)
+    return zeros
+
+
+def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:
+    """float64 [P]: Σ_m factor[m] rows[m], on the CPU. A block of columns at a time: no copy of all rows is made."""
+    width = max(1, BLOCK // max(len(rows), 1))
+    blocks = [factor @ block.to("cpu", torch.float64) for block in torch.split(rows, width, 1)]
+    return torch.cat(blocks)
