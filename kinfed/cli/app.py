@@ -11,7 +11,15 @@ import click
 import typer
 from rich.console import Console
 
-from kinfed.cli import bench_command, deploy_command, inspect_command, results_command, run_command, tune_command
+from kinfed.cli import (
+    bench_command,
+    deploy_command,
+    inspect_command,
+    results_command,
+    run_command,
+    site_commands,
+    tune_command,
+)
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
 from kinfed.cli.reproduce_command import reproduce
 from kinfed.cli.terminal import say
@@ -50,6 +58,7 @@ for command in (
     results_command.compare, reproduce, bench_command.bench, deploy_command.predict,
 ):  # fmt: skip
     app.command()(command)
+site_commands.add_to(deploy_command.deploy)
 app.add_typer(deploy_command.deploy, name="deploy")
 app.add_typer(deploy_command.vault, name="vault")
 

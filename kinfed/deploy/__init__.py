@@ -5,7 +5,9 @@ messages.
     scaffold    the folder of an app, with a configuration to edit
     certs       keys and certificates
     wire        what is in a message, and how trees of tensors are put into it
+    presence    what is known of every client's connection, and when the log speaks of it
     exchange    questions to nodes and their answers, over any transport
+    status      what a deployment does now: a file that the server's part writes
     node_data   how a node loads its own examples
     rules       what a node will ever answer: its owner's configuration
     books       what private training was ever asked of a client
@@ -17,5 +19,10 @@ messages.
     enrol       who takes part, and the scaling that all share
     node_pool   the pool of all nodes, as the server loop sees it
     server      a whole run on the server's side
-    flower      Flower's grid and apps around all of this; the only part that needs Flower
+    flower      Flower's grid and apps around all of this; the only part that imports Flower
+    processes   Flower's programs, started and stopped together
+    warm_worker one process per node that has imported everything, and answers in forks of itself
+    site_kit    what a site needs to join, in one folder
+    node_start  a node from one file: supernode and warm worker, kept running
+    trial       a whole deployment on one machine
 """

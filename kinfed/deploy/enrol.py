@@ -100,11 +100,11 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
         return sorted(names if listed is None else names & set(listed))
 
     exchange.say(f"waiting for {wanted} clients" + (f": {', '.join(listed)}" if listed else ""))
-    exchange.find(lambda: len(present()) >= wanted, deployment.wait)
+    exchange.find(lambda: len(present()) >= wanted, deployment.wait, wanted, listed or ())
     names = present()
     if len(names) < wanted:
         lacking = "" if listed is None else f"; missing: {', '.join(sorted(set(listed) - set(names)))}"
-        troubles = "".join(f"; a node said: {trouble}" for trouble in exchange.troubles.values())
+        troubles = "".join(f"; {stranger}" for stranger in exchange.strangers())
         raise TooFewClients(
             f"{len(names)} of {wanted} clients appeared within {deployment.wait:g} s "
             f"({', '.join(names) or 'none'}){lacking}{troubles}"

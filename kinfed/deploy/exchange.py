@@ -5,7 +5,7 @@ clients it has: mostly one. It proves it with the client's key: the first key th
 operator wrote down for it, is the client's, and a node with another key is refused. A client that is away when it is
 asked gets its message as soon as it is back, until the time is up; one whose node went down with the message gets it
 again. Every message has one answer at most: a second one, an answer to an earlier question, or one that comes after the
-time is up is never looked at.
+time is up is never looked at. Who is silent for long is named in the log, with all that is known of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kinfed.deploy.greeting import Greeting, read_greetings
+from kinfed.deploy.presence import Presence, Silence
 from kinfed.deploy.questions import HELLO
 from kinfed.deploy.wire import MessageError, Packet, plain_text
 
@@ -76,26 +77,52 @@ class Exchange:
     clients: dict[int, list[str]] = field(default_factory=dict)  # names by node
     greetings: dict[str, Greeting] = field(default_factory=dict)  # what a client last said of itself, by name
     troubles: dict[int, str] = field(default_factory=dict)  # nodes that could not say who they are
+    presence: Presence = field(default_factory=Presence)
+    watch: Callable[[], None] = lambda: None  # called at every look for answers
     _retry: dict[int, float] = field(default_factory=dict)  # when nodes in trouble are greeted again
     _greeted: dict[str, _Open] = field(default_factory=dict)  # by message
     _logged: set[str] = field(default_factory=set)  # troubles that the log has already
 
-    def find(self, enough: Callable[[], bool], seconds: float) -> None:
-        """Ask nodes who they are until enough have said it, or the time is up."""
-        end = self.clock() + seconds
+    def find(self, enough: Callable[[], bool], seconds: float, wanted: int, listed: Collection[str] = ()) -> None:
+        """Ask nodes who they are until enough have said it, or the time is up. `wanted` and `listed` are for the log:
+        how many clients there should be, and their names where they are known."""
+        start = self.clock()
+        silence, end = Silence(start), start + seconds
         while not enough() and self.clock() < end:
             self._discover(set(self.transport.nodes()))
             for answer in self.transport.receive(list(self._greeted)):
                 self._on_hello(answer)
+            self.watch()
             if not enough():
+                if silence.is_due(self.clock()):
+                    self._say_who_is_missing(wanted, listed, start, end)
                 self.sleep(POLL_SECONDS)
+
+    def _say_who_is_missing(self, wanted: int, listed: Collection[str], start: float, end: float) -> None:
+        now, here = self.clock(), self.present()
+        missing = [self.presence.sentence(name, now, here) for name in sorted(set(listed) - here)]
+        reasons = missing + self.strangers() or ["no other node is connected"]
+        self.say(
+            f"waiting for {now - start:.0f} s, for {end - now:.0f} s more at most: {len(here)} of {wanted} clients are "
+            f"here ({', '.join(sorted(here)) or 'none'}); {'; '.join(reasons)}"
+        )
+
+    def strangers(self) -> list[str]:
+        """What is known of nodes that are connected and have not said whose they are."""
+        now = self.clock()
+        quiet = [
+            f"node {greeted.node} is connected, and was asked who it is {now - greeted.since:.0f} s ago; no answer yet"
+            for greeted in self._greeted.values()
+        ]
+        return quiet + [f"node {node} cannot take part: {trouble}" for node, trouble in self.troubles.items()]
 
     def request(
         self, kind: str, packets: Mapping[str, Packet], seconds: float, take: Take, needed: int | None = None
     ) -> dict[str, str]:
         """Ask each client its own question, and hand over the answers as they come. Ends when all have answered, when
         the time is up, or when `needed` have and nobody else is connected. Returns, by client, why there is none."""
-        end = self.clock() + seconds
+        start = self.clock()
+        silence, end = Silence(start), start + seconds
         needed = len(packets) if needed is None else needed
         open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
         while open_ and self.clock() < end:
@@ -110,6 +137,7 @@ class Exchange:
             for name, message in zip(free, self.transport.send(messages) if messages else [], strict=True):
                 if message:
                     pending[message] = name
+                    self.presence.ask(name, self.clock())
             for answer in self.transport.receive([*pending, *self._greeted]):
                 if answer.message in self._greeted:
                     self._on_hello(answer)
@@ -120,6 +148,7 @@ class Exchange:
                 if answer.packet is None:
                     reasons[name] = plain_text(answer.error)
                     if answer.gone:
+                        self.presence.note_error(name, self.clock(), reasons[name])
                         continue  # asked again when it is back
                 else:
                     try:
@@ -128,14 +157,27 @@ class Exchange:
                         reasons.pop(name, None)
                     except MessageError as error:
                         reasons[name] = str(error)
+                self.presence.settle(name, self.clock(), reasons.get(name, ""))
                 del open_[name]
+            self.watch()
             if open_:
+                if silence.is_due(self.clock()):
+                    self._say_who_is_silent(kind, open_, len(packets), start, end)
                 self.sleep(POLL_SECONDS)
         for name in open_:
             connected = self._where(self.transport.nodes())
             why = f"no answer within {seconds:g} s" if name in connected else "not connected"
             reasons[name] = f"{why} ({reasons[name]})" if name in reasons else why
+            self.presence.settle(name, self.clock(), reasons[name])
         return reasons
+
+    def _say_who_is_silent(self, kind: str, names: Collection[str], asked: int, start: float, end: float) -> None:
+        now, here = self.clock(), self.present()
+        each = [self.presence.sentence(name, now, here) for name in sorted(names)]
+        self.say(
+            f"{kind}: waiting for {now - start:.0f} s, for {end - now:.0f} s more at most: {asked - len(names)} of "
+            f"{asked} have answered; {'; '.join(each + self.strangers())}"
+        )
 
     def present(self) -> set[str]:
         """Clients of the nodes that have said whose they are."""
@@ -151,6 +193,7 @@ class Exchange:
             del self._greeted[message]
         for node in [node for node in self.clients if node not in online]:
             del self.clients[node]  # should it come back, it may be another client's
+        self.presence.see(self.present(), now)
         for node in [node for node in self.troubles if node not in online or now >= self._retry[node]]:
             del self.troubles[node], self._retry[node]
         busy = {greeted.node for greeted in self._greeted.values()} | self.clients.keys() | self.troubles.keys()
@@ -176,6 +219,7 @@ class Exchange:
             self._drop_stale(greeting.name)
             self.keys.setdefault(greeting.name, greeting.key)
         self.clients[greeted.node] = [greeting.name for greeting in greetings]
+        self.presence.see(self.clients[greeted.node], self.clock())
         self.greetings |= {greeting.name: greeting for greeting in greetings}
 
     def _check_keys(self, answer: Packet, greetings: list[Greeting], greeted: _Open) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kinfed.core import storage
-from kinfed.deploy.settings import SECTIONS, describe_setting
-from kinfed.errors import ConfigError, StorageError
+from kinfed.deploy.settings import SECTIONS, SETTINGS, describe_setting
+from kinfed.errors import ConfigError, StorageError, unknown_name
 
 _PYPROJECT = """\
 # A deployment of kinfed. Start it with:  flwr run . <superlink>
@@ -72,14 +74,14 @@ def load(node):
 _COMMENT_COLUMN = 26  # where the texts about settings begin
 
 
-def make_app(folder: Path) -> list[Path]:
-    """Write the folder; one that holds files already is refused."""
+def make_app(folder: Path, settings: Mapping[str, Any] | None = None) -> list[Path]:
+    """Write the folder; one that holds files already is refused. `settings` replace defaults, by name."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not name or name[0].isdigit():
         raise ConfigError(f"the folder's name becomes the app's, so it begins with a letter; got {folder.name!r}")
     if folder.exists() and any(folder.iterdir()):
         raise StorageError(f"{folder} holds files already; choose a new folder")
-    project = _PYPROJECT.format(name=name, settings=_settings_table(f"runs/{name}"))
+    project = _PYPROJECT.format(name=name, settings=_settings_table({"out": f"runs/{name}", **(settings or {})}))
     paths = []
     for file, text in (("pyproject.toml", project), ("kinfed_app.py", _SHIM), ("node/load_data.py", _DATA)):
         path = folder / file
@@ -89,14 +91,16 @@ def make_app(folder: Path) -> list[Path]:
     return paths
 
 
-def _settings_table(out: str) -> str:
-    """Every setting with its default and its text, as TOML. A JSON value of Flower's few types is a TOML value."""
+def _settings_table(values: Mapping[str, Any]) -> str:
+    """Every setting with its value or default and its text, as TOML. A JSON value of Flower's few types is one."""
+    if unknown := sorted(values.keys() - set(SETTINGS)):
+        raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
     sections = []
     for heading, names in SECTIONS.items():
         lines = [f"# ---- {heading} ----"]
         for name in names:
             default, text = describe_setting(name)
-            line = f"{name.replace('_', '-')} = {json.dumps(out if name == 'out' else default)}"
+            line = f"{name.replace('_', '-')} = {json.dumps(values.get(name, default))}"
             lines.append(f"{line:<{_COMMENT_COLUMN}} # {text}")
         sections.append("\n".join(lines) + "\n")
     return "\n".join(sections)

@@ -3,6 +3,7 @@
     <out>/deployment.json    the run's own name, the clients in the order of their numbers, and the common scaling;
                              written once (kinfed.deploy.enrol), so that a run that is resumed is the same run
     <out>/log.txt            what happened, for people: tail -f it
+    <out>/status.json        what happens now: rounds, clients, who is awaited (kinfed.deploy.status)
     <out>/...                otherwise a run folder like any other (kinfed.runs.folder): rounds.jsonl, clients.csv,
                              summary.json and a checkpoint after every round
 
@@ -25,6 +26,7 @@ from kinfed.deploy.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.exchange import Exchange, Transport
 from kinfed.deploy.node_pool import NodePool, sample_update
 from kinfed.deploy.settings import STANDARD, Deployment
+from kinfed.deploy.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.privacy.budget import PrivacyBudget, make_budget
@@ -52,20 +54,28 @@ def serve(
     with _open_folder(deployment, say, clock, sleep) as folder:
         log = _log_to(folder.path / "log.txt", say)
         exchange = Exchange(transport, log, clock, sleep)
+        about = {"method": deployment.method, "rounds": deployment.run.rounds}
+        status = StatusWriter(folder.path, exchange, about, deployment.client_names or [])
+        exchange.watch = status.watch
         try:
+            status.update(WAITING, "waiting for clients to appear")
             run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")
             log(
                 f"run {run} in {folder.path}: {deployment.method} with {deployment.run.model.name} for "
                 f"{deployment.run.rounds} rounds; clients {', '.join(roster.names)}"
             )
-            result = _run_rounds(deployment, run, roster, exchange, folder)
-        except KinfedError as error:
-            log(f"stopped: {error}")
+            status.names = roster.names
+            result = _run_rounds(deployment, run, roster, exchange, folder, status)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, KinfedError) else f"{type(error).__name__}: {error}"
+            log(f"stopped: {reason}")
+            status.update(STOPPED, "stopped", reason=reason)
             raise
         absent = [name for k, name in enumerate(roster.names) if k not in result.evaluation.ids.tolist()]
         if absent:
             log(f"the last evaluation is without {', '.join(absent)}; their vaults hold an older model")
         log(f"done; results in {folder.path}, personal models in the vaults of the nodes")
+        status.update(DONE, "done")
     return folder.path
 
 
@@ -98,7 +108,7 @@ def _open_folder(
 
 
 def _run_rounds(
-    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, folder: RunFolder
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, folder: RunFolder, status: StatusWriter
 ) -> MethodResult:
     config = deployment.run
     task = build_task(config, roster.shape, len(deployment.class_names))
@@ -113,7 +123,7 @@ def _run_rounds(
             eval_every=config.eval_every,
             checkpoint_every=config.checkpoint_every,
             folder=folder,
-            observer=_LogObserver(exchange.say, config.rounds),
+            observer=_LogObserver(exchange.say, config.rounds, status),
         )
         for report in method_run.rounds():
             if pool.rounds_without_quorum >= deployment.patience:
@@ -171,10 +181,12 @@ class _LogObserver:
 
     say: Say
     num_rounds: int
+    status: StatusWriter
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         if first:
             self.say(f"resumed after round {first}")
+        self.status.update(RUNNING, f"round {first + 1} of {self.num_rounds}")
 
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
         accuracy = f"; personal accuracy {100 * personal['accuracy']:.2f} %" if personal else ""
@@ -182,6 +194,8 @@ class _LogObserver:
             f"round {report.round} of {self.num_rounds}: {report.active - report.dropped} of {report.active} "
             f"updates in {report.seconds:.1f} s{accuracy}"
         )
+        if report.round < self.num_rounds:
+            self.status.update(RUNNING, f"round {report.round + 1} of {self.num_rounds}")
 
     def note(self, text: str) -> None:
         self.say(text)

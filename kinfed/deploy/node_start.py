@@ -1,0 +1,167 @@
+"""Start a node from one file, and keep it running: a supernode of Flower, and a warm worker that answers for it.
+
+    server = "fl.example.org:8000"        the superlink
+    ca = "ca.crt"                         its certificate authority; no line: a server without TLS
+    key = "hospital-a"                    the node's private key, for Flower and for kinfed
+
+    [node]                                as in --node-config (kinfed.deploy.node_data)
+    client = "hospital-a"
+    data = "/srv/patients.csv"
+    vault = "vault"
+
+Paths are relative to the file's folder. A supernode that ends is started again after a while: the superlink takes a
+killed node for alive for about a minute, and refuses its key meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfed.deploy.node_data import NodeSettings
+from kinfed.deploy.processes import end_group, flower_environment, flower_program, free_port, start_group
+from kinfed.deploy.warm_worker import PROGRAM, WarmWorker, reason_against
+from kinfed.errors import ConfigError, StorageError
+
+RESTART_SECONDS = 15.0
+_KEYS = ("server", "ca", "key", "node")
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """What the file of a node says; paths are absolute."""
+
+    server: str
+    node: Mapping[str, str]  # --node-config
+    folder: Path
+    ca: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> NodeFile:
+        try:
+            table = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise StorageError(f"cannot read the node's file {path}: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if unknown := sorted(table.keys() - set(_KEYS)):
+            raise ConfigError(f"{path}: a node's file says {', '.join(_KEYS)}, and not {unknown[0]!r}")
+        if not isinstance(table.get("server"), str) or not isinstance(table.get("node"), dict):
+            raise ConfigError(f'{path} needs server = "host:port" and a table [node] with client and data')
+        folder = path.resolve().parent
+        ca, key = (_existing(folder, table, name, path) for name in ("ca", "key"))
+        if (ca is None) != (key is None):
+            raise ConfigError(
+                f"{path} names only one of ca and key; a node has both, or neither for a server without TLS"
+            )
+        return cls(table["server"], _node_config(table["node"], folder, key), folder, ca, key)
+
+    def command(self, port: int) -> list[str]:
+        """That starts the supernode; `port` is one of this machine, for its own use."""
+        secure = ["--insecure"]
+        if self.ca is not None:
+            secure = ["--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.key)]
+        config = " ".join(f'{name}="{value}"' for name, value in self.node.items())
+        return [
+            flower_program("flower-supernode"), *secure, "--superlink", self.server, "--port", str(port),
+            "--node-config", config,
+        ]  # fmt: skip
+
+
+def run_node(
+    file: NodeFile,
+    say: Callable[[str], None],
+    should_stop: Callable[[], bool],
+    *,
+    warm: bool = True,
+    home: Path | None = None,
+) -> None:
+    """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
+    os.environ.update(flower_environment(home or file.folder / "flower"))
+    reason = reason_against() if warm else "it was not wanted"
+    if reason:
+        say(f"no warm worker: {reason}; a Python is started for every message, which takes seconds each time")
+    worker = None if reason else WarmWorker(flower_program(PROGRAM), say)
+    supernode = _Supernode(file, worker, say)
+    try:
+        if worker is not None:
+            worker.warm_up()  # before the first message can come
+        say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
+        supernode.start()
+        if worker is not None:
+            worker.serve(lambda: should_stop() or supernode.watch())
+        while not should_stop():
+            supernode.watch()
+            time.sleep(0.2)
+    finally:
+        supernode.stop()
+        if worker is not None:
+            worker.close()
+        say(f"node of {file.node['client']}: stopped")
+
+
+class _Supernode:
+    """Flower's program, started again when it ends."""
+
+    def __init__(self, file: NodeFile, worker: WarmWorker | None, say: Callable[[str], None]) -> None:
+        self._file, self._worker, self._say = file, worker, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+
+    def start(self) -> None:
+        environment = dict(os.environ)
+        if self._worker is not None:
+            environment["PATH"] = os.pathsep.join([str(self._worker.programs), environment["PATH"]])
+        sys.stdout.flush()
+        self._process = start_group(self._file.command(free_port()), environment)
+
+    def watch(self) -> bool:
+        """Start it again when it has ended and the time has come. False: this is no reason to stop."""
+        if self._process is None:
+            if time.monotonic() >= self._start_at:
+                self.start()
+        elif (status := self._process.poll()) is not None:
+            end_group(self._process, 0.0)
+            self._process, self._start_at = None, time.monotonic() + RESTART_SECONDS
+            self._say(
+                f"the supernode has ended with status {status}; the next try is in {RESTART_SECONDS:g} s. Where it "
+                "says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink "
+                "still takes the former node with this key for alive, which lasts about a minute"
+            )
+        return False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end_group(self._process)
+
+
+def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> Path | None:
+    if name not in table:
+        return None
+    file = folder / str(table[name])
+    if not file.is_file():
+        raise StorageError(f"{path} says {name} = {str(table[name])!r}, and {file} is no file")
+    return file
+
+
+def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> dict[str, str]:
+    """As text, with absolute paths; what Flower cannot pass on is refused."""
+    config = {name: str(value) for name, value in table.items()}
+    for name in ("data", "vault"):
+        if config.get(name):
+            config[name] = str(folder / Path(config[name]).expanduser())
+    if key is not None:
+        config.setdefault("key", str(key))
+    NodeSettings.parse_all(config)
+    for name, value in config.items():
+        if '"' in value or "\n" in value:
+            raise ConfigError(f"{name} in [node] holds a quotation mark or a new line, which Flower does not pass on")
+    return config

@@ -1,0 +1,84 @@
+"""What is known of every client's connection, and when to speak of it: the reason of every silence.
+
+Times are those of the exchange's clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+FIRST_REPORT, LONGEST_PAUSE = 30.0, 300.0  # seconds of silence before the log says who is awaited; between two reports
+
+
+@dataclass
+class Contact:
+    seen: float | None = None  # last time that its node was connected
+    answered: float | None = None  # last time that it answered
+    asked: float | None = None  # since when its answer is awaited; None: nothing is
+    error: str = ""  # the last one
+    failed: float | None = None  # when that was
+
+
+@dataclass
+class Presence:
+    contacts: dict[str, Contact] = field(default_factory=dict)
+
+    def of(self, name: str) -> Contact:
+        return self.contacts.setdefault(name, Contact())
+
+    def see(self, names: Iterable[str], now: float) -> None:
+        for name in names:
+            self.of(name).seen = now
+
+    def ask(self, name: str, now: float) -> None:
+        contact = self.of(name)
+        contact.asked = now if contact.asked is None else contact.asked
+
+    def settle(self, name: str, now: float, error: str = "") -> None:
+        """It has answered, or is not waited for any more; what was wrong, if anything was."""
+        contact = self.of(name)
+        contact.asked = None
+        if error:
+            contact.error, contact.failed = error, now
+        else:
+            contact.answered = contact.seen = now
+
+    def note_error(self, name: str, now: float, error: str) -> None:
+        """Its answer is still awaited."""
+        contact = self.of(name)
+        contact.error, contact.failed = error, now
+
+    def sentence(self, name: str, now: float, connected: Collection[str]) -> str:
+        """Why there is nothing from this client yet."""
+        contact = self.of(name)
+        if name not in connected:
+            where = "never seen yet" if contact.seen is None else f"not connected, last seen {_ago(now, contact.seen)}"
+        elif contact.asked is None:
+            where = "connected, not asked yet"
+        else:
+            where = f"connected, asked {_ago(now, contact.asked)}, no answer yet"
+        last = "" if contact.failed is None else f"; last error {_ago(now, contact.failed)}: {contact.error}"
+        return f"{name}: {where}{last}"
+
+
+@dataclass
+class Silence:
+    """Says when to report while nothing happens: after half a minute, then after twice as long each time."""
+
+    now: float
+    pause: float = FIRST_REPORT
+
+    def __post_init__(self) -> None:
+        self._due = self.now + self.pause
+
+    def is_due(self, now: float) -> bool:
+        if now < self._due:
+            return False
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        self._due = now + self.pause
+        return True
+
+
+def _ago(now: float, then: float) -> str:
+    return f"{max(now - then, 0.0):.0f} s ago"

@@ -1,0 +1,331 @@
+"""A whole deployment on one machine, from data to personal models: what `kinfed deploy up --local 3` does.
+
+    <folder>/run        the run's folder, as the server writes it
+            sites/<c>   what the site of a client has: its data, node.toml, its vault
+            logs        what every process wrote
+            work        keys, certificates, Flower's files, the app; removed at the end
+
+The clients are those of a simulation with the same settings, data and seed, and so are the models.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfed.core import storage
+from kinfed.data.federation import Federation
+from kinfed.deploy.processes import Processes, flower_environment, flower_program, free_port, is_listening
+from kinfed.deploy.scaffold import make_app
+from kinfed.deploy.settings import NONE, SETTINGS, Deployment
+from kinfed.deploy.site_kit import node_toml
+from kinfed.deploy.status import DONE, ENDED, read_status
+from kinfed.errors import ConfigError, PoolError
+from kinfed.runs.build import build_federation
+from kinfed.runs.config import NON_RESULT_SETTINGS, Named, RunConfig
+
+CONNECTION = "trial"
+# Defaults that differ from a simulation's: short, one method, one seed, everybody in every round.
+DEFAULTS = {"algorithms": "ditto", "seeds": "0", "rounds": 5, "participation": 1.0, "eval_every": 0}
+START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's commands
+SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
+HOST = "127.0.0.1"
+DATA_SETTINGS = (  # that decide what the clients of a trial have
+    "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "data",
+)  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+class TrialStopped(Exception):
+    """Somebody asked the trial to stop."""
+
+
+@dataclass(frozen=True)
+class Site:
+    client: str
+    folder: Path
+    group: str = ""
+
+    @property
+    def vault(self) -> Path:
+        return self.folder / "vault"
+
+
+@dataclass(frozen=True)
+class LocalTrial:
+    folder: Path
+    config: RunConfig
+    seconds: float = 1800.0  # that all of it may take
+    warm: bool = True
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def _work(self) -> Path:
+        return self.folder / "work"
+
+    def run(self, say: Say, should_stop: Callable[[], bool] = lambda: False) -> list[Site]:
+        """Do it all; when this returns or raises, no process is left. The sites, with the vaults of their models."""
+        from kinfed.deploy.certs import make_certificates
+
+        end = time.monotonic() + self.seconds
+        for program in ("flower-superlink", "flower-supernode", "flwr"):
+            flower_program(program)  # before anything is written
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigError(f"{self.folder} holds files already; choose a new folder for the trial")
+        federation = build_federation(self.config, self.config.seeds[0])
+        names = site_names(federation)
+        settings = deployment_settings(self.config, federation, names) | {
+            "out": str(self.run_folder.resolve()), "keys": str((self._work / "certs").resolve()),
+            "deadline": self.seconds, "wait": self.seconds,
+        }  # fmt: skip
+        Deployment.parse(settings)  # what cannot run is refused before anything is written
+        sites = write_sites(self.folder / "sites", federation, names)
+        make_certificates(self._work / "certs", [HOST, "localhost"], names)
+        make_app(self._work / "app", settings)
+        processes = Processes(self.folder / "logs")
+        try:
+            port = self._start_server(processes, say)
+            self._register(names, say)
+            for site in sites:
+                self._start_node(processes, site, port)
+            say(f"started  {len(sites)} nodes: {', '.join(names)}")
+            self._flwr("run", str(self._work / "app"), CONNECTION)
+            self._follow(processes, say, should_stop, end)
+        finally:
+            processes.stop()
+            shutil.rmtree(self._work, ignore_errors=True)
+        return sites
+
+    def _environment(self, home: str) -> dict[str, str]:
+        folder = self._work.resolve() / home
+        storage.make_folder(folder)
+        return flower_environment(folder) | {"OMP_NUM_THREADS": "1"}
+
+    def _start_server(self, processes: Processes, say: Say) -> int:
+        port, certs, work = free_port(), self._work.resolve() / "certs", self._work.resolve()
+        operator = Path(self._environment("operator")["FLWR_HOME"])
+        (operator / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{port}"\n'
+            f"root-certificates = {json.dumps(str(certs / 'ca.crt'))}\n",
+            "utf-8",
+        )
+        command = [
+            flower_program("flower-superlink"), "--host", HOST, "--port", str(port),
+            "--database", str(work / "superlink.db"), "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile", str(certs / "server.crt"),
+            "--ssl-keyfile", str(certs / "server.key"), "--enable-supernode-auth",
+        ]  # fmt: skip
+        processes.start("superlink", command, self._environment("server"))
+        processes.wait("the superlink to listen", START_SECONDS, lambda: is_listening(HOST, port))
+        say(f"started  superlink on {HOST}:{port}, with TLS and node authentication")
+        return port
+
+    def _register(self, names: list[str], say: Say) -> None:
+        """All keys, at the same time: each takes a process."""
+        environment = self._environment("operator")
+        commands = [
+            [flower_program("flwr"), "supernode", "register", str(self._work / "certs" / f"{name}.pub"), CONNECTION]
+            for name in names
+        ]
+        running = [
+            subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in commands
+        ]
+        for name, process in zip(names, running, strict=True):
+            _finish(process, f"register the key of {name}")
+        say(f"registered the keys of {', '.join(names)}")
+
+    def _flwr(self, *arguments: str) -> str:
+        process = subprocess.Popen(
+            [flower_program("flwr"), *arguments], env=self._environment("operator"), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return _finish(process, f"flwr {arguments[0]}")
+
+    def _start_node(self, processes: Processes, site: Site, port: int) -> None:
+        certs = self._work.resolve() / "certs"
+        path = site.folder / "node.toml"
+        group = {"group": site.group} if site.group else {}
+        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault"} | group
+        text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
+        storage.write_atomically(path, text.encode())
+        warm = [] if self.warm else ["--cold"]
+        command = [sys.executable, "-m", "kinfed", "deploy", "node", str(path), *warm]
+        environment = self._environment(f"node-{site.client}")
+        processes.start(f"node-{site.client}", [*command, "--home", environment["FLWR_HOME"]], environment)
+
+    def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
+        """Show the run's log until it ends."""
+        log = _Follower(self.run_folder / "log.txt", say)
+        sign, last = "", time.monotonic()
+        while True:
+            status = read_status(self.run_folder)
+            log.show()
+            if status is not None and status.state in ENDED:
+                if status.state != DONE:
+                    raise PoolError(f"the run has stopped: {status.reason}")
+                return
+            now = time.monotonic()
+            if status is not None and status.written != sign:
+                sign, last = status.written, now
+            if should_stop():
+                raise TrialStopped
+            processes.check()
+            if now >= end:
+                raise PoolError(
+                    f"the trial has not ended within {self.seconds:g} s (--seconds); {self.run_folder / 'log.txt'} and "
+                    f"{processes.logs} say how far it came"
+                )
+            if now - last > SILENCE_SECONDS:
+                self._check_run(processes)
+                last = now
+            time.sleep(0.2)
+
+    def _check_run(self, processes: Processes) -> None:
+        """PoolError where Flower says that the run is over, although the server's part has not said so."""
+        text = self._flwr("list", CONNECTION, "--format", "json")
+        if "finished" in text:
+            raise PoolError(
+                f"the server's part of the run has ended without a word; {processes.log_path('superlink')} says:\n"
+                + processes.tail("superlink")
+            )
+
+
+class _Follower:
+    """Shows what is new in a log, without the times."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self._path, self._say, self._read = path, say, 0
+
+    def show(self) -> None:
+        if not self._path.exists():
+            return
+        text = self._path.read_bytes()[self._read :]
+        lines = text[: text.rfind(b"\n") + 1]
+        self._read += len(lines)
+        for line in lines.decode("utf-8", "replace").splitlines():
+            self._say(line.partition(" ")[2])
+
+
+def _finish(process: subprocess.Popen[bytes], what: str) -> str:
+    try:
+        output, _ = process.communicate(timeout=START_SECONDS)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    text = output.decode("utf-8", "replace")
+    if process.returncode != 0:
+        raise PoolError(f"cannot {what}: {text.strip()}")
+    return text
+
+
+def site_names(federation: Federation) -> list[str]:
+    """The clients' own names where they can name a key file, else client-0, client-1, ..."""
+    names = federation.names
+    usable = all(
+        storage.file_name(name) == name and name not in ("ca", "server") and "," not in name and not name.isdigit()
+        for name in names
+    )
+    return list(names) if usable else [f"client-{k}" for k in range(len(names))]
+
+
+def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[Site]:
+    """One folder and one .npz file per client. Features are scaled as in a simulation, and every row has its split."""
+    sites, classes = [], class_names(federation)
+    for k, name in enumerate(names):
+        parts = {split: federation.split(split)[k] for split in ("train", "val", "test")}
+        rows = np.concatenate([part.numpy() for part in parts.values()])
+        sizes = [len(part) for part in parts.values()]
+        split = np.repeat(np.arange(3), sizes)
+        path = folder / name / f"{name}.npz"
+        storage.make_folder(path.parent)
+        index = federation.labels.new_tensor(rows)
+        val = {"val": split == 1} if sizes[1] else {}
+        labels = federation.labels[index].numpy()
+        y = labels if classes is None else np.array(classes)[labels]
+        with storage.storage_errors("write", path):
+            np.savez(
+                path, x=federation.features.gather(index).numpy(), y=y, test=split == 2, **val,
+            )  # fmt: skip
+        group = "" if federation.groups is None else _group_name(federation, k)
+        sites.append(Site(name, path.parent, group))
+    return sites
+
+
+def _group_name(federation: Federation, k: int) -> str:
+    assert federation.groups is not None
+    number = int(federation.groups[k])
+    # The server numbers groups by their sorted names; the digits keep the order of their numbers.
+    return f"{number:06d}" if federation.group_names is None else f"{number:06d}-{federation.group_names[number]}"
+
+
+def deployment_settings(config: RunConfig, federation: Federation, names: list[str]) -> dict[str, Any]:
+    """The settings of a deployment that computes what a run with this configuration does, for these clients."""
+    if len(config.algorithms) != 1:
+        raise ConfigError(f"a deployment runs one method; got {', '.join(config.algorithms)}: choose with --algorithms")
+    if len(config.seeds) != 1:
+        raise ConfigError(f"a deployment has one seed; got {len(config.seeds)}: choose with --seeds")
+    if federation.features.is_tokens:
+        raise ConfigError("a trial passes features as numbers, and these are tokens; choose images or a table")
+    ((label, chosen),) = config.algorithms.items()
+    options = {key: value for key, value in chosen.items() if key != "method"}
+    if label != chosen["method"]:
+        raise ConfigError(f"a deployment calls its method by its name; got {label!r} for {chosen['method']!r}")
+    for name, field in RunConfig.model_fields.items():
+        changed = getattr(config, name) != field.get_default(call_default_factory=True)
+        if changed and name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds"):
+            raise ConfigError(f"{name} is no setting of a deployment; leave it out")
+    values = {name: getattr(config, name) for name in SETTINGS if name in RunConfig.model_fields and name != "clients"}
+    owned = {
+        f"{name}.{key}": value
+        for name in ("model", "robust")
+        if isinstance(values[name], Named)
+        for key, value in values[name].options.items()
+    }
+    return {name: _flat(value) for name, value in values.items()} | {
+        "clients": ",".join(names) if len(names) > 1 else names[0], "method": label, "seed": config.seeds[0],
+        "options": " ".join(f"{key}={_literal(value)}" for key, value in (options | owned).items()),
+        "classes": ",".join(class_names(federation) or []) or str(federation.num_classes),
+        "scaling": NONE, "label_column": "label",
+    }  # fmt: skip
+
+
+def class_names(federation: Federation) -> list[str] | None:
+    """Where the classes have names that a list of names can hold; None: they go by their numbers."""
+    names = federation.class_names
+    if names is None or len(set(names)) < len(names) or any("," in name or name != name.strip() for name in names):
+        return None
+    return names
+
+
+def _flat(value: Any) -> bool | int | float | str:
+    """As Flower's table of settings takes it."""
+    if value is None:
+        return ""
+    if isinstance(value, Named):
+        return value.name
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(f"{value!r} cannot be a setting of a deployment")
+
+
+def _literal(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if " " in text:
+        raise ConfigError(f"options of a deployment are separated by spaces; {text!r} holds one")
+    return text
