@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.bench.workload import Workload
+from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
 from kinfed.server.schedule import Schedule
@@ -16,20 +17,36 @@ Example = tuple[Tensor, Tensor]
 
 
 class PlainLoop:
-    """Images are float32 and standardized before the first round: four times the engine's memory, and no cost later."""
+    """Examples are float32 (or tokens) and standardized before the first round: of images that takes four times the
+    engine's memory, and costs nothing later. Clients begin at the shared model, of which only what is trained, and
+    running statistics, is copied."""
 
-    def __init__(self, workload: Workload, federation: Federation) -> None:
-        self.training = workload.training
-        self.shared, self.own = conventional(workload), conventional(workload)
-        task = make_task(workload.build)
-        with torch.no_grad():
-            for p, value in zip(self.shared.parameters(), task.unflatten(task.init(0)).values(), strict=True):
-                p.copy_(value)
-        self.images = federation.features.gather(torch.arange(len(federation.features)))
+    def __init__(
+        self,
+        module: nn.Module,
+        start: Iterable[Tensor],
+        federation: Federation,
+        training: LocalTraining,
+        participation: float = 1.0,
+    ) -> None:
+        """`start` are the values of the module's trained parameters, then of its running statistics."""
+        self.own, self.training = module.train(), training
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        statistics = [buffer for buffer in module.buffers() if buffer.dtype == torch.float32]
+        self._state = [p.detach() for p in self._trained] + statistics
+        self._shared = [value.detach().clone() for value in start]
+        self.examples = federation.features.gather(torch.arange(len(federation.features)))
         self.labels = federation.labels
         self.rows = federation.train.lists()
-        self.schedule = Schedule(workload.participation)
+        self.schedule = Schedule(participation)
         self.completed = 0
+
+    @classmethod
+    def of_round(cls, workload: Workload, federation: Federation) -> PlainLoop:
+        """The loop for a round of a named model, from the engine's start."""
+        task = make_task(workload.build)
+        start = task.unflatten(task.init(0)).values()
+        return cls(conventional(workload), start, federation, workload.training, workload.participation)
 
     def round(self) -> None:
         self.completed += 1
@@ -45,29 +62,31 @@ class PlainLoop:
                 order, position = torch.randperm(len(rows)), 0
             index = rows[order[position : position + size]]
             position += size
-            yield self.images[index], self.labels[index]
+            yield self.examples[index], self.labels[index]
 
     def train(self, clients: Sequence[int], batches: Callable[[int], Iterable[Example]]) -> None:
-        optimizer = torch.optim.SGD(self.own.parameters(), lr=self.training.lr)
         criterion = nn.CrossEntropyLoss()
-        total = [torch.zeros_like(p) for p in self.shared.parameters()]
+        total = [torch.zeros_like(value) for value in self._shared]
         for client in clients:
-            self.own.load_state_dict(self.shared.state_dict())
+            _copy(self._shared, self._state)
+            optimizer = torch.optim.SGD(self._trained, lr=self.training.lr, momentum=self.training.momentum)
             for x, y in batches(client):
                 optimizer.zero_grad()
                 criterion(self.own(x), y).backward()
                 optimizer.step()
-            with torch.no_grad():
-                for so_far, p in zip(total, self.own.parameters(), strict=True):
-                    so_far.add_(p, alpha=len(self.rows[client]))
+            for so_far, value in zip(total, self._state, strict=True):
+                so_far.add_(value, alpha=len(self.rows[client]))
         examples = sum(len(self.rows[client]) for client in clients)
-        with torch.no_grad():
-            for p, so_far in zip(self.shared.parameters(), total, strict=True):
-                p.copy_(so_far / examples)
+        _copy([so_far / examples for so_far in total], self._shared)
 
     def parameters(self) -> Tensor:
         """[P] of the shared model."""
-        return torch.cat([p.detach().reshape(-1) for p in self.shared.parameters()])
+        return torch.cat([value.reshape(-1) for value in self._shared])
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def conventional(workload: Workload) -> nn.Module:

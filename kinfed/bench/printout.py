@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from kinfed.bench.step_timing import PARITY_STEPS, StepComparison
 from kinfed.bench.timing import BenchComparison, BenchResult
 from kinfed.report.tables import TableColumn, TextTable
 
 
 def print_result(result: BenchResult, console: Console | None = None) -> None:
     console = console or Console()
+    if result.comparisons:
+        _print_rounds(result, console)
+    if result.steps:
+        _print_steps(result.steps, console)
+    machine = result.machine
+    console.print(
+        f"{machine['processor']}, {machine['cores']} core(s), torch {machine['torch']}, Python {machine['python']}"
+    )
+
+
+def _print_rounds(result: BenchResult, console: Console) -> None:
     headings = ("cores", "plain loop", "kinfed", "ratio", "of best", "wanted", "limit", "peak")
     rows = map(_cells, result.comparisons)
     title = "One round: medians, contestants taking turns"
@@ -32,9 +44,34 @@ def print_result(result: BenchResult, console: Console | None = None) -> None:
         "ratio: plain loop / kinfed, medians; of best: of the shortest rounds; limit: kinfed's processor time in units "
         "of what the products alone plus one pass over the batches would take."
     )
-    machine = result.machine
+
+
+def _print_steps(steps: list[StepComparison], console: Console) -> None:
+    headings = ("backend", "parameters", "cores", "plain loop", "kinfed", "ratio", "range", "difference")
+    title = "Steps of any model: ms per client and step, contestants taking turns"
+    table = TextTable.of(title, [TableColumn("workload", "name"), *headings], map(_step_cells, steps)).console()
+    table.padding = (0, 0, 0, 1)
+    console.print(table)
+    for title in dict.fromkeys(f"{comparison.workload}: {comparison.title}" for comparison in steps):
+        console.print(title)
     console.print(
-        f"{machine['processor']}, {machine['cores']} core(s), torch {machine['torch']}, Python {machine['python']}"
+        "Processor time on one core, time of the clock on several; medians. ratio: plain loop / kinfed of the same "
+        "turn, its median and its range; difference: the largest of any parameter between kinfed and plain torch "
+        f"after {PARITY_STEPS} steps on the same batches."
+    )
+
+
+def _step_cells(c: StepComparison) -> tuple[str, ...]:
+    return (
+        c.workload,
+        c.backend,
+        f"{c.parameters:,}",
+        str(c.cores),
+        f"{c.milliseconds(c.loop):.3g}",
+        f"{c.milliseconds(c.ours):.3g}",
+        f"{c.ratio:.2f}",
+        f"{min(c.ratios):.2f}-{max(c.ratios):.2f}",
+        f"{c.disagreement:.0e}",
     )
 
 

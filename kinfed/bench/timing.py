@@ -5,45 +5,25 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kinfed.algorithms import prepare_data
-from kinfed.algorithms.fedavg import FedAvg
+from kinfed.bench.contest import Timing, disagreement, fedavg
 from kinfed.bench.machine import Limits, describe_machine, forget_peak, measure_limits, peak_mb
-from kinfed.bench.plain_loop import Example, PlainLoop
+from kinfed.bench.plain_loop import PlainLoop
+from kinfed.bench.step_timing import StepComparison, compare_steps
+from kinfed.bench.step_workload import STEP_WORKLOADS
 from kinfed.bench.workload import WORKLOADS, Workload, synthetic
 from kinfed.data.federation import Federation
 from kinfed.engine.task import make_task
-from kinfed.errors import ConfigError, KinfedError, unknown_name
-from kinfed.pools.local_pool import LocalPool, available_cores
+from kinfed.errors import ConfigError, unknown_name
+from kinfed.pools.local_pool import available_cores
 from kinfed.server.loop import Loop
-
-AGREEMENT = 1e-4  # largest difference of any parameter between engine and loop after one round on equal batches
-
-
-@dataclass
-class Timing:
-    """Seconds of every measured round: on the clock, and of all processors together."""
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def measure(self, call: Callable[[], object]) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
-        call()
-        self.wall.append(time.perf_counter() - wall)
-        self.cpu.append(time.process_time() - cpu)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.wall)
 
 
 @dataclass
@@ -88,13 +68,19 @@ class BenchComparison:
 
 @dataclass
 class BenchResult:
-    comparisons: list[BenchComparison]
+    comparisons: list[BenchComparison]  # of whole rounds
+    steps: list[StepComparison]  # of local steps of any model
     limits: Limits
     machine: dict[str, str | int]
 
     def to_json(self) -> str:
-        figures = [comparison.figures() for comparison in self.comparisons]
-        return json.dumps({"machine": self.machine, "limits": asdict(self.limits), "comparisons": figures}, indent=2)
+        figures = {
+            "machine": self.machine,
+            "limits": asdict(self.limits),
+            "comparisons": [comparison.figures() for comparison in self.comparisons],
+            "steps": [comparison.figures() for comparison in self.steps],
+        }
+        return json.dumps(figures, indent=2)
 
 
 def run_benchmarks(
@@ -103,18 +89,23 @@ def run_benchmarks(
     threads: Sequence[int] = (),
     *,
     quick: bool = False,
+    weights: str = "",
     progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Measure the named workloads (all where none is named) on the given numbers of cores (one, and all)."""
+    """Measure the named workloads (all where none is named) on the given numbers of cores (one, and all); `weights` is
+    a folder with those of MiniLM, in whose place random ones serve."""
+    known = (*WORKLOADS, *STEP_WORKLOADS)
     for name in which:
-        if name not in WORKLOADS:
-            raise unknown_name("workload", name, WORKLOADS)
+        if name not in known:
+            raise unknown_name("workload", name, known)
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1; got {repeats}")
     cores = sorted(set(threads)) or sorted({1, available_cores()})
     if cores[0] < 1:
         raise ConfigError(f"threads are numbers of cores, at least 1; got {cores[0]}")
-    workloads = [WORKLOADS[name].quick() if quick else WORKLOADS[name] for name in which or WORKLOADS]
+    chosen = which or known
+    workloads = [each.quick() if quick else each for name, each in WORKLOADS.items() if name in chosen]
+    of_steps = [each.quick() if quick else each for name, each in STEP_WORKLOADS.items() if name in chosen]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -124,32 +115,17 @@ def run_benchmarks(
         for workload in workloads:
             progress(workload.title)
             comparisons += _compare(workload, repeats, cores, limits, quick)
+        steps: list[StepComparison] = []
+        for each in of_steps:
+            progress(each.title)
+            steps += compare_steps(each, repeats, cores, weights)
     finally:
         torch.set_num_threads(before)
-    return BenchResult(comparisons, limits, describe_machine())
+    return BenchResult(comparisons, steps, limits, describe_machine())
 
 
 def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
-    algorithm = FedAvg(workload.training)
-    task = make_task(workload.build)
-    federation, clients = prepare_data(algorithm, federation, federation.population(0, workload.participation))
-    pool = LocalPool(algorithm, task, federation, 0, workers=workers)
-    return Loop(algorithm, task, pool, clients)
-
-
-def disagreement(workload: Workload, federation: Federation, loop: PlainLoop) -> float:
-    """Largest difference of any parameter after one round in which both train on the same batches."""
-    ours = engine(workload, federation, workers=1)
-    active = ours.schedule.active(0, 1, federation.num_clients)
-    ours.round()
-    ours.pool.close()
-
-    def same(client: int) -> Iterator[Example]:
-        alone = federation.cohort(torch.tensor([client]), 0, 1)
-        return ((batch.x[0], batch.y[0]) for _, batch in alone.train.batches(workload.training))
-
-    loop.train(active.tolist(), same)
-    return float((ours.server.named()["w"] - loop.parameters()).abs().max())
+    return fedavg(make_task(workload.build), federation, workload.training, workers, workload.participation)
 
 
 def _compare(
@@ -163,13 +139,8 @@ def _compare(
     difference = None
     others: dict[int, Callable[[], object]]
     if workload.against is None:
-        loop = PlainLoop(workload, federation)
-        difference = disagreement(workload, federation, loop)
-        if not difference <= AGREEMENT:
-            raise KinfedError(
-                f"{workload.name}: engine and plain loop should agree to {AGREEMENT:g} after a round on the same "
-                f"batches; they differ by {difference:.2g}, so their times cannot be compared"
-            )
+        loop = PlainLoop.of_round(workload, federation)
+        difference = disagreement(workload.name, engine(workload, federation, 1), federation, loop)
         others = {n: loop.round for n in cores}
     else:
         smaller = WORKLOADS[workload.against].quick() if quick else WORKLOADS[workload.against]

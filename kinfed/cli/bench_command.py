@@ -12,10 +12,17 @@ from kinfed.cli.terminal import console
 
 
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help="mlr, mlp, cnn, mlr-10k; all where absent.")] = None,
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Rounds: mlr, mlp, cnn, mlr-10k; steps: user-mlp, user-dropout, user-lstm, lstm, user-transformer, "
+            "transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, minilm-head; all where absent."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,
     threads: Annotated[str, typer.Option(help="Numbers of cores, e.g. 1,2 (default: one, and all).")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Tiny workloads: does everything run?")] = False,
+    weights: Annotated[str, typer.Option(help="Folder with MiniLM's weights; random ones where absent.")] = "",
     json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
 ) -> None:
     """Measure rounds against a plain PyTorch loop and against the limits of this machine."""
@@ -24,7 +31,12 @@ def bench(
 
     with console.status("") as status:
         result = run_benchmarks(
-            workloads or (), repeats, integers("--threads", threads), quick=quick, progress=status.update
+            workloads or (),
+            repeats,
+            integers("--threads", threads),
+            quick=quick,
+            weights=weights,
+            progress=status.update,
         )
     print_result(result, console)
     if json is not None:

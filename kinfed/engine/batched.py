@@ -65,7 +65,7 @@ class BatchedTask(ModuleTask):
             phi, z = self._cut_call(named, batch.x, training=True, with_features=cut is not None)
             losses = nn.functional.cross_entropy(z.flatten(0, 1), batch.y.flatten(), reduction="none")
             deltas = answer(cut, phi.detach(), z.detach(), batch)
-            grads = pulled_back((losses * batch.weight.flatten()).sum(), phi, z, deltas, list(named.values()))
+            grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
         for slot, g in zip(self.slots, grads, strict=True):
             out[:, slot.start : slot.stop] = g.flatten(1)
 

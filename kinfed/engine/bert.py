@@ -33,6 +33,7 @@ _ADVICE = (
 )
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
           "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+_MINILM = dict(zip(_SIZES, (30522, 384, 6, 12, 1536, 512, 2, 1e-12), strict=True))
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,9 +67,14 @@ def minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
 
 def minilm_outline(shape: tuple[int, ...], classes: int) -> nn.Module:
     """all-MiniLM-L6-v2 with the adapters and the head of the default options, without any weights."""
-    config = dict(zip(_SIZES, (30522, 384, 6, 12, 1536, 512, 2, 1e-12), strict=True))
     with torch.device("meta"):
-        return _train_parts(_outline(config, classes), MiniLMOptions())
+        return _train_parts(_outline(_MINILM, classes), MiniLMOptions())
+
+
+def random_minilm(shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
+    """An encoder of the size of all-MiniLM-L6-v2 with random weights, where only time is measured."""
+    _check_shape(shape, int(_MINILM["max_position_embeddings"]))
+    return _train_parts(_network(_MINILM, classes), MiniLMOptions(**values))
 
 
 def _train_parts(net: EncoderNet, options: MiniLMOptions) -> nn.Module:
@@ -101,12 +107,16 @@ def _adapted_names(net: EncoderNet, options: MiniLMOptions) -> list[str]:
 
 def _outline(config: Mapping[str, Any], classes: int) -> EncoderNet:
     """The network of this configuration on torch's device without memory."""
+    with torch.device("meta"):
+        return _network(config, classes)
+
+
+def _network(config: Mapping[str, Any], classes: int) -> EncoderNet:
     vocabulary, width, layers, heads, hidden, positions, segments = (int(config[name]) for name in _SIZES[:-1])
     eps = float(config["layer_norm_eps"])
-    with torch.device("meta"):
-        embeddings = TokenEmbeddings(vocabulary, width, positions, segments, eps)
-        stack = [EncoderLayer(width, heads, hidden, eps) for _ in range(layers)]
-        return EncoderNet(embeddings, stack, nn.Linear(width, classes))
+    embeddings = TokenEmbeddings(vocabulary, width, positions, segments, eps)
+    stack = [EncoderLayer(width, heads, hidden, eps) for _ in range(layers)]
+    return EncoderNet(embeddings, stack, nn.Linear(width, classes))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

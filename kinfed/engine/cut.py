@@ -166,12 +166,13 @@ def top_deltas(
 
 
 def pulled_back(
-    loss: Tensor, phi: Tensor, z: Tensor, deltas: Deltas, parameters: Sequence[Tensor]
+    losses: Tensor, weight: Tensor, phi: Tensor, z: Tensor, deltas: Deltas, parameters: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Gradients of the parameters by autograd, where the graph reaches up to phi, z and the task's own loss (a sum),
-    which counts only where there is no dz."""
+    """Gradients of the parameters by autograd, where the graph reaches up to phi, z and the task's own losses of
+    examples, which count (by `weight`, of the same shape) only where there is no dz. Weights enter here and not in the
+    graph: a product and a sum less, each way."""
     dz, dphi = deltas
-    outputs: list[tuple[Tensor, Tensor | None]] = [(loss, None) if dz is None else (z, dz)]
+    outputs = [(losses, weight) if dz is None else (z, dz)]
     if dphi is not None and phi.requires_grad:  # the input of a network of one layer does not
         outputs.append((phi, dphi))
     tops, below = zip(*outputs, strict=True)

@@ -28,21 +28,27 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device)
-        self._key: int | None = None
+        self._step: tuple[Batch, int] | None = None
+        self._key: int | None = None  # of the step, once it was drawn from
         self._count = 0
 
     def begin(self, batch: Batch, row: int) -> None:
         """The draws that follow are those of a training step on this row of the batch."""
-        self._key = rng.fold_number(_purpose(batch.seed, batch.stream), batch.round, int(batch.ids[row]), batch.step)
-        self._count = 0
+        self._step, self._key, self._count = (batch, row), None, 0
 
     def next(self) -> torch.Generator:
         """A generator at the start of the next draw."""
         if self._key is None:
-            raise RuntimeError("a model draws outside of a training step")
+            self._key = self._key_of_step()
         self._generator.manual_seed(rng.fold_number(self._key, self._count))
         self._count += 1
         return self._generator
+
+    def _key_of_step(self) -> int:
+        if self._step is None:
+            raise RuntimeError("a model draws outside of a training step")
+        batch, row = self._step
+        return rng.fold_number(_purpose(batch.seed, batch.stream), batch.round, int(batch.ids[row]), batch.step)
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
 from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
-from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
 from kinfed.engine.descent import Pull
 from kinfed.engine.draws import KeyedDraws
@@ -63,18 +62,18 @@ class RowsTask(ModuleTask):
 
     def _row_grads(
         self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None
-    ) -> Iterable[tuple[ParameterSlot, Tensor]]:
+    ) -> Sequence[Tensor]:
         """The gradient of each trainable parameter at `row` [P], on row i of the batch; `moving`: the row's running
         statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
         if self.layout.has_statistics or self.draws_randomly is not False:
             # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
             # example gets without padding, too: products of torch go by them, to the last bit.
-            present = weight > 0
-            if len(y) == 1 or not bool(present.all()):
+            if len(y) == 1 or not bool(weight.all()):
+                present = weight > 0
                 x, y, weight = x[present], y[present], weight[present]
         if not len(y):
-            return [(slot, row.new_zeros(slot.shape)) for slot in self._trained]
+            return [row.new_zeros(slot.shape) for slot in self._trained]
         working = self._working_copy(training=True)
         # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains
         # alone begins at such a boundary, as all memory of torch; so must a row among others.
@@ -83,17 +82,17 @@ class RowsTask(ModuleTask):
         with torch.enable_grad():
             with nullcontext() if cut is None else HeadProbe(working.module, self.head.name) as probe:
                 z, drew = self._training_forward(working, x, batch, i)
-            loss = (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+            losses = nn.functional.cross_entropy(z, y, reduction="none")
             phi, deltas = z, KEEP
             if cut is not None and probe is not None:
                 phi = probe.features(z)
                 deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
-                grads = pulled_back(loss, phi, z, deltas, working.leaves)
+                grads = pulled_back(losses, weight, phi, z, deltas, working.leaves)
         if moving:
             working.store_statistics(row)
         self._catches_draws = drew
-        return zip(self._trained, grads, strict=True)
+        return grads
 
     @property
     def draws_randomly(self) -> bool | None:
@@ -128,8 +127,8 @@ class RowsTask(ModuleTask):
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         out[:, self.trainable.stop :] = 0.0
         for i in range(len(theta)):
-            for slot, g in self._row_grads(theta[i], batch, i, moving=moving, cut=cut):
-                out[i, slot.start : slot.stop] = g.reshape(-1)
+            grads = self._row_grads(theta[i], batch, i, moving=moving, cut=cut)
+            torch.cat([g.reshape(-1) for g in grads], out=out[i, self.trainable])
         return out
 
     @torch.no_grad()
@@ -165,8 +164,9 @@ class RowsTask(ModuleTask):
             if self.net is not None:
                 self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount), cut)
                 continue
-            grads = self._row_grads(theta[i], batch, i, moving=True, cut=cut)
+            row = theta[i]
+            grads = self._row_grads(row, batch, i, moving=True, cut=cut)
             if center is not None:
-                theta[i, self.trainable].lerp_(center[self.trainable], amount)
-            for slot, g in grads:
-                theta[i, slot.start : slot.stop].view(slot.shape).add_(g, alpha=-rate)
+                row[self.trainable].lerp_(center[self.trainable], amount)
+            parameters = self._working_copy(training=True).parameters_of(row)
+            torch._foreach_add_(parameters, list(grads), alpha=-rate)

@@ -45,16 +45,16 @@ class VmapTask(ModuleTask):
         out: Tensor = vmap(grad(self._loss))(theta, batch.x, batch.y, batch.weight)
         return out
 
-    def _cut_loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _cut_losses(self, row: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         phi, z = self._cut_call(self.unflatten(row), x, training=True)
-        return phi, z, (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+        return phi, z, nn.functional.cross_entropy(z, y, reduction="none")
 
     def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
         leaf = theta.detach().requires_grad_()
         with torch.enable_grad():
-            phi, z, loss = vmap(self._cut_loss)(leaf, batch.x, batch.y, batch.weight)
+            phi, z, losses = vmap(self._cut_losses)(leaf, batch.x, batch.y)
             deltas = answer(cut, phi.detach(), z.detach(), batch)
-            return pulled_back(loss.sum(), phi, z, deltas, [leaf])[0]
+            return pulled_back(losses, batch.weight, phi, z, deltas, [leaf])[0]
 
     def cut(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         def cut_row(row: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ class WorkingCopy:
         named = dict(self.module.named_parameters())
         self.leaves = [named[slot.name] for slot in layout.slots if slot.trainable]
         self._statistics = [self._place_of(slot.name) for slot in layout.slots if not slot.trainable]
+        self._row: Tensor | None = None  # to which parameters are bound
+        self._values: list[Tensor] = []  # views of it, one for each leaf
         self._shapes = [slot.shape for slot in layout.slots]
         self._sizes = [slot.stop - slot.start for slot in layout.slots]
 
@@ -39,12 +41,29 @@ class WorkingCopy:
         """Let the module compute with the values of `row` [P], without copying them: many times as fast as
         torch.func.functional_call. A forward pass changes the row's running statistics only if `moving`; otherwise it
         gets copies of them."""
-        views = [piece.view(shape) for piece, shape in zip(self._pieces(row), self._shapes, strict=True)]
-        trained = len(self.leaves)
-        for leaf, view in zip(self.leaves, views[:trained], strict=True):
-            leaf.data = view
-        for (buffers, name), view in zip(self._statistics, views[trained:], strict=True):
-            buffers[name] = view if moving else view.clone()
+        if not self._is_bound_to(row):
+            self._row, self._values = row, self._views(row)
+            for leaf, value in zip(self.leaves, self._values, strict=True):
+                leaf.data = value
+        if self._statistics:
+            places = self._pieces(row)[len(self.leaves) :]
+            shapes = self._shapes[len(self.leaves) :]
+            for (buffers, name), place, shape in zip(self._statistics, places, shapes, strict=True):
+                buffers[name] = place.view(shape) if moving else place.view(shape).clone()
+
+    def parameters_of(self, row: Tensor) -> list[Tensor]:
+        """Views of the trained parameters of `row` [P], in the order of `leaves`, to change them in place."""
+        return self._values if self._is_bound_to(row) else self._views(row)
+
+    def _is_bound_to(self, row: Tensor) -> bool:
+        # By memory: a loop over steps makes a new view of the row in each. The row that is bound keeps its memory in
+        # use, so that no other one can lie there.
+        bound = self._row
+        return bound is not None and bound.data_ptr() == row.data_ptr() and row.is_contiguous()
+
+    def _views(self, row: Tensor) -> list[Tensor]:
+        pieces = self._pieces(row)[: len(self.leaves)]
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=False)]
 
     def store_statistics(self, row: Tensor) -> None:
         """Put running statistics where `row` [P] has them, if they are not there: a forward pass may replace them

@@ -1,0 +1,105 @@
+"""Local steps of any model beside the same steps in a plain PyTorch loop."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinfed.bench.contest import Timing, disagreement, fedavg
+from kinfed.bench.plain_loop import PlainLoop
+from kinfed.bench.step_workload import StepWorkload
+from kinfed.data.federation import Federation
+from kinfed.engine.frozen_prefix import frozen_prefix
+from kinfed.engine.task import ModuleTask, make_task
+from kinfed.errors import KinfedError
+
+PARITY_CLIENTS, PARITY_STEPS = 2, 20
+
+
+@dataclass
+class StepComparison:
+    """One workload on some cores."""
+
+    workload: str
+    title: str
+    backend: str  # of the engine's gradients
+    parameters: int  # of a row: what is trained, and running statistics
+    client_steps: int  # of every turn
+    cores: int
+    ours: Timing
+    loop: Timing
+    disagreement: float  # largest difference of any parameter after PARITY_STEPS steps on the same batches
+
+    @property
+    def ratios(self) -> list[float]:
+        """The loop's time in units of ours, turn by turn: processor time, or on several cores that of the clock (there
+        threads of torch burn processor time while they wait)."""
+        sides = (self.ours.cpu, self.loop.cpu) if self.cores == 1 else (self.ours.wall, self.loop.wall)
+        return [theirs / mine for mine, theirs in zip(*sides, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    def milliseconds(self, timing: Timing) -> float:
+        """Median per client and step, in the time that `ratios` compare."""
+        return 1000 * statistics.median(timing.cpu if self.cores == 1 else timing.wall) / self.client_steps
+
+    def figures(self) -> dict[str, Any]:
+        times = {"our_ms": self.milliseconds(self.ours), "loop_ms": self.milliseconds(self.loop)}
+        return asdict(self) | times | {"ratio": self.ratio, "ratios": self.ratios}
+
+
+def compare_steps(workload: StepWorkload, repeats: int, cores: Sequence[int], weights: str) -> list[StepComparison]:
+    """`weights`: folder with those of MiniLM, "" for random ones."""
+    whole = _whole_task(workload, weights)
+    parity = _parity(replace(workload, clients=PARITY_CLIENTS, steps=PARITY_STEPS), whole)
+    task, module, federation = _sides(workload, whole)
+    loop = PlainLoop(module, task.unflatten(task.init(0)).values(), federation, workload.training)
+    engines = {n: fedavg(task, federation, workload.training, n) for n in cores}
+    timings = {n: (Timing(), Timing()) for n in cores}
+    for repeat in range(repeats + 1):
+        for n in cores:
+            torch.set_num_threads(n)
+            mine, theirs = timings[n] if repeat else (Timing(), Timing())  # the first turn warms up
+            turns = [(mine, engines[n].round), (theirs, loop.round)]
+            for timing, call in turns if repeat % 2 else reversed(turns):  # who follows whom must not matter
+                timing.measure(call)
+    torch.set_num_threads(1)
+    for engine in engines.values():
+        engine.pool.close()
+    steps = workload.clients * workload.steps
+    return [
+        StepComparison(workload.name, workload.title, task.backend, task.num_params, steps, n, *timings[n], parity)
+        for n in cores
+    ]
+
+
+def _whole_task(workload: StepWorkload, weights: str) -> ModuleTask:
+    example = workload.federation().features.gather(torch.arange(2))
+    return make_task(lambda: workload.module(weights), example=example, batch=workload.batch)
+
+
+def _sides(workload: StepWorkload, whole: ModuleTask) -> tuple[ModuleTask, nn.Module, Federation]:
+    """The engine's task, the loop's module, and what both train on."""
+    federation = workload.federation()
+    if not workload.cached:
+        return whole, copy.deepcopy(whole.module), federation
+    prefix = frozen_prefix(whole, federation.features.gather(torch.arange(2)))
+    if prefix is None:
+        raise KinfedError(f"{workload.name}: nothing of the model lies below what is trained")
+    activations = prefix.activations(federation.features)
+    module = nn.Sequential(*copy.deepcopy(prefix.cut.upper_layers(whole.module)))
+    return prefix.upper_task(activations, batch=workload.batch), module, replace(federation, features=activations)
+
+
+def _parity(workload: StepWorkload, whole: ModuleTask) -> float:
+    task, module, federation = _sides(workload, whole)
+    loop = PlainLoop(module, task.unflatten(task.init(0)).values(), federation, workload.training)
+    return disagreement(workload.name, fedavg(task, federation, workload.training, 1), federation, loop)
