@@ -18,7 +18,7 @@ from kinfed.deploy.presence import LONGEST_PAUSE, Presence, Silence
 from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.status import DONE, RUNNING, STOPPED, read_progress, read_status
-from kinfed.errors import StorageError
+from kinfed.errors import KinfedError, StorageError
 
 SETTINGS: dict[str, Any] = {
     "method": "ditto", "model": "mlr", "rounds": 2, "clients": "a,b", "classes": "2", "scaling": "none", "steps": 1,
@@ -173,6 +173,44 @@ def test_the_status_shows_privacy_and_its_budget(tmp_path: Path) -> None:
     folder = run(net)
     shown = kinfed("deploy", "status", folder, cwd=tmp_path).stdout
     assert re.search(r"epsilon  \d[\d.]* \(of 50\)", shown)
+
+
+def test_a_site_that_leaves_is_named_and_costs_the_others_nothing(tmp_path: Path) -> None:
+    net = make(tmp_path, **{"rounds": 3, "quorum": 1})
+    count = 0
+
+    def leave(seconds: float) -> None:
+        nonlocal count
+        count += len(lines(net, "^round 1 of 3")) and 101 not in net.offline
+        if count:
+            net.offline.add(101)
+        net.now += seconds
+
+    net.delay["a"] = 1.0  # so that there is time to leave
+    folder = serve(Deployment.parse(net.run_config), net, net.log.append, clock=net.clock, sleep=leave)
+    assert lines(net, "^round 3: without b: not connected")
+    assert lines(net, "the last evaluation is without b; their vaults hold an older model")
+    status = read_status(folder)
+    assert status is not None
+    assert status.state == DONE
+    assert status.clients["a"]["connected"]
+    assert not status.clients["b"]["connected"]
+    assert status.clients["b"]["last_error"] == "not connected"
+
+
+def test_a_site_that_joins_later_takes_part_in_a_new_run_only(tmp_path: Path) -> None:
+    """The clients of a run are fixed: in its folder another list is refused, and a new folder takes all."""
+    net = make(tmp_path, clients="a")
+    run(net)
+    later = make(tmp_path, clients="a,b")
+    with pytest.raises(KinfedError, match="holds another run|other settings|differ"):
+        run(later)
+    assert later.messages == []  # nobody was asked anything
+    later = make(tmp_path, clients="a,b", out=str(tmp_path / "second"))
+    status = read_status(run(later))
+    assert status is not None
+    assert list(status.clients) == ["a", "b"]
+    assert len(list((tmp_path / "vault-a").glob("*/a/model.safetensors"))) == 2  # the former run's model stays
 
 
 def test_a_folder_without_status_and_a_damaged_one(tmp_path: Path) -> None:
