@@ -27,7 +27,7 @@ from typing import Any
 
 from kinfed.deploy.node_data import NodeSettings
 from kinfed.deploy.processes import end_group, flower_environment, flower_program, free_port, start_group
-from kinfed.deploy.warm_worker import PROGRAM, WarmWorker, reason_against
+from kinfed.deploy.warm_worker import PROGRAM, WarmWorker, load_program, reason_against
 from kinfed.errors import ConfigError, StorageError
 
 RESTART_SECONDS = 15.0
@@ -89,11 +89,10 @@ def run_node(
     reason = reason_against() if warm else "it was not wanted"
     if reason:
         say(f"no warm worker: {reason}; a Python is started for every message, which takes seconds each time")
-    worker = None if reason else WarmWorker(flower_program(PROGRAM), say)
+    # Warm before the first message can come.
+    worker = None if reason else WarmWorker(flower_program(PROGRAM), load_program(), say)
     supernode = _Supernode(file, worker, say)
     try:
-        if worker is not None:
-            worker.warm_up()  # before the first message can come
         say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
         supernode.start()
         if worker is not None:

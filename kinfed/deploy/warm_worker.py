@@ -60,13 +60,25 @@ def reason_against() -> str:
     return ""
 
 
+def load_program() -> Callable[[], Any]:
+    """What Flower's own program calls, with all that an answer needs imported. Torch computes nothing here: threads do
+    not survive a fork."""
+    import kinfed.deploy.flower  # noqa: F401
+
+    (entry,) = metadata.entry_points(group="console_scripts", name=PROGRAM)
+    answer: Callable[[], Any] = entry.load()
+    gc.collect()
+    gc.freeze()  # what is imported stays shared between the forks
+    return answer
+
+
 class WarmWorker:
     """`programs` is the folder that comes first in the supernode's PATH. `serve` answers; it is called in the main
     thread of a process without other threads, for forks of it must be sound."""
 
-    def __init__(self, program: str, say: Callable[[str], None]) -> None:
-        """`program`: the path of Flower's own, for when this worker is gone."""
-        self._say = say
+    def __init__(self, program: str, answer: Callable[[], Any], say: Callable[[str], None]) -> None:
+        """`program`: the path of Flower's own, for when this worker is gone. `answer` does the same, from sys.argv."""
+        self._answer, self._say = answer, say
         self._folder = Path(tempfile.mkdtemp(prefix="kinfed-"))  # for its owner only; short, as sockets need it
         self.programs = self._folder / "bin"
         self.programs.mkdir()
@@ -79,17 +91,7 @@ class WarmWorker:
         self._listener.bind(address)
         self._listener.listen()
         self._children: set[int] = set()
-        self._answer: Callable[[], Any] | None = None
         self.num_messages = 0
-
-    def warm_up(self) -> None:
-        """Import all that an answer needs. Torch computes nothing here: threads do not survive a fork."""
-        import kinfed.deploy.flower  # noqa: F401
-
-        (entry,) = metadata.entry_points(group="console_scripts", name=PROGRAM)
-        self._answer = entry.load()
-        gc.collect()
-        gc.freeze()  # what is imported stays shared between the forks
 
     def serve(self, should_stop: Callable[[], bool]) -> None:
         """Answer until it should stop, which is asked several times a second."""
@@ -128,7 +130,6 @@ class WarmWorker:
                 signal.signal(number, signal.SIG_DFL)
             self._listener.close()
             sys.argv = [PROGRAM, *arguments]
-            assert self._answer is not None, "warm_up comes before serve"
             self._answer()
             status = 0
         except SystemExit as end:

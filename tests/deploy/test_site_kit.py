@@ -1,0 +1,113 @@
+"""What a site gets, and how a node's file is read."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
+
+from command_line import kinfed
+
+from kinfed.deploy.certs import make_certificates
+from kinfed.deploy.node_start import NodeFile
+from kinfed.deploy.site_kit import kit_files, node_toml, write_kit
+from kinfed.errors import ConfigError, KinfedError, StorageError
+
+
+@pytest.fixture
+def certs(tmp_path: Path) -> Path:
+    make_certificates(tmp_path / "certs", ["fl.example.org"], ["a", "b"])
+    return tmp_path / "certs"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_kit_holds_what_its_site_needs_and_no_other_secret(tmp_path: Path, certs: Path) -> None:
+    done = kinfed("deploy", "kit", "--client", "a", "--server", "fl.example.org:8000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    kit = tmp_path / "kit-a"
+    assert {path.name for path in kit.iterdir()} == {"ca.crt", "a", "node.toml", "start.sh", "README.txt"}
+    assert (kit / "a").read_bytes() == (certs / "a").read_bytes()
+    assert mode(kit / "a") == 0o600
+    assert mode(kit / "start.sh") == 0o755
+    assert "a is the site's private key (mode 600)" in done.stdout
+    secrets = [(certs / name).read_bytes() for name in ("ca.key", "server.key", "b")]
+    assert not any(secret in path.read_bytes() for secret in secrets for path in kit.iterdir())
+    assert "SECRET: the file a" in (kit / "README.txt").read_text()
+
+
+def test_a_kit_starts_as_it_is(tmp_path: Path, certs: Path) -> None:
+    write_kit(tmp_path / "kit", kit_files(certs, "a", "fl.example.org:8000", {"data": "mine.csv", "label": "y"}))
+    file = NodeFile.read(tmp_path / "kit" / "node.toml")
+    kit = (tmp_path / "kit").resolve()
+    assert file.server == "fl.example.org:8000"
+    assert file.ca == kit / "ca.crt"
+    assert dict(file.node) == {
+        "client": "a", "data": str(kit / "mine.csv"), "label": "y", "vault": str(kit / "vault"), "key": str(kit / "a"),
+    }  # fmt: skip
+
+
+def test_a_kit_as_one_file_keeps_modes_and_is_for_its_owner(tmp_path: Path, certs: Path) -> None:
+    (path,) = write_kit(tmp_path / "site.zip", kit_files(certs, "a", "host:8000", {}))
+    assert mode(path) == 0o600
+    with zipfile.ZipFile(path) as archive:
+        modes = {info.filename: info.external_attr >> 16 & 0o777 for info in archive.infolist()}
+        assert archive.read("site/a") == (certs / "a").read_bytes()
+    assert modes["site/a"] == 0o600
+    assert modes["site/start.sh"] == 0o755
+
+
+def test_what_a_site_may_have_edited_is_not_overwritten(tmp_path: Path, certs: Path) -> None:
+    files = kit_files(certs, "a", "host:8000", {})
+    write_kit(tmp_path / "kit", files)
+    with pytest.raises(StorageError, match="exists already"):
+        write_kit(tmp_path / "kit", files)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "said"),
+    [
+        ("a", "host", "host:port"),
+        ("a", ":8000", "host:port"),
+        ("ca", "host:8000", "cannot be the name"),
+        ("../a", "host:8000", "cannot be the name"),
+        ("c", "host:8000", "kinfed deploy certs .* --host host --node c"),
+    ],
+)
+def test_a_kit_that_cannot_be_made(certs: Path, client: str, server: str, said: str) -> None:
+    with pytest.raises(KinfedError, match=said):
+        kit_files(certs, client, server, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("server = ", "not valid TOML"),
+        ("[node]\nclient = 'a'\ndata = 'x.csv'", "needs server"),
+        ("server = 'h:1'", "needs server"),
+        ("server = 'h:1'\nport = 3\n[node]\nclient = 'a'\ndata = 'x.csv'", "and not 'port'"),
+        ("server = 'h:1'\nca = 'no.crt'\n[node]\nclient = 'a'\ndata = 'x.csv'", "is no file"),
+        ("server = 'h:1'\nca = 'node.toml'\n[node]\nclient = 'a'\ndata = 'x.csv'", "only one of ca and key"),
+        ("server = 'h:1'\n[node]\nclient = 'a'", "does not say its data"),
+        ("server = 'h:1'\n[node]\nclient = 'a'\ndata = 'x.csv'\nlabl = 'y'", "labl"),
+        ("server = 'h:1'\n[node]\nclient = 'a'\ndata = 'x\"y.csv'", "quotation mark"),
+    ],
+)
+def test_a_nodes_file_that_cannot_be(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    with pytest.raises((ConfigError, StorageError), match=said):
+        NodeFile.read(path)
+
+
+def test_names_with_any_characters_survive_the_file(tmp_path: Path) -> None:
+    data = str(tmp_path / "my 'data' é\\x.csv")
+    path = tmp_path / "node.toml"
+    path.write_text(node_toml("h:1", {"client": "a", "data": data}), "utf-8")
+    assert NodeFile.read(path).node["data"] == data
