@@ -178,7 +178,14 @@ def build_seeded(build: Build, seed: int) -> nn.Module:
 
 def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
     """A module to train, with the random numbers of seed 0, in which `frozen` patterns are."""
+    if isinstance(build, nn.Module):
+        raise ModelError(
+            f"a model is given as a function that makes it, since methods need several starts; got a "
+            f"{type(build).__name__}: write model=lambda: {type(build).__name__}(...)"
+        )
     module = build_seeded(build, 0)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"the function that makes the model should return an nn.Module; it returned {module!r}")
     freeze(module, frozen)
     check_module(module)
     return module
