@@ -17,6 +17,7 @@ forward pass. Any other module can be cut before its last linear layer, where th
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -110,7 +111,7 @@ class FrozenPrefix:
 
     def upper_task(self, activations: Features, *, backend: str = "auto", batch: int | None = None) -> ModuleTask:
         """The task of what lies above, on `activations` in the place of examples, `batch` of them in a step."""
-        layers, example = self.cut.upper_layers(self.task.module), activations.raw[:1]
+        layers, example = self.cut.upper_layers(self.task.module), activations.raw[:2]
         return upper_task(self.task, self._above, layers, backend=backend, example=example, batch=batch)
 
     def _above(self, module: nn.Module) -> nn.Module:
@@ -128,24 +129,25 @@ class FrozenPrefix:
             try:
                 with torch.no_grad(), KeyedDraws(None):
                     activations.append(self.cut.lower(module, example))
-            except ModelError:
+            except Exception:  # what is called `stages` may be something else, and not take examples
                 return False
-        with torch.no_grad():
-            outputs = [module(example), self.cut.upper(module, activations[1])]
+        try:
+            with torch.no_grad():
+                outputs = [module(example), self.cut.upper(module, activations[1])]
+        except Exception:
+            return False
         same = all(torch.equal(*pair) for pair in (activations, outputs))
         return same and activations[0].dtype == torch.float32 and len(activations[0]) == len(example)
 
 
 def frozen_prefix(task: ModuleTask, example: Tensor) -> FrozenPrefix | None:
     """The largest part of the task's module that can be computed once per example; tried on a batch [B, ...]."""
-    cut = _cut_point(task)
-    if cut is None:
-        return None
-    prefix = FrozenPrefix(task, cut)
-    return prefix if prefix.is_exact(example.to(task.device)) else None
+    prefixes = [FrozenPrefix(task, cut) for cut in _cut_points(task)]
+    return next((prefix for prefix in prefixes if prefix.is_exact(example.to(task.device))), None)
 
 
-def _cut_point(task: ModuleTask) -> CutPoint | None:
+def _cut_points(task: ModuleTask) -> Iterator[CutPoint]:
+    """Where the module may be cut, the best place first."""
     module = task.module
     in_row = {slot.name for slot in task.slots}
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
@@ -156,12 +158,11 @@ def _cut_point(task: ModuleTask) -> CutPoint | None:
             break
         count, constants = count + 1, constants + len(state)
     if constants:
-        return AfterStages(count)
+        yield AfterStages(count)
     trained = {slot.layer for slot in task.slots}
     head = trained.pop() if len(trained) == 1 else ""
-    if stages or not head or not isinstance(module.get_submodule(head), nn.Linear):
-        return None
-    return BeforeHead(head)
+    if head and type(module) is not nn.Sequential and isinstance(module.get_submodule(head), nn.Linear):
+        yield BeforeHead(head)
 
 
 def stages_of(module: nn.Module) -> list[nn.Module]:

@@ -22,6 +22,7 @@ from kinfed.engine.cut import Cut, refuse_cut
 from kinfed.engine.task import ModuleTask, Pull, Task
 from kinfed.errors import ModelError
 
+LEAST_SHARE = 1e-30  # of an example in a component: as good as none, but an example that is there
 LEAST = 1e-8  # weight of a component that no example speaks for: it can still come back
 
 
@@ -159,5 +160,7 @@ def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Ba
 
 
 def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
-    """The batch once per component, every example with its share of the weight."""
+    """The batch once per component, every example with its share of the weight. No share is 0, which would mean
+    padding: all components see the same examples, and normalize by them where they normalize by the batch."""
+    q = q.clamp_min(LEAST_SHARE)
     return [replace(batch, weight=batch.weight * q[..., k]) for k in range(q.shape[-1])]

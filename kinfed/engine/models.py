@@ -9,6 +9,7 @@ imported when they are first used.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -80,3 +81,18 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, options: Mappin
     entry = MODELS[name]
     values = {**entry.preset, **(options or {})}
     return entry.target(shape, classes, **asdict(make_options(entry.options, values, f"model {name}")))
+
+
+def own_model(build: Builder, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """A user's function as one without arguments: as it is, or, where it requires two, as a model of the registry is
+    called, with the shape of an example and the number of classes."""
+    return (lambda: build(shape, classes)) if _required_arguments(build) == 2 else build
+
+
+def _required_arguments(build: Builder) -> int:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # of builtins
+        return 0
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)

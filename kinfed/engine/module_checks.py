@@ -13,6 +13,7 @@ def check_module(module: nn.Module) -> None:
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._NormBase):
             _check_norm(name, child)
+        _check_attributes(name, child, {id(parameter) for parameter in module.parameters()})
     parameters = list(module.named_parameters())
     for name, parameter in parameters:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -28,6 +29,15 @@ def check_module(module: nn.Module) -> None:
             raise ModelError(
                 f"parameter {name!r} is {parameter.dtype}; kinfed trains float32 parameters: convert it with "
                 ".float(), or freeze it (requires_grad=False), which allows any type"
+            )
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a module that is an outline only."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            raise ModelError(
+                f'parameter {name!r} is on the device meta, without values; build the model without device="meta"'
             )
 
 
@@ -51,6 +61,26 @@ def _check_norm(name: str, layer: nn.modules.batchnorm._NormBase) -> None:
         )
 
 
+def _check_attributes(name: str, layer: nn.Module, known: set[int]) -> None:
+    """Refuse what torch would neither train nor copy."""
+    where = f"layer {name!r}" if name else "the model"
+    for attribute, value in vars(layer).items():
+        if isinstance(value, Tensor) and not value.is_leaf:
+            raise ModelError(
+                f"{where} computes its {attribute!r} from parameters once, when it is built, so that it cannot be "
+                "copied for clients; compute it in forward, or use weight_norm of torch.nn.utils.parametrizations"
+            )
+        if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
+            continue
+        parts = value.values() if isinstance(value, dict) else value
+        layers = [part for part in parts if isinstance(part, nn.Module)]
+        if any(id(parameter) not in known for part in layers for parameter in part.parameters()):
+            raise ModelError(
+                f"{where} keeps layers in a {type(value).__name__}, {attribute!r}, where torch does not find them to "
+                "train them; use nn.ModuleList or nn.ModuleDict"
+            )
+
+
 def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
     """Whether the module's parameters are those of the chain's layers, each once and in order: no tied weights,
     no reparametrized layer."""
@@ -67,8 +97,9 @@ def owns_its_parameters(module: nn.Module, chain: list[nn.Module]) -> bool:
 def chain_of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module] | None:
     """The layers of nested nn.Sequential in order, or None where one is of no such kind.
 
-    Exact types only: a subclass may compute something else, and so may a hook."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    Exact types only: a subclass may compute something else, and so may a hook or a forward of one module's own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or "forward" in vars(module):
         return None
     if type(module) is nn.Sequential:
         chain: list[nn.Module] = []

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from kinfed.core import rng
 from kinfed.engine.base import Task
@@ -117,12 +118,28 @@ class ModuleTask(Task):
         return module.eval()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks travel to other processes; what belongs to a thread stays."""
-        return {name: value for name, value in self.__dict__.items() if name != "_per_thread"}
+        """Tasks travel to other processes; what belongs to a thread stays. Of a module with parametrizations, which
+        torch does not pickle, travels how to build it."""
+        state = {name: value for name, value in self.__dict__.items() if name != "_per_thread"}
+        if not any(is_parametrized(layer) for layer in self.module.modules()):
+            return state
+        if self._whole is not None:
+            raise ModelError(
+                "a partly frozen model with parametrized layers (weight_norm, spectral_norm) cannot be sent to other "
+                "processes in part; use cache = false, or the local pool"
+            )
+        frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
+        return state | {"module": (self.module.state_dict(), frozen)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._per_thread = threading.local()
+        if isinstance(self.module, tuple):
+            values, frozen = self.module
+            self.module = build_seeded(self.build, 0).to(self.device).train()
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+            self.module.load_state_dict(values)
 
     def constants_digest(self) -> str:
         """Of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
@@ -178,7 +195,14 @@ def build_seeded(build: Build, seed: int) -> nn.Module:
 
 def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
     """A module to train, with the random numbers of seed 0, in which `frozen` patterns are."""
+    if isinstance(build, nn.Module):
+        raise ModelError(
+            f"a model is given as a function that makes it, since methods need several starts; got a "
+            f"{type(build).__name__}: write model=lambda: {type(build).__name__}(...)"
+        )
     module = build_seeded(build, 0)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"the function that makes the model should return an nn.Module; it returned {module!r}")
     freeze(module, frozen)
     check_module(module)
     return module

@@ -91,7 +91,7 @@ class RowsTask(ModuleTask):
                 grads = pulled_back(losses, weight, phi, z, deltas, working.leaves)
         if moving:
             working.store_statistics(row)
-        self._catches_draws = drew
+        self._catches_draws = drew or bool(self._catches_draws)  # it may draw in some passes only
         return grads
 
     @property

@@ -28,6 +28,8 @@ from kinfed.engine.client_linear import runs_batched
 from kinfed.engine.descent import Pull as Pull
 from kinfed.engine.draws import drops
 from kinfed.engine.layout import RowLayout
+from kinfed.engine.model_trial import try_model
+from kinfed.engine.module_checks import check_values
 from kinfed.engine.module_task import Build, checked_module
 from kinfed.engine.module_task import ModuleTask as ModuleTask
 from kinfed.engine.rows_task import RowsTask as RowsTask
@@ -55,20 +57,27 @@ def make_task(
     head: str | None = None,
     example: Tensor | None = None,
     batch: int | None = None,
+    outputs: int | None = None,
 ) -> ModuleTask:
     """The task for the module that `build()` makes; `backend` forces one of stacked, rows, batched, vmap; `frozen` are
     patterns of parameters that are not trained; `head` names the last linear layer where the module does not declare it
     last; `batch` is how many examples a step has, by which adapters are trained batched or in rows.
 
-    On an `example` batch [B, ...] the model is tried at once: one that fails is refused here and not in the first
-    round, and one that only works for one client at a time (it branches on its data, draws random numbers, or holds an
-    operation that torch runs in a loop over clients anyway) trains row by row."""
+    On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
+    per example, is refused here and not in the first round, and one that only works for one client at a time (it
+    branches on its data, draws random numbers, or holds an operation that torch runs in a loop over clients anyway)
+    trains row by row."""
     if backend != "auto" and backend not in _BACKENDS:
         raise ModelError(f"backend is one of auto, {', '.join(_BACKENDS)}; got {backend!r}")
-    task = _task_for(checked_module(build, frozen), build, backend, device, example, batch)
+    module = checked_module(build, frozen)
     if example is not None:
-        if backend == "auto" and isinstance(task, VmapTask) and not _gains_from_vmap(task, example):
-            task = RowsTask(build, device, module=task.module)
+        check_values(module)
+    task = _task_for(module, build, backend, device, example, batch)
+    if example is not None:
+        if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch
+            _try(task, example, clients=1)
+        try_model(task, example, outputs)
+        task = _that_works(task, example, backend)
         _try(task, example, clients=1)
     return task if head is None else task.with_head(head)
 
@@ -94,7 +103,43 @@ def upper_task(
         task = StackedTask(whole.build, whole.device, module=module, net=net)
     else:
         task = _task_for(module, whole.build, backend, whole.device, example, batch)
+    if example is not None:
+        task = _that_works(task, example, backend)
     return task.as_part_of(whole)
+
+
+def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
+    """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
+    A backend that was asked for is kept, or refused."""
+    if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
+        return RowsTask(task.build, task.device, module=task.module)
+    if isinstance(task, BatchedTask):
+        rows = RowsTask(task.build, task.device, module=task.module)
+        if not _agree(task, rows, example):
+            if backend != "auto":
+                raise ModelError(
+                    "the batched path gives other gradients than one client after the other: between the model's "
+                    "layers the examples of a batch must stay on the first axis, each by itself; use "
+                    'backend="rows" or "auto"'
+                )
+            return rows
+    return task
+
+
+def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
+    """Whether both give the same gradient for two clients with different models and different examples. What a
+    `forward` does between layers cannot be read off them."""
+    start = many.flatten(many.module.state_dict()).to(many.device)
+    theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
+    x = torch.stack([example, example.flip(0)]).to(many.device)
+    y = torch.zeros(x.shape[:2], dtype=torch.int64, device=many.device)
+    batch = Batch(x, y, torch.full(y.shape, 1 / len(example), device=many.device), torch.arange(2))
+    try:
+        ours = many.grad(theta, batch)
+    except (ModelError, RuntimeError):
+        return False
+    wanted = single.grad(theta, batch)
+    return bool(torch.allclose(ours, wanted, rtol=1e-2, atol=1e-3 * float(wanted.abs().max())))
 
 
 def _try(task: ModuleTask, example: Tensor, clients: int) -> None:

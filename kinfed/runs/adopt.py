@@ -16,7 +16,6 @@ Inputs are scaled and classes numbered as the run wrote them down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfed.algorithms import changes_data
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
@@ -38,8 +37,10 @@ from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
 from kinfed.engine.mixture import task_for
+from kinfed.engine.models import Builder
 from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError, DataError
+from kinfed.runs.build import example_batch
 from kinfed.runs.export import state_dict
 from kinfed.runs.finished import FinishedRun
 from kinfed.runs.run_files import RunFiles, pick
@@ -151,7 +152,7 @@ def adopt(
     seed: int | None = None,
     rounds: int | None = None,
     group: str | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: Builder | None = None,
 ) -> Adoption:
     """A model for the newcomer (a federation of one client) by a method of a finished run.
 
@@ -159,12 +160,13 @@ def adopt(
     where the method tells clients apart by group. `model` builds the module where the run was given one."""
     run = FinishedRun.open(folder, seed)
     label = run.files.label(algorithm)
-    method, task = run.algorithm(label), run.task(model)
+    method = run.algorithm(label)
     if changes_data(method):
         raise ConfigError(
             f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
         )
     _check_fits(run, newcomer)
+    task = run.task(model, example_batch(newcomer))
     whole = newcomer
     if "needs validation" in method.traits and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)

@@ -14,8 +14,7 @@ from kinfed.data.source import names_clients
 from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
 from kinfed.engine.columns import parse_patterns
-from kinfed.engine.models import build_model
-from kinfed.engine.module_task import Build
+from kinfed.engine.models import Builder, build_model, own_model
 from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 
@@ -58,7 +57,7 @@ def build_task(
     shape: tuple[int, ...],
     classes: int,
     *,
-    build: Build | None = None,
+    build: Builder | None = None,
     device: torch.device | str = "cpu",
     example: Tensor | None = None,
 ) -> ModuleTask:
@@ -66,13 +65,23 @@ def build_task(
     on an `example` batch at once, where there is one."""
     name, options = config.model.name, config.model.options
     return make_task(
-        build or (lambda: build_model(name, shape, classes, options)),
+        (lambda: build_model(name, shape, classes, options)) if build is None else own_model(build, shape, classes),
         backend=config.backend,
         device=device,
         frozen=parse_patterns(config.frozen),
         example=example,
         batch=config.batch,
+        outputs=classes,
     )
+
+
+def example_batch(data: Federation) -> Tensor:
+    """[2, ...]: a few examples to try a model on; of tokens, one with the largest, which an embedding must know."""
+    features, numbers = data.features, torch.arange(min(len(data.features), 2))
+    if features.raw.dtype == torch.int64 and features.vectors is None and len(numbers) == 2:
+        largest = int(features.raw.flatten(1).amax(1).argmax())
+        numbers = torch.tensor([0, largest or 1])
+    return features.gather(numbers)
 
 
 def _refuse(columns: dict[str, Any], reason: str) -> None:

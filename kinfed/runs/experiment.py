@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
@@ -26,6 +27,7 @@ from kinfed.data.describe import describe
 from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
+from kinfed.engine.models import Builder
 from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Pool
@@ -34,7 +36,7 @@ from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.user_level import UserLevel, update_template
-from kinfed.runs.build import build_federation, build_task
+from kinfed.runs.build import build_federation, build_task, example_batch
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
@@ -68,7 +70,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     federation: Federation | None = None,
-    model: str | Mapping[str, Any] | Callable[[], nn.Module] | None = None,
+    model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -76,7 +78,8 @@ def run(
     """Run a configuration (a RunConfig, a TOML file, or settings by name).
 
     `federation` replaces the data set and its partition; `model` is a name, with options
-    {"name": ..., ...}, or a function that makes an nn.Module.
+    {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
+    the number of classes.
     With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
     build = None if isinstance(model, str | Mapping) else model
     if isinstance(model, str | Mapping):
@@ -111,7 +114,7 @@ class Experiment:
         self,
         config: RunConfig,
         federation: Federation | None,
-        model: Callable[[], nn.Module] | None,
+        model: Builder | None,
         observer: Observer,
         should_stop: Callable[[], bool],
     ) -> None:
@@ -138,7 +141,7 @@ class Experiment:
         a run is resumed only where all are equal. Whatever else comes from outside joins here."""
         contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._model is not None:
-            contents["model"] = _digest(str([(layer.name, list(layer.shape)) for layer in self.task().slots]))
+            contents["model"] = _digest(_outline(self.task()))
         if digest := self.task().constants_digest():
             contents["frozen weights"] = digest
         for label, algorithm in self.algorithms.items():
@@ -165,7 +168,7 @@ class Experiment:
         data = self.federation(self.config.seeds[0])
         self._task = build_task(
             self.config, data.features.shape, data.num_classes, build=self._model,
-            device=check_device(self.config.device), example=_example(data),
+            device=check_device(self.config.device), example=example_batch(data),
         )  # fmt: skip
         return self._task
 
@@ -176,7 +179,7 @@ class Experiment:
         if not self.config.cache or algorithm.training.augment is not None:
             return task, data
         if self._prefix is None:
-            self._prefix = (frozen_prefix(task, _example(data)),)
+            self._prefix = (frozen_prefix(task, example_batch(data)),)
         prefix = self._prefix[0]
         if prefix is None:
             return task, data
@@ -219,7 +222,8 @@ class Experiment:
         results: list[MethodResult] = []
         self._check_privacy()
         if folder is not None:
-            save_layout(folder.path, self.config.model.name, self.task())
+            own = None if self._model is None else type(self.task().module).__name__
+            save_layout(folder.path, own or self.config.model.name, self.task())
         self._write_notes()
         for seed in self.config.seeds:
             if folder is not None:
@@ -408,13 +412,15 @@ class Experiment:
         return models.models[0]
 
 
-def _example(data: Federation) -> Tensor:
-    """[2, ...]: a few examples to try a model on."""
-    return data.features.gather(torch.arange(min(len(data.features), 2)))
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _outline(task: ModuleTask) -> str:
+    """What of a user's model can be told apart: its row, and its layers with their settings (a rate of dropout, say),
+    without the places in memory that some settings are printed with."""
+    slots = [(slot.name, list(slot.shape)) for slot in task.slots]
+    return f"{slots}\n{re.sub(r' at 0x[0-9a-fA-F]+', '', repr(task.module))}"
 
 
 def _foreign_source(kind: type) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.tree import Tree
 from kinfed.data.description import Description
 from kinfed.data.federation import Population
+from kinfed.engine.models import Builder
 from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ModelError
 from kinfed.runs.build import build_task
@@ -62,9 +62,10 @@ class FinishedRun:
         training = replace(self.config.training, poisson=False)  # what a newcomer computes stays with it
         return make_algorithm(options.pop("method"), training, options)
 
-    def task(self, model: Callable[[], nn.Module] | None) -> ModuleTask:
-        """The model of the run; `model` builds it where the run was given a module of the caller's own."""
-        task = build_task(self.config, self.shape, self.description.num_classes, build=model)
+    def task(self, model: Builder | None, example: Tensor | None = None) -> ModuleTask:
+        """The model of the run; `model` builds it where the run was given a module of the caller's own. It is tried on
+        an `example` batch, where there is one."""
+        task = build_task(self.config, self.shape, self.description.num_classes, build=model, example=example)
         layout = self.files.layout()
         what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
         if layout.get("constants", "") != task.constants_digest():

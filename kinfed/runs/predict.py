@@ -32,7 +32,7 @@ from kinfed.data.features import Features
 from kinfed.data.sources.table import is_table, load_inputs
 from kinfed.data.sources.wordpiece import TextInput
 from kinfed.engine.mixture import MixtureModule
-from kinfed.engine.models import MODELS, build_model
+from kinfed.engine.models import MODELS, Builder, build_model, own_model
 from kinfed.errors import DataError, ModelError
 from kinfed.runs.export import export_model
 
@@ -74,7 +74,7 @@ class Predictions:
         storage.write_atomically(path, text.getvalue().encode())
 
 
-def read_model(path: Path | str, build: Callable[[], nn.Module] | None = None) -> PersonalModel:
+def read_model(path: Path | str, build: Builder | None = None) -> PersonalModel:
     """A model with what it must be fed. `build` makes the module where the model is not one of kinfed's own."""
     path = Path(path)
     about = storage.read_metadata(path)
@@ -87,7 +87,10 @@ def read_model(path: Path | str, build: Callable[[], nn.Module] | None = None) -
             f"{path} holds a {about['model']}, which is none of kinfed's models; use runs.predict.read_model with "
             "the function that builds it"
         )
-    make = build or (lambda: build_model(about["model"], shape, len(classes), inputs["options"]))
+    if build is None:
+        make = lambda: build_model(about["model"], shape, len(classes), inputs["options"])  # noqa: E731
+    else:
+        make = own_model(build, shape, len(classes))
     mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     module = _module(make, storage.read_tensors(path), path)
     text = None if inputs["text"] is None else TextInput(**inputs["text"])

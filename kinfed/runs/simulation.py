@@ -10,27 +10,26 @@ The loop has threads of its own until it is closed, which `with` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-from torch import nn
 
 from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
-from kinfed.engine.models import build_model
+from kinfed.engine.models import Builder, build_model, own_model
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.user_level import Sampling
+from kinfed.runs.build import example_batch
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 
 
 def simulate(
     federation: Federation,
-    model: Task | Callable[[], nn.Module] | str,
+    model: Task | Builder | str,
     algorithm: AnyAlgorithm | str,
     *,
     seed: int = 0,
@@ -47,11 +46,12 @@ def simulate(
     `model` is a name, a function that makes a module, or a task; `options` are those of a method given by name."""
     if isinstance(model, Task):
         task = model
-    elif isinstance(model, str):
-        name, shape, classes = model, federation.features.shape, federation.num_classes
-        task = make_task(lambda: build_model(name, shape, classes))
     else:
-        task = make_task(model)
+        shape, classes = federation.features.shape, federation.num_classes
+        build = (
+            partial(build_model, model, shape, classes) if isinstance(model, str) else own_model(model, shape, classes)
+        )
+        task = make_task(build, example=example_batch(federation), outputs=classes)
     if isinstance(algorithm, str):
         algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
     if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from torch import nn
 
 from kinfed.algorithms import make_algorithm, tuning_space
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng, storage
 from kinfed.core.options import Range
 from kinfed.data.federation import Federation
+from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
 from kinfed.runs.experiment import Experiment
@@ -123,7 +123,7 @@ def tune(
     ranges: Mapping[str, Mapping[str, Range]] | None = None,
     prune: bool = False,
     federation: Federation | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TuneResult:

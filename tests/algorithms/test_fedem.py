@@ -19,7 +19,7 @@ import kinfed
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedem import FedEM, proportions
-from kinfed.data.batches import LocalTraining
+from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.mixture import (
     MixtureModule,
@@ -273,3 +273,19 @@ def test_mixtures_are_saved_and_exported(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="does not describe"):
         state_dict(RunFiles(tmp_path / "run"), torch.zeros(13))
     assert math.isclose(float(module.pi.sum()), 1, rel_tol=1e-6)
+
+
+def test_examples_of_no_share_still_enter_the_statistics_of_a_component() -> None:
+    """An example that speaks for one component alone is no padding for the others: they normalize by all examples."""
+    task = make_task(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    mixture = MixtureTask(task, 2)
+    models, x = torch.stack([task.init(0), task.init(1)])[None], torch.randn(1, 6, 2)
+    bias = next(slot for slot in task.slots if slot.name == "2.bias")
+    models[:, 0, bias.start : bias.stop] = torch.tensor([200.0, -200.0])  # exp(−400) is 0 in float32
+    theta = mixture_rows(models, torch.full((1, 2), 0.5))
+    batch = Batch(x, torch.ones(1, 6, dtype=torch.int64), torch.full((1, 6), 1 / 6), torch.zeros(1, dtype=torch.int64))
+    assert float(responsibilities(task, models.unbind(1), theta[:, -2:], batch)[..., 0].max()) == 0.0
+    mixture.descend_(theta, batch, 0.1)
+    plain = models[:, 0].clone()
+    task.training_grad(plain, batch)
+    close(theta[:, : task.num_params], plain, 1e-6)  # its statistics moved, its parameters did not

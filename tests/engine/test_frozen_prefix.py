@@ -104,3 +104,43 @@ def test_large_activations_live_in_a_file(make_batch: MakeBatch, monkeypatch: py
     in_memory = prefix.activations(Features(batch.x[0])).raw
     monkeypatch.setattr(module_under_test, "MEMORY_BYTES", 100)
     assert torch.equal(prefix.activations(Features(batch.x[0])).raw, in_memory)
+
+
+class Staged(nn.Module):
+    """Its `stages` come after a stem, and are not all of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.stages = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        for stage in self.stages:
+            h = torch.relu(stage(h))
+        return self.fc(h)
+
+
+def test_stages_that_are_not_the_forward_pass_are_no_cut(make_batch: MakeBatch) -> None:
+    x = make_batch(1, 4, (6,), 3).x[0]
+    assert frozen_prefix(make_task(Staged, frozen=("stem", "stages.0")), x) is None
+    prefix = frozen_prefix(make_task(Staged, frozen=("stem", "stages")), x)
+    assert prefix is not None
+    assert prefix.cut == BeforeHead("fc")
+
+
+class Dropping(nn.Linear):
+    """Draws by a function, which only works for one client at a time and is not seen in its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+def test_what_lies_above_is_tried_for_many_clients_at_once(make_batch: MakeBatch) -> None:
+    batch = make_batch(2, 4, (6,), 3)
+    task = make_task(lambda: nn.Sequential(nn.Linear(6, 5), Dropping(5, 3)), frozen=("0",), example=batch.x[0])
+    prefix = frozen_prefix(task, batch.x[0])
+    assert prefix is not None
+    above = prefix.upper_task(prefix.activations(Features(batch.x[0])))
+    assert above.backend == task.backend == "rows"

@@ -16,6 +16,7 @@ import kinfed
 from kinfed.engine.adapter_files import load_adapter, save_adapter
 from kinfed.engine.client_linear import ClientLinear, runs_batched
 from kinfed.engine.lora import LoRALinear, adapted_layers
+from kinfed.engine.task import make_task
 from kinfed.errors import ModelError, StorageError
 
 
@@ -258,3 +259,24 @@ def test_layers_keep_their_mode_and_describe_themselves() -> None:
     assert isinstance(layer, LoRALinear)
     assert not layer.training
     assert "rank=2, alpha=16, adapters=lora" in repr(layer)
+
+
+class Crossed(nn.Module):
+    """Puts another axis first between its layers, where clients' examples could not be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x.transpose(0, 1)).transpose(0, 1).mean(1))
+
+
+def test_the_batched_path_is_chosen_where_it_gives_the_same_gradient() -> None:
+    def build() -> nn.Module:
+        return kinfed.lora(Crossed(), targets="inner", rank=2, train="head")
+
+    example = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    assert make_task(build, example=example, batch=4).backend != "batched"
+    with pytest.raises(ModelError, match="batched path gives other gradients"):
+        make_task(build, example=example, backend="batched")

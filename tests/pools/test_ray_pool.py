@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
@@ -128,6 +129,27 @@ def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: in
     data = tiny_federation(tuple(range(4, 4 + clients))).with_validation(0.2, SEED)
     ours, theirs = (finished(loop_on(where, method, data, Schedule())) for where in (cluster, None))
     expect_equal(ours, theirs, f"{name} on Ray is {name}", 1e-5)
+
+
+def normed_and_dropping() -> nn.Module:
+    """Running statistics, draws, and a layer that torch does not pickle."""
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6))
+    return nn.Sequential(first, nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedbn"])
+def test_statistics_draws_and_kept_moments_are_those_of_the_local_pool(name: str, cluster: RayCluster) -> None:
+    training = LocalTraining(lr=0.01, batch=5, steps=3, optimizer="adamw", optimizer_state="kept")
+    method, data = make_algorithm(name, training, {}), tiny_federation((5, 9, 2, 7))
+    task = make_task(normed_and_dropping, example=data.features.gather(torch.arange(2)))
+    models = []
+    for where in (cluster, None):
+        pool: Any = where.pool(method, task, data, SEED) if where else LocalPool(method, task, data, SEED, workers=2)
+        with Loop(method, task, pool, data.population(SEED), Schedule(0.67)) as loop:
+            for _ in range(3):
+                loop.round()
+            models.append(loop.evaluate().models)
+    assert torch.equal(*models)
 
 
 def test_a_lost_node_takes_large_states_with_it_and_the_run_stops_and_says_so(
