@@ -25,7 +25,11 @@ class FFALoRA(FedAvg):
         advice = "kinfed.lora(model, targets, freeze_a=True), or --model minilm --set model.lora_freeze_a=true"
         if not any(matches(name, "*.lora_B") for name in names):
             listed = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-            raise ConfigError(f"FFA-LoRA averages adapters, but the model trains none; it trains {listed}. Use {advice}")
+            raise ConfigError(
+                f"FFA-LoRA averages adapters, but the model trains none; it trains {listed}. Use {advice}"
+            )
         if trained := [name for name in names if matches(name, "*.lora_A")]:
-            raise ConfigError(f"FFA-LoRA keeps A of every adapter constant, but the model trains {trained[0]}; use {advice}")
+            raise ConfigError(
+                f"FFA-LoRA keeps A of every adapter constant, but the model trains {trained[0]}; use {advice}"
+            )
         super().check(task, population)

@@ -5,13 +5,13 @@
 `fedsa_lora`: P. Guo, S. Zeng, Y. Wang, H. Fan, F. Wang, L. Qu: Selective Aggregation for Low-Rank Adaptation in
 Federated Learning, ICLR 2025 (FedSA-LoRA). Clients train A and B; the server averages A, every client keeps its B.
 
-`feddpa`: Y. Yang, G. Long, T. Shen, J. Jiang, M. Blumenstein: Dual-Personalizing Adapter for Federated Foundation Models,
-NeurIPS 2024 (FedDPA). Layers have two adapters, W0 + (α / r) (B_s A_s + B_p A_p): the server averages the first, every
-client keeps the second. Deviation: both are trained together and count fully for every input. The paper trains them in
-turns and weighs the second by how near an input is to those the client has trained on.
+`feddpa`: Y. Yang, G. Long, T. Shen, J. Jiang, M. Blumenstein: Dual-Personalizing Adapter for Federated Foundation
+Models, NeurIPS 2024 (FedDPA). Layers have two adapters, W0 + (α / r) (B_s A_s + B_p A_p): the server averages the
+first, every client keeps the second. Deviation: both are trained together and count fully for every input. The paper
+trains them in turns and weighs the second by how near an input is to those the client has trained on.
 
-Whatever else is trained, a head for one, is shared, unless `own` names it too ("*.lora_B,head"). With an empty `own` the
-server's model is FedAvg's.
+Whatever else is trained, a head for one, is shared, unless `own` names it too ("*.lora_B,head"). With an empty `own`
+the server's model is FedAvg's.
 """
 
 from __future__ import annotations

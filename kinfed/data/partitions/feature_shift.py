@@ -24,7 +24,8 @@ class FeatureShift(Dirichlet):
     """Rows are dealt as by `dirichlet`. Then every client changes each channel c of all its images, test images too, by
     a rule of its own, and what leaves the scale of 0..255 is cut off:
 
-        x' = 127.5 + g_mc (x − 127.5) + 127.5 s_mc      ln g_mc ~ U(−contrast, contrast), s_mc ~ U(−brightness, brightness)
+        x' = 127.5 + g_mc (x − 127.5) + 127.5 s_mc
+        ln g_mc ~ U(−contrast, contrast),  s_mc ~ U(−brightness, brightness)
 
     Channels differ, so that colours do. With both at 0 it is `dirichlet` with draws of its own."""
 
