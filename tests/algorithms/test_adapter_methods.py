@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
 from method_bench import ALL, SIZES, WORKS, by_hand, close, models, server, state, weighted
-from torch import nn
+from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.ffa_lora import FFALoRA
 from kinfed.algorithms.personal_adapters import PersonalAdapters
 from kinfed.data.batches import LocalTraining
-from kinfed.engine.task import make_task
+from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 from kinfed.testing.tiny_models import adapted_model, tiny_model
 from kinfed.testing.workbench import SEED
@@ -56,7 +57,7 @@ def test_fedsa_by_plain_torch() -> None:
                 loss = nn.functional.cross_entropy(module(data.features.gather(rows)), data.labels[rows])
                 with torch.no_grad():
                     for p, g in zip(trained, torch.autograd.grad(loss, trained), strict=True):
-                        p -= 0.1 * g
+                        p.sub_(g, alpha=0.1)
             named = [dict(module.named_parameters()) for module in modules]
             with torch.no_grad():
                 for name in ("1.lora_A", "3.lora_A", "5.weight", "5.bias"):
@@ -107,14 +108,17 @@ def test_the_mean_of_b_is_the_mean_of_corrections_only_where_a_is_constant() -> 
     assert gaps[adapted_model] > 1e-5
 
 
-def _correction(task, row):  # type: ignore[no-untyped-def]
-    layer = task.module_of(row).get_submodule("1")
-    return (layer.lora_B @ layer.lora_A).detach()
+def _correction(task: ModuleTask, row: Tensor) -> Tensor:
+    layer: Any = task.module_of(row).get_submodule("1")
+    product: Tensor = (layer.lora_B @ layer.lora_A).detach()
+    return product
 
 
 def test_the_second_adapter_of_feddpa_stays_and_nothing_else() -> None:
     task = make_task(PAIR)
-    split = make_algorithm("feddpa", ALL).split(task)
+    method = make_algorithm("feddpa", ALL)
+    assert isinstance(method, PersonalAdapters)
+    split = method.split(task)
     names = {slot.name for slot in task.slots if bool(split.own_mask[slot.start])}
     assert names == {f"{layer}.personal_{matrix}" for layer in "13" for matrix in "AB"}
 
