@@ -15,9 +15,12 @@ from kinfed.reproduce.recipes.adapters_text import CLIENTS, FULL_FINE_TUNING, ME
 from kinfed.reproduce.result_tables import filled_tables
 
 
+def run_parts(name: str, scale: Scale) -> list[RunPart]:
+    return [part for part in load_recipe(name).parts(scale) if isinstance(part, RunPart)]
+
+
 def shared_settings(name: str, scale: Scale, compared: set[str]) -> list[dict[str, object]]:
-    parts = [part for part in load_recipe(name).parts(scale) if isinstance(part, RunPart)]
-    return [{key: value for key, value in part.settings.items() if key not in compared} for part in parts]
+    return [{k: v for k, v in part.settings.items() if k not in compared} for part in run_parts(name, scale)]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -26,22 +29,21 @@ def test_parts_differ_in_what_they_compare_alone(scale: Scale) -> None:
     assert all(other == first for other in others)
     shift, plain = shared_settings("fedbn-features", scale, {"partition"})
     assert shift == plain
-    with_cameras, without = (part.settings["partition"] for part in load_recipe("fedbn-features").parts(scale))
+    with_cameras, without = (part.settings["partition"] for part in run_parts("fedbn-features", scale))
     assert without == with_cameras | {"contrast": 0.0, "brightness": 0.0}
 
 
 def test_the_folder_of_the_weights_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINFED_MINILM", "elsewhere")
-    for part in load_recipe("adapters-text").parts("small"):
+    for part in run_parts("adapters-text", "small"):
         assert part.settings["model"]["weights"] == part.settings["dataset"]["tokenizer"] == "elsewhere"
 
 
 def test_bytes_of_a_round_by_hand(tmp_path: Path) -> None:
     """Two layers of width 16 with query and value adapted by rank 2, ten classes; one count per client goes up."""
     recipe = load_recipe("adapters-text")
-    parts = [
-        RunPart(p.name, {**p.settings, "rounds": 1, "steps": 1}, None, p.merge_into) for p in recipe.parts("smoke")
-    ]
+    shorter = {"rounds": 1, "steps": 1}
+    parts = [replace(part, settings={**part.settings, **shorter}) for part in run_parts(recipe.name, "smoke")]
     recipe = replace(recipe, parts=lambda scale: parts)
     done = reproduce(recipe, "smoke", tmp_path, seeds=[0], settings={"workers": 1})
     a = b = 2 * 2 * (2 * 16)
