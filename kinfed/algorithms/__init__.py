@@ -86,6 +86,15 @@ _add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upp
 _add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
 _add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
 _add("fedbn", "fedbn:FedBN", "FedBN", "own normalization layers, everything else shared")
+_add("fedsa_lora", "personal_adapters:PersonalAdapters", "FedSA-LoRA", "adapters: A shared, B of one's own")
+_add("ffa_lora", "ffa_lora:FFALoRA", "FFA-LoRA", "adapters: A constant, B shared")
+_add(
+    "feddpa",
+    "personal_adapters:PersonalAdapters",
+    "FedDPA",
+    "two adapters per layer: one shared, one of one's own",
+    preset={"own": "*.personal_*"},
+)
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
 _add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")

@@ -51,6 +51,12 @@ class Paper:
 SELF_FL = Paper("Self-FL", "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022")
 FEDFOMO = Paper("FedFomo", "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021")
 CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contextualized Generalization, IJCAI 2022")
+FEDSA_LORA = Paper(
+    "FedSA-LoRA", "Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025"
+)
+FEDBN = Paper(
+    "FedBN", "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
+)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from torch import nn
 
 from kinfed.data.federation import Federation
 from kinfed.testing import declarations, hardship, invariance, messages, running_statistics
-from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_federation, tiny_model
+from kinfed.testing.tiny_models import tiny_model
+from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_federation
 
 __all__ = [
     "CHECKS",

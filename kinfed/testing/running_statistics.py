@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
 from kinfed.core.tree import Tree
@@ -19,19 +19,12 @@ from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop
 from kinfed.server.screening import trained_columns
+from kinfed.testing.tiny_models import normalized_model
 from kinfed.testing.workbench import SEED, Bench, Method, State, check, expect, expect_equal, hooked, outcome
 
-HIDDEN = 6
 ROUNDS = 3
 STEPS = 2
 SHIFT = 0.5  # of the statistics in updates, of which only averages may tell
-
-
-def normalized_model(inputs: int = 4, classes: int = 3) -> nn.Module:
-    """A small network with BatchNorm."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
-    )
 
 
 @check

@@ -21,11 +21,12 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.ragged import Ragged
 from kinfed.engine.task import Task, make_task
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import PrivacyBudget
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
+from kinfed.testing.tiny_models import MODELS, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]
@@ -65,13 +66,6 @@ def tiny_federation(sizes: tuple[int, ...] = (1, 4, 16, 7, 13, 10), test: int = 
     )  # fmt: skip
 
 
-def tiny_model() -> nn.Module:
-    """115 parameters in three dense layers: enough for methods that split a model by layers."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
-    )  # fmt: skip
-
-
 class Bench:
     """A method on a tiny federation, and the runs of it that several checks share."""
 
@@ -89,13 +83,25 @@ class Bench:
             raise ConfigError("options go with a method's name; a method given as an object has them already")
         else:
             self.algorithm = method
-        self.model = model or tiny_model
         self.federation = self.fitting(federation or tiny_federation())
+        self.model = model or self._fitting_model()
 
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""
         lacks = "needs validation" in self.algorithm.traits and not int(federation.val.count.sum())
         return federation.with_validation(0.25, SEED) if lacks else federation
+
+    def _fitting_model(self) -> Callable[[], nn.Module]:
+        """The first of the tiny models that the method accepts; the usual one, whose refusal says why, if it accepts
+        none."""
+        population = self.federation.population(SEED)
+        for build in MODELS:
+            try:
+                check_algorithm_settings(self.algorithm, make_task(build), population)
+            except (ConfigError, ModelError):
+                continue
+            return build
+        return tiny_model
 
     def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
         """The federation's examples dealt to other clients, with `sizes` training and `test` test examples."""

@@ -166,3 +166,15 @@ def test_a_federation_trains_them_as_torch_does(make_batch: MakeBatch, name: str
             optimizer.step()
     for i, module in enumerate(alone):
         torch.testing.assert_close(theta[i], task.flatten(module.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_of_a_transformer_are_what_is_trained() -> None:
+    def trained(**options: Any) -> set[str]:
+        net = build_model("transformer", (1, 8, 8), 3, {"width": 8, "heads": 2, "hidden": 8, "layers": 1} | options)
+        return {name.rpartition(".")[2] for name, p in net.named_parameters() if p.requires_grad}
+
+    assert trained(lora_rank=2) == {"lora_A", "lora_B", "weight", "bias"}
+    assert trained(lora_rank=2, lora_freeze_a=True) == {"lora_B", "weight", "bias"}
+    assert {"personal_A", "personal_B"} < trained(lora_rank=2, lora_pair=True)
+    with pytest.raises(ModelError, match="set lora_rank above 0"):
+        trained(lora_pair=True)

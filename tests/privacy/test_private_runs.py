@@ -35,7 +35,7 @@ from kinfed.runs.compare import same_results
 from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 
 Method = Algorithm[Any, Any, Any, Any]
 WORK = LocalTraining(batch=5, steps=4, poisson=True, lr=0.05)
@@ -62,7 +62,7 @@ def private_loop(
     data = federation(validation="needs validation" in method.traits) if data is None else data
     active = [schedule.active(0, number, len(data)) for number in range(1, rounds + 1)]
     calls = torch.bincount(torch.cat(active), minlength=len(data))
-    budget = make_budget(privacy, method, make_task(tiny_model), seeded_noise(0), data.train.count, calls)
+    budget = make_budget(privacy, method, make_task(Bench(method).model), seeded_noise(0), data.train.count, calls)
     pool = LocalPool(method, budget.task, data, 0, workers=workers, chunk=chunk)
     try:
         yield Loop(method, budget.task, pool, data.population(0), schedule, privacy=budget)

@@ -42,7 +42,7 @@ from kinfed.reproduce.result_tables import fill
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.observer import NullObserver
 
-PAPERS = {"Self-FL", "FedFomo", "CGPFL"}
+PAPERS = {"Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

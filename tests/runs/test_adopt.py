@@ -28,6 +28,7 @@ from kinfed.runs.finished import FinishedRun
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
 REFUSED = {"local", "fedavg_data", "mocha", "pfedhn"}
+OTHER_MODELS = {"mocha", "ffa_lora"}  # a linear one, and one with adapters
 
 
 def tiny() -> nn.Module:
@@ -72,9 +73,10 @@ def write_table(path: Path, clients: list[int], count: int = 20, **columns: Call
 
 @pytest.fixture(scope="module")
 def in_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All methods but the convex MOCHA, which needs a linear model."""
+    """All methods but those that need another model."""
     folder = tmp_path_factory.mktemp("adopt") / "run"
-    methods = {name: {"own": "*.bias"} if name == "fedbn" else {} for name in ALGORITHMS if name != "mocha"}
+    parts = ("fedbn", "fedsa_lora", "feddpa")  # the model has neither normalization layers nor adapters
+    methods = {n: {"own": "*.bias"} if n in parts else {} for n in ALGORITHMS if n not in OTHER_MODELS}
     run(
         algorithms=methods, rounds=3, participation=1.0, steps=5, batch=10, seeds=(0,), eval_every=0, out=folder,
         federation=federation(), model=tiny, workers=1,
@@ -106,7 +108,7 @@ def by_fedavg(in_order: Path) -> Adoption:
     return adopted(in_order, "fedavg")
 
 
-@pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
+@pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED | OTHER_MODELS])
 def test_every_method_serves_a_newcomer(in_order: Path, by_fedavg: Adoption, method: str) -> None:
     found = adopted(in_order, method)
     assert found.rounds == 3
@@ -117,7 +119,7 @@ def test_every_method_serves_a_newcomer(in_order: Path, by_fedavg: Adoption, met
     assert torch.equal(found.model, adopted(in_order, method).model)
 
 
-@pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED])
+@pytest.mark.parametrize("method", [name for name in ALGORITHMS if name not in REFUSED | OTHER_MODELS])
 def test_the_others_are_served_as_before(in_order: Path, method: str) -> None:
     opened = FinishedRun.open(in_order)
     made, task = opened.algorithm(method), opened.task(tiny)

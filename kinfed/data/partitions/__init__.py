@@ -5,6 +5,7 @@ from __future__ import annotations
 from kinfed.data.partitions.base import PARTITIONS, Assignment, CountPartition, Partition
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet
+from kinfed.data.partitions.feature_shift import FeatureShift
 from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
 from kinfed.data.partitions.iid import Iid, NaturalClients
 from kinfed.data.partitions.latent import Latent
@@ -16,6 +17,7 @@ __all__ = [
     "Classes",
     "CountPartition",
     "Dirichlet",
+    "FeatureShift",
     "FirstComeFirstServed",
     "Iid",
     "Latent",

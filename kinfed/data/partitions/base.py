@@ -20,6 +20,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.options import check_options, option
 from kinfed.core.registry import Registry
+from kinfed.data.features import Features
 from kinfed.data.partitions import dealing
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.source import Source
@@ -43,6 +44,7 @@ class Assignment:
     groups: Tensor | None = None
     group_names: list[str] | None = None
     notes: list[str] = field(default_factory=list)
+    features: Features | None = None  # the examples as their clients see them, where that is not as the source has them
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def make_federation(
             f"got {num_clients}"
         )
     assignment = rule.assign(source, num_clients, seed)
+    features = assignment.features or source.features
     clients = len(assignment.train)
     width = len(str(clients - 1))
     notes = [*source.notes, *assignment.notes]
@@ -53,7 +54,7 @@ def make_federation(
     if source.is_val is not None and bool(source.is_val.any()) and assignment.val is None:
         notes.append(f"partition {rule.name} does not keep the validation marks of {source.name}")
     return Federation(
-        features=source.features.standardized(assignment.train.rows) if source.standardize else source.features,
+        features=features.standardized(assignment.train.rows) if source.standardize else features,
         labels=source.labels,
         num_classes=source.num_classes,
         train=assignment.train,

@@ -8,6 +8,7 @@ from torch import nn
 
 from kinfed.core.options import option
 from kinfed.engine.encoder import EncoderLayer, EncoderNet, PatchEmbeddings, TokenEmbeddings
+from kinfed.engine.lora import lora
 from kinfed.errors import ModelError
 
 
@@ -20,6 +21,9 @@ class TransformerOptions:
     heads: int = option(4, "attention heads; they share out the width", ge=1)
     hidden: int = option(256, "units of the dense layer inside every encoder layer", ge=1)
     dropout: float = option(0.1, "chance that a value is dropped in training", ge=0, lt=1)
+    lora_rank: int = option(0, "rank of adapters (query, value) on a frozen random encoder; 0: all is trained", ge=0)
+    lora_freeze_a: bool = option(False, "train only the second matrix of every adapter (FFA-LoRA)")
+    lora_pair: bool = option(False, "two adapters per layer, lora_* to share and personal_* to keep (FedDPA)")
 
 
 def transformer(
@@ -32,8 +36,14 @@ def transformer(
     heads: int = 4,
     hidden: int = 256,
     dropout: float = 0.1,
+    lora_rank: int = 0,
+    lora_freeze_a: bool = False,
+    lora_pair: bool = False,
 ) -> nn.Module:
-    """An encoder whose mean over positions a linear head reads. Token 0 is padding and is not attended to."""
+    """An encoder whose mean over positions a linear head reads. Token 0 is padding and is not attended to. Adapters on
+    its random weights are for trying methods and as a control of pretrained ones."""
+    if (lora_freeze_a or lora_pair) and not lora_rank:
+        raise ModelError("model transformer: lora_freeze_a and lora_pair are of adapters; set lora_rank above 0")
     if width % heads:
         raise ModelError(f"model transformer: {heads} heads cannot share a width of {width} evenly")
     embeddings: nn.Module
@@ -50,4 +60,7 @@ def transformer(
     for table in embeddings.modules():
         if isinstance(table, nn.Embedding):
             nn.init.normal_(table.weight, std=0.02)  # as BERT starts; from torch's 1 plain SGD would hardly move it
-    return EncoderNet(embeddings, stack, nn.Linear(width, classes))
+    net = EncoderNet(embeddings, stack, nn.Linear(width, classes))
+    if not lora_rank:
+        return net
+    return lora(net, "query,value", rank=lora_rank, train="head", freeze_a=lora_freeze_a, pair=lora_pair)

@@ -38,6 +38,8 @@ RECIPES: tuple[str, ...] = (
     "cgpfl-contexts",
     "cgpfl-heur",
     "cgpfl-table1",
+    "adapters-text",
+    "fedbn-features",
 )
 
 
