@@ -41,6 +41,7 @@ _add(
     preset={"smoothing": "participation"},
 )
 _add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received model")
+_add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
 _add(
     "fedavg_data",
     "fedavg_data:FedAvgData",
