@@ -1,11 +1,11 @@
-"""SCAFFOLD as a plugin: a method outside the package that joins every comparison.
+"""FedExP as a plugin: a method outside the package that joins every comparison.
 
-    kinfed run --plugin examples/my_method.py --algorithms scaffold,fedavg
+    kinfed run --plugin examples/my_method.py --algorithms fedexp,fedavg
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
-ICML 2020, Algorithm 1 with option II.
+Jhunjhunwala, Wang, Joshi: FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023. FedAvg whose server
+goes further along the mean of the updates Δ_m the less they agree:
 
-    y ← y − η (∇f_i(y) − c_i + c);      c_i⁺ = c_i − c + (x − y) / (K η);      x ← x + mean Δy,  c ← c + |S|/N mean Δc
+    w ← w + η_g mean Δ_m,      η_g = max(1, mean ‖Δ_m‖² / (2 (‖mean Δ_m‖² + ε)))
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import kinfed
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
+    DeltaUp,
+    ModelDown,
     Population,
     PrivacyProfile,
     Range,
@@ -26,6 +28,7 @@ from kinfed.algorithms.facade import (
     ServerModels,
     Task,
     Tree,
+    extrapolated,
     gradient_steps,
     mean_update,
     option,
@@ -36,67 +39,51 @@ from kinfed.algorithms.facade import (
 
 @dataclass
 class Server(Tree):
-    x: Tensor  # [P] the model
-    c: Tensor  # [P] its control variate, the mean of all clients'
+    w: Tensor  # [P] the model
+    rate: Tensor  # [] float64 η_g of the last round
 
 
 @dataclass
 class Client(Tree):
-    c: Tensor  # [n, P] own control variates
-    y: Tensor  # [n, P] the models after the last local training
+    theta: Tensor  # [n, P] the models after the last local training
     seen: Tensor  # [n] bool: has trained
 
 
-@dataclass
-class Down(Tree):
-    x: Tensor  # [n, P]
-    c: Tensor  # [n, P]
-
-
-@dataclass
-class Up(Tree):
-    delta: Tensor  # [n, P] y − x
-    delta_c: Tensor  # [n, P] c_i⁺ − c_i
-
-
-@kinfed.register("algorithm", "scaffold", title="SCAFFOLD", summary="FedAvg whose clients correct their drift")
+@kinfed.register("algorithm", "fedexp", title="FedExP", summary="FedAvg that extrapolates where updates disagree")
 @dataclass(frozen=True)
-class Scaffold(Algorithm[Server, Client, Down, Up]):
-    server_lr: float = option(1.0, "η_g: rate of the server's step", gt=0, tune=Range(0.1, 1.0))
+class FedExP(Algorithm[Server, Client, ModelDown, DeltaUp]):
+    eps: float = option(1e-3, "ε: keeps η_g small where the mean update is", gt=0, tune=Range(1e-4, 0.1))
 
-    traits = frozenset({"no momentum", "no weight decay"})  # c_i is the mean gradient of plain steps
-    averages = ("delta", "delta_c")
+    averages = "measures the size of every single update"
 
     def init_server(self, task: Task, population: Population) -> Server:
-        x = task.init(population.seed)
-        return Server(x, torch.zeros_like(x))
+        return Server(task.init(population.seed), torch.tensor(1.0, dtype=torch.float64))
 
     def init_client(self, task: Task, data: Cohort) -> Client:
-        y = task.init(data.seed).expand(len(data), -1)
-        return Client(torch.zeros_like(y), y, torch.zeros(len(data), dtype=torch.bool))
+        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
 
-    def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.x.expand(len(ids), -1), server.c.expand(len(ids), -1))
+    def download(self, server: Server, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))  # the same model for everyone: a view, not a copy
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
-        batches = data.train.batches(self.training)
-        drift = down.c - client.c
-        y = sgd(task, down.x, batches, drift=drift)  # y ← y − η (g(y) − c_i + c)
-        steps = batches.steps.clamp_min(1).to(y)[:, None]
-        c = (down.x - y) / (steps * batches.lr) - drift  # c_i − c + (x − y) / (K η)
-        c = torch.where(batches.steps.to(y.device)[:, None] > 0, c, client.c)  # who took no step learnt nothing
-        return Client(c, y, torch.ones_like(client.seen)), Up(y - down.x, c - client.c)
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+        theta = sgd(task, down.w, data.train.batches(self.training))
+        return Client(theta, torch.ones_like(client.seen)), DeltaUp(theta - down.w, None)
 
-    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        share = len(ids) / round.population.num_clients  # |S| / N
-        x = server.x + self.server_lr * mean_update(up.delta, None)
-        return Server(x, server.c + share * mean_update(up.delta_c, None))
+    def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
+        mean = mean_update(up.delta, None)
+        size = up.delta[:, round.trainable].to(torch.float64).square().sum(1).mean()  # mean ‖Δ_m‖²
+        rate = size / (2 * (mean[round.trainable].to(torch.float64).square().sum() + self.eps))
+        rate = rate.clamp_min(1.0).cpu()  # η_g
+        return Server(extrapolated(server.w, mean, float(rate), round.trainable), rate)
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.y, down.x)
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
+        return own_or_server(client.seen, client.theta, down.w)
 
     def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.x[None])
+        return ServerModels(server.w[None])
+
+    def figures(self, server: Server) -> dict[str, float]:
+        return {"server_rate": float(server.rate)}
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return gradient_steps(self.training.num_steps(count))

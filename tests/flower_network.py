@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinfed.deploy.scaffold import make_app
+from kinfed.deploy.app_folder import make_app
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"

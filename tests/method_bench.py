@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.base import RoundInfo
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation, Population
+from kinfed.data.ragged import Ragged
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
-from kinfed.theory.gaussian import Case, GaussianWorld, draw
+from kinfed.theory.gaussian import Case, GaussianTask, GaussianWorld, draw
 
 SIZES = (2, 6, 4)
 LR = 0.1
 ALL = LocalTraining(lr=LR, batch=100, steps=1)  # every batch is all of a client's examples: gradients by hand
+TWO_STEPS = LocalTraining(lr=LR, batch=100, steps=2)
 WORKS = {
     "steps": LocalTraining(batch=5, steps=4),
     "epochs": LocalTraining(batch=3, steps=None, epochs=2),
@@ -58,6 +61,25 @@ def quadratic(
     pool = LocalPool(method, task, world.federation, SEED, workers=1)
     try:
         yield Loop(method, task, pool, world.federation.population(SEED), Schedule(**schedule)), world
+    finally:
+        pool.close()
+
+
+@contextmanager
+def two_bowls(method: Any, *, start: float = 1.0, **schedule: float) -> Iterator[Loop]:
+    """Clients with the losses θ²/2 and 3 (θ − 4)²/2 in float64, whose gradients are exact for batches of three or more;
+    the mean of the two is least at 3."""
+    owner = torch.tensor([0, 1, 1, 1, 0, 1])
+    rows, tests = torch.arange(6), torch.arange(6) >= 4
+    federation = Federation(
+        Features(4.0 * owner[:, None].to(torch.float32)), torch.zeros(6, dtype=torch.int64), num_classes=1,
+        train=Ragged.grouped(rows[~tests], owner[~tests], 2), val=Ragged.empty(2),
+        test=Ragged.grouped(rows[tests], owner[tests], 2), names=["flat", "steep"],
+    )  # fmt: skip
+    task = GaussianTask(torch.tensor([1.0, 1 / 3], dtype=torch.float64), 1.0, start=start, dtype=torch.float64)
+    pool = LocalPool(method, task, federation, SEED, workers=1)
+    try:
+        yield Loop(method, task, pool, federation.population(SEED), Schedule(**schedule))
     finally:
         pool.close()
 

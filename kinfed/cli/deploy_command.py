@@ -25,7 +25,7 @@ DEFAULT = Path("~/.kinfed/vault")
 @deploy.command()
 def init(folder: Annotated[Path, typer.Argument(help="Folder to make.")]) -> None:
     """Write an app folder: a configuration to edit, what Flower starts, and an example of a node's data."""
-    from kinfed.deploy.scaffold import make_app
+    from kinfed.deploy.app_folder import make_app
 
     for path in make_app(folder):
         say(f"wrote    {path}")

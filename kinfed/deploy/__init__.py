@@ -2,7 +2,7 @@
 messages.
 
     settings    what the operator configures, the same at the server and at every node
-    scaffold    the folder of an app, with a configuration to edit
+    app_folder  the folder of an app, with a configuration to edit
     certs       keys and certificates
     wire        what is in a message, and how trees of tensors are put into it
     presence    what is known of every client's connection, and when the log speaks of it

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from kinfed.algorithms import ALGORITHMS, changes_data, make_algorithm
 from kinfed.cli.app import app
 from kinfed.data.batches import LocalTraining
+from kinfed.deploy.app_folder import make_app
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.node_data import NodeSettings, load_client_data
 from kinfed.deploy.node_pool import sample_update
-from kinfed.deploy.scaffold import make_app
 from kinfed.deploy.settings import SETTINGS, Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.engine.models import build_model
