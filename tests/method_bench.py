@@ -95,6 +95,27 @@ def gradient(loop: Loop, client: int, theta: Tensor) -> Tensor:
     return g
 
 
+def cut_gradient(
+    loop: Loop, client: int, theta: Tensor, loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """[P] the gradient of loss(x, φ, z, y) on all training examples of a client, by autograd through a chain of layers
+    that ends in its head."""
+    task: Any = loop.task
+    rows = loop.pool.federation.train[client]
+    x, y = loop.pool.federation.features.gather(rows), loop.pool.federation.labels[rows]
+    module = task.module_of(theta)
+    phi = module[:-1](x)
+    grads = torch.autograd.grad(loss(x, phi, module[-1](phi), y), list(module.parameters()))
+    return torch.cat([g.reshape(-1) for g in grads])
+
+
+def features(loop: Loop, theta: Tensor, x: Tensor) -> Tensor:
+    """φ [B, d_f] of one model, a chain of layers."""
+    task: Any = loop.task
+    phi: Tensor = task.module_of(theta)[:-1](x).detach()
+    return phi
+
+
 def server(loop: Loop, name: str = "w") -> Tensor:
     return loop.server.named()[name].clone()
 

@@ -98,6 +98,9 @@ _add(
     "two adapters per layer: one shared, one of one's own",
     preset={"own": "*.personal_*"},
 )
+_add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each client's class counts")
+_add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that keeps what the received model thinks of other classes")
+_add("moon", "moon:MOON", "MOON", "FedAvg with features drawn to the received model's, away from the last own ones")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
 _add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")

@@ -162,12 +162,12 @@ class ModuleTask(Task):
         return not (self.layout.has_statistics or drops(self.module))
 
     def _working_copy(self, *, training: bool) -> WorkingCopy:
-        # Rows are put in the place of a module's parameters while it runs, so every thread needs one of its own.
-        if not hasattr(self._per_thread, "copy"):
-            self._per_thread.copy = WorkingCopy(self.layout, self.module, self.device)
-        working: WorkingCopy = self._per_thread.copy
-        working.set_mode(training)
-        return working
+        # Rows are put in the place of a module's parameters while it runs, so every thread needs one of its own; and
+        # between the forward and the backward pass of training, a cut may ask for what other models say.
+        copies: dict[bool, WorkingCopy] = self._per_thread.__dict__.setdefault("copies", {})
+        if training not in copies:
+            copies[training] = WorkingCopy(self.layout, self.module, self.device, training=training)
+        return copies[training]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A module that one thread calls with the values of rows."""
+"""A module that one thread calls with the values of rows, in training or in evaluation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from kinfed.engine.running_norms import prepare_norms
 class WorkingCopy:
     """Constants are shared with the task's module; what is in the row is this copy's own until rows are bound to it."""
 
-    def __init__(self, layout: RowLayout, module: nn.Module, device: torch.device) -> None:
-        self._layout = layout
+    def __init__(self, layout: RowLayout, module: nn.Module, device: torch.device, *, training: bool) -> None:
         self.module = layout.working_copy(module)
         self.draws = Draws(device)
         prepare_norms(self.module)
         prepare_dropout(self.module, self.draws)
-        self._training: bool | None = None
+        layout.set_mode(self.module, training=training)
         named = dict(self.module.named_parameters())
         self.leaves = [named[slot.name] for slot in layout.slots if slot.trainable]
         self._statistics = [self._place_of(slot.name) for slot in layout.slots if not slot.trainable]
@@ -31,11 +30,6 @@ class WorkingCopy:
     def _place_of(self, name: str) -> tuple[dict[str, Tensor | None], str]:
         owner, _, own = name.rpartition(".")
         return self.module.get_submodule(owner)._buffers, own
-
-    def set_mode(self, training: bool) -> None:
-        if training is not self._training:
-            self._layout.set_mode(self.module, training=training)
-            self._training = training
 
     def bind(self, row: Tensor, *, moving: bool) -> None:
         """Let the module compute with the values of `row` [P], without copying them: many times as fast as

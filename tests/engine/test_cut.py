@@ -182,6 +182,21 @@ def test_features_and_logits_are_those_of_the_module(model: str, path: str, make
     assert task.head.outputs == CLASSES
 
 
+@every_path
+def test_a_cut_may_ask_what_other_models_say(model: str, path: str, make_batch: MakeBatch) -> None:
+    """A teacher's forward pass between a step's forward and backward pass changes neither."""
+    task, shape = make(model, path)
+    theta, teacher, batch = starts(task, 3), starts(task, 6)[3:], make_batch(3, 4, shape, CLASSES)
+    known = task.cut(teacher, batch.x)
+
+    def deltas(phi: Tensor, z: Tensor, batch: Batch, phi_t: Tensor, z_t: Tensor) -> Deltas:
+        return batch.weight[..., None] * (z - z_t), batch.weight[..., None] * (phi - phi_t)
+
+    asked = task.grad(theta, batch, lambda phi, z, b, rows: deltas(phi, z, b, *task.cut(teacher[rows], b.x)))
+    wanted = task.grad(theta, batch, lambda phi, z, b, rows: deltas(phi, z, b, known[0][rows], known[1][rows]))
+    near(asked, wanted)
+
+
 def test_a_head_is_split_from_its_row_and_joined_to_another() -> None:
     task, _ = make("wide", "stacked")
     theta, head = starts(task, 2), task.head

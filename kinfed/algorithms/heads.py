@@ -1,0 +1,39 @@
+"""What methods that work at features and logits ask of a model and of a client's labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import ConfigError, Head, Split, Task
+from kinfed.errors import ModelError
+
+
+def required_head(method: str, task: Task) -> Head:
+    """The last linear layer of the model, or a ConfigError that says why the method cannot do without."""
+    try:
+        return task.head
+    except ModelError as error:
+        raise ConfigError(
+            f"{method} changes the loss at the last linear layer of a model, which this one lacks: {error}"
+        ) from error
+
+
+def required_body(method: str, task: Task) -> Head:
+    """As `required_head`, of a model that also trains layers below it."""
+    head = required_head(method, task)
+    if bool(head.mask[task.trainable].all()):
+        raise ConfigError(
+            f"{method} shapes the features below the last layer, and this model trains no layer but {head.name!r}: its "
+            "features are fixed; choose a deeper model"
+        )
+    return head
+
+
+def class_counts(split: Split, classes: int) -> Tensor:
+    """[n, C] int64: N_mc, how many examples of each class a client holds. All of them count, whatever batches see."""
+    owner = torch.repeat_interleave(torch.arange(len(split.count)), split.count)
+    first = torch.cumsum(split.count, 0) - split.count
+    position = split.start[owner] + torch.arange(len(owner)) - first[owner]
+    place = owner * classes + split.labels[split.rows[position]]
+    return split.features.to_device(torch.bincount(place, minlength=len(split.count) * classes).view(-1, classes))

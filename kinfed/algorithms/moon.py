@@ -1,0 +1,87 @@
+"""MOON: FedAvg whose features are drawn to those of the received model and away from those of the client's last one.
+
+Li, He, Song: Model-Contrastive Federated Learning, CVPR 2021.
+
+    client m:  min_θ  f_m(θ) + μ l_con
+    l_con = −log( exp(cos(φ, φ_w)/τ) / (exp(cos(φ, φ_w)/τ) + exp(cos(φ, φ_prev)/τ)) )                          (3)
+          = log(1 + exp((cos(φ, φ_prev) − cos(φ, φ_w))/τ)),   φ_w of the received, φ_prev of the last own model
+
+Messages are FedAvg's; the last own model never leaves. μ = 0 is FedAvg, bit for bit, and so is a client's first round,
+in which it has no model of its own: φ_prev is φ_w and the two pulls cancel.
+
+Decisions. φ is the input of the model's last linear layer. The paper adds a projection network before the contrast;
+it is part of the model: build one in, and it is averaged with the rest. φ_w and φ_prev come from evaluation mode. A
+vector of zeros (after ReLU) has no direction: its cosine is 0 and has no slope. One past model, as in the paper's
+experiments. The second form of (3) does not overflow, however small τ is.
+
+Under privacy the term is an example's own: both models are what private training led to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import (
+    Batch,
+    Cohort,
+    Deltas,
+    DeltaUp,
+    ModelDown,
+    Population,
+    Range,
+    Task,
+    example_counts,
+    option,
+    own_or_server,
+    separable,
+    sgd,
+    take_rows,
+)
+from kinfed.algorithms.fedavg import Client, FedAvg
+from kinfed.algorithms.heads import required_body
+
+
+def cosine_and_slope(phi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(φ, a) [n, B, 1] and its gradient in φ [n, B, d_f], a/(|φ||a|) − cos φ/|φ|²; both 0 where φ or a is 0."""
+    length, other_length = phi.norm(dim=-1, keepdim=True), other.norm(dim=-1, keepdim=True)
+    usable = (length > 0) & (other_length > 0)
+    direction = phi / torch.where(usable, length, 1.0)
+    other_direction = other / torch.where(usable, other_length, 1.0)
+    cosine = torch.where(usable, (direction * other_direction).sum(-1, keepdim=True), 0.0)
+    slope = (other_direction - cosine * direction) / torch.where(usable, length, 1.0)
+    return cosine, torch.where(usable, slope, 0.0)
+
+
+@dataclass(frozen=True)
+class ModelContrast:
+    task: Task
+    w: Tensor  # [n, P] the received model
+    prev: Tensor  # [n, P] the last own model, or w
+    mu: float
+    tau: float
+
+    def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        near, to_near = cosine_and_slope(phi, self.task.features(take_rows(self.w, rows), batch.x))
+        far, to_far = cosine_and_slope(phi, self.task.features(take_rows(self.prev, rows), batch.x))
+        s = torch.sigmoid((far - near) / self.tau)
+        return None, self.mu * batch.weight[..., None] * (s / self.tau) * (to_far - to_near)  # μ ∂l_con/∂φ
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    mu: float = option(1.0, "μ: strength of the contrast; 0 is FedAvg", ge=0, tune=Range(0.1, 10.0))
+    tau: float = option(0.5, "τ: temperature of the contrast", gt=0)
+
+    def check(self, task: Task, population: Population) -> None:
+        required_body("MOON", task)
+
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+        cut = None
+        if self.mu and bool(client.seen.any()):  # else the two pulls cancel for all
+            prev = own_or_server(client.seen, client.theta, down.w)
+            cut = separable(ModelContrast(task, down.w, prev, self.mu, self.tau))
+        u = sgd(task, down.w, data.train.batches(self.training), cut=cut)
+        return Client(u, torch.ones_like(client.seen)), DeltaUp(u - down.w, example_counts(self.weights, data))
