@@ -16,7 +16,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="Rounds: mlr, mlp, cnn, mlr-10k; steps: user-mlp, user-dropout, user-lstm, lstm, user-transformer, "
-            "transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, minilm-head; all where absent."
+            "transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, minilm-head; default: all."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,

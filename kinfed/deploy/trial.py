@@ -24,8 +24,8 @@ import numpy as np
 
 from kinfed.core import storage
 from kinfed.data.federation import Federation
+from kinfed.deploy.app_folder import make_app
 from kinfed.deploy.processes import Processes, flower_environment, flower_program, free_port, is_listening
-from kinfed.deploy.scaffold import make_app
 from kinfed.deploy.settings import NONE, SETTINGS, Deployment
 from kinfed.deploy.site_kit import node_toml
 from kinfed.deploy.status import DONE, ENDED, read_status

@@ -203,7 +203,7 @@ def test_a_site_that_joins_later_takes_part_in_a_new_run_only(tmp_path: Path) ->
     net = make(tmp_path, clients="a")
     run(net)
     later = make(tmp_path, clients="a,b")
-    with pytest.raises(KinfedError, match="holds another run|other settings|differ"):
+    with pytest.raises(KinfedError, match=r"holds another run|other settings|differ"):
         run(later)
     assert later.messages == []  # nobody was asked anything
     later = make(tmp_path, clients="a,b", out=str(tmp_path / "second"))
