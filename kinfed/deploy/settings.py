@@ -93,6 +93,12 @@ class Deployment(BaseModel):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
+        if user_level := sorted(name for name in values if name.startswith("user_")):
+            raise ConfigError(
+                f"{user_level[0]}: user-level privacy is for simulations. At a real server noise and the choice of "
+                "clients must come from a secret, and rounds that a crash repeats must be counted; a deployment does "
+                "neither. Use the dp_ settings, which nodes enforce themselves"
+            )
         if unknown := sorted(values.keys() - set(SETTINGS)):
             raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
         values = {name: value for name, value in values.items() if value != ""}

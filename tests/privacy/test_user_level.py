@@ -25,10 +25,12 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.core.tree import Tree
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
+from kinfed.deploy.settings import Deployment
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Reply
 from kinfed.pools.local_pool import LocalPool
+from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import Secret, new_nonce, seeded_noise
 from kinfed.privacy.user_level import ClientSampling, UserLevel, UserPrivacy, update_template
 from kinfed.report import build
@@ -43,7 +45,7 @@ from kinfed.testing import tiny_federation, tiny_model
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 
-from kinfed.privacy.epsilon import fixed_size_epsilon, fixed_size_renyi_epsilon
+from kinfed.privacy.epsilon import fixed_size_epsilon, fixed_size_renyi_epsilon, renyi_epsilon
 
 TRAINING = LocalTraining(batch=5, steps=2, lr=0.05)
 SIZES = (3, 4, 16, 7, 13, 10)
@@ -354,6 +356,11 @@ def test_tuning_refuses_it(tmp_path: Path) -> None:
         tune(config, 2, tmp_path / "tuned")
 
 
+def test_a_deployment_refuses_it() -> None:
+    with pytest.raises(ConfigError, match="must come from a secret"):
+        Deployment.parse({"user-noise": 1.0, "sampling": "poisson"})
+
+
 # ---- epsilon ----
 
 
@@ -402,6 +409,24 @@ def test_poisson_rounds_agree_with_opacus() -> None:
     sampling = ClientSampling("poisson", 0.1)
     assert sampling.renyi_epsilon(1.2, 150, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-2)
     assert sampling.epsilon(1.2, 150, DELTA) < accountant.get_epsilon(DELTA)
+
+
+def test_a_published_setting() -> None:
+    """McMahan et al. 2018: 763,430 users, 5,000 expected in a round, noise 1, 5,000 rounds: ε = 4.634 at δ = 1e-9, by
+    moments of whole orders (Abadi et al. 2016), which are written out here. Finer orders and PLD give less."""
+    q, rounds, delta = 5000 / 763_430, 5000, 1e-9
+
+    def moments(order: int) -> float:
+        terms = [
+            math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp((k * k - k) / 2) for k in range(order + 1)
+        ]
+        return rounds * math.log(math.fsum(terms)) / (order - 1) + math.log(1 / delta) / (order - 1)
+
+    printed = min(moments(order) for order in range(2, 33))
+    assert printed == pytest.approx(4.634, abs=5e-4)
+    assert renyi_epsilon((Event(q, 1, rounds),), 1.0, delta, "2017") == pytest.approx(printed, rel=0.01)
+    sampling = ClientSampling("poisson", q)
+    assert sampling.epsilon(1.0, rounds, delta) < sampling.renyi_epsilon(1.0, rounds, delta) < printed
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "poisson"])
