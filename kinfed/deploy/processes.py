@@ -20,7 +20,8 @@ from pathlib import Path
 
 from kinfed.errors import ConfigError, PoolError
 
-GRACE_SECONDS = 5.0  # between the request to end and the end by force
+GRACE_SECONDS = 8.0  # between the request to end and the end by force; Flower's programs take up to five
+ALL_SECONDS = 30.0  # likewise for processes that have others to end first
 TAIL_LINES = 12  # of a log, in the error about its process
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: between fork and exec no lock may be waited for
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +70,7 @@ class Processes:
         """End all, the last started first asked, with everything that they started."""
         for process in reversed(self._running.values()):
             _signal_group(process, signal.SIGTERM)
-        end = time.monotonic() + GRACE_SECONDS
+        end = time.monotonic() + ALL_SECONDS
         for process in self._running.values():
             end_group(process, max(end - time.monotonic(), 0.0))
         self._running.clear()

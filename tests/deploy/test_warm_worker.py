@@ -104,7 +104,7 @@ def test_processes_end_with_all_that_they_started(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ignores_the_request_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.deploy.processes.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("kinfed.deploy.processes.ALL_SECONDS", 0.2)
     processes = Processes(tmp_path / "logs")
     started = processes.start(
         "stubborn", ["sh", "-c", "trap '' TERM; echo here; while :; do sleep 0.1; done"], os.environ
