@@ -16,11 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kinfed.errors import ConfigError, PoolError
 
-GRACE_SECONDS = 5.0  # between the request to end and the end by force
+GRACE_SECONDS = 8.0  # between the request to end and the end by force; Flower's programs take up to five
+ALL_SECONDS = 30.0  # likewise for processes that have others to end first
 TAIL_LINES = 12  # of a log, in the error about its process
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: between fork and exec no lock may be waited for
 _PR_SET_PDEATHSIG = 1
@@ -67,11 +69,15 @@ class Processes:
 
     def stop(self) -> None:
         """End all, the last started first asked, with everything that they started."""
+        family = _descendants({process.pid for process in self._running.values()})
         for process in reversed(self._running.values()):
             _signal_group(process, signal.SIGTERM)
-        end = time.monotonic() + GRACE_SECONDS
+        end = time.monotonic() + ALL_SECONDS
         for process in self._running.values():
             end_group(process, max(end - time.monotonic(), 0.0))
+        for member in family & _members():  # of other groups: Flower's superlink starts some of its programs so
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member.pid, signal.SIGKILL)
         self._running.clear()
 
 
@@ -92,6 +98,37 @@ def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) ->
         process.wait(grace)
     _signal_group(process, signal.SIGKILL)
     process.wait()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A process; numbers are used again, and the time of its start tells one from the next."""
+
+    pid: int
+    start: str
+
+
+def _members() -> set[_Member]:
+    return {member for member, _ in _table()}
+
+
+def _table() -> list[tuple[_Member, int]]:
+    """All processes and the numbers of their parents; on Linux only, elsewhere none are known."""
+    table = []
+    for path in Path("/proc").glob("[0-9]*/stat") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text("utf-8", errors="replace").rpartition(")")[2].split()
+            table.append((_Member(int(path.parent.name), fields[19]), int(fields[1])))
+    return table
+
+
+def _descendants(pids: set[int]) -> set[_Member]:
+    """All that these have started, and what those have."""
+    family, numbers, table = set[_Member](), set(pids), _table()
+    while children := {member for member, parent in table if parent in numbers} - family:
+        family |= children
+        numbers = {child.pid for child in children}
+    return family
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

@@ -57,6 +57,8 @@ def serve(
         about = {"method": deployment.method, "rounds": deployment.run.rounds}
         status = StatusWriter(folder.path, exchange, about, deployment.client_names or [])
         exchange.watch = status.watch
+        if folder.version_change:
+            log(folder.version_change)
         try:
             status.update(WAITING, "waiting for clients to appear")
             run, roster = enrol_clients(deployment, exchange, folder.path / "deployment.json")

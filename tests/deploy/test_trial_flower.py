@@ -49,7 +49,7 @@ def test_one_command_does_it_all_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kinfed", "deploy", "up", "--local", "2", "--out", str(folder)]
     done = subprocess.run(
         [*command, "--seconds", str(10 * PATIENCE), *options], capture_output=True, text=True, timeout=12 * PATIENCE,
-        cwd=tmp_path, check=False,
+        cwd=tmp_path, check=False, env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     status = read_status(folder / "run")
@@ -57,6 +57,7 @@ def test_one_command_does_it_all_and_leaves_no_process(tmp_path: Path) -> None:
     assert status.state == DONE
     assert processes_of(folder) == []
     assert {path.name for path in folder.iterdir()} == {"run", "sites", "logs"}
+    assert list(tmp_path.glob("kinfed-*")) == []  # sockets of the workers
     assert (folder / "run" / "report.html").exists()
     for client in ("client-0", "client-1"):
         assert Vault(folder / "sites" / client / "vault").entries()[0].has_model

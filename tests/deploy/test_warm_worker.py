@@ -103,8 +103,25 @@ def test_processes_end_with_all_that_they_started(tmp_path: Path) -> None:
     assert started.returncode is not None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who started whom")
+def test_processes_end_with_what_they_started_in_other_groups(tmp_path: Path) -> None:
+    """As Flower's superlink starts its programs."""
+    code = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(p.pid, flush=True); time.sleep(600)"
+    )
+    processes = Processes(tmp_path / "logs")
+    processes.start("parent", [sys.executable, "-c", code], os.environ)
+    log = processes.log_path("parent")
+    wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+    child = int(log.read_text())
+    assert alive(child)
+    processes.stop()
+    wait_for(lambda: not alive(child))
+
+
 def test_a_process_that_ignores_the_request_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.deploy.processes.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("kinfed.deploy.processes.ALL_SECONDS", 0.2)
     processes = Processes(tmp_path / "logs")
     started = processes.start(
         "stubborn", ["sh", "-c", "trap '' TERM; echo here; while :; do sleep 0.1; done"], os.environ
