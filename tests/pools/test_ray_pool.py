@@ -148,7 +148,7 @@ def test_statistics_draws_and_kept_moments_are_those_of_the_local_pool(name: str
         with Loop(method, task, pool, data.population(SEED), Schedule(0.67)) as loop:
             for _ in range(3):
                 loop.round()
-            models.append(loop.evaluate().models)
+            models.append(loop.evaluate(keep_models=True).models)
     assert torch.equal(*models)
 
 
