@@ -66,12 +66,12 @@ class RowsTask(ModuleTask):
         """The gradient of each trainable parameter at `row` [P], on row i of the batch; `moving`: the row's running
         statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
-        if self.layout.has_statistics or self.draws_randomly is not False:
+        sees_padding = self.layout.has_statistics or self.draws_randomly is not False
+        if sees_padding and (len(y) == 1 or not bool(weight.all())):
             # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
             # example gets without padding, too: products of torch go by them, to the last bit.
-            if len(y) == 1 or not bool(weight.all()):
-                present = weight > 0
-                x, y, weight = x[present], y[present], weight[present]
+            present = weight > 0
+            x, y, weight = x[present], y[present], weight[present]
         if not len(y):
             return [row.new_zeros(slot.shape) for slot in self._trained]
         working = self._working_copy(training=True)
