@@ -13,7 +13,8 @@ import argparse
 import torch
 from rich.console import Console
 
-from kinfed.bench.timing import Timing, engine
+from kinfed.bench.contest import Timing
+from kinfed.bench.timing import engine
 from kinfed.bench.workload import WORKLOADS, synthetic
 from kinfed.data import batches
 from kinfed.pools.local_pool import available_cores

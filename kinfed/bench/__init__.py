@@ -8,10 +8,25 @@ loop is the one a careful user writes: an nn.Module, torch.optim.SGD, batches by
 memory, the global model copied in and the average taken at the end. Contestants take turns in one process (A B A B
 ...), so whatever else the machine does meets all of them; figures are medians over the repeats. Before anything is
 timed, both sides train on the same batches and must agree.
+
+Beside these rounds, local steps of models of every kind (kinfed.bench.step_workload) are compared with the same loop:
+processor time per client and step, and how far both are apart after twenty steps.
 """
 
 from kinfed.bench.printout import print_result
+from kinfed.bench.step_timing import StepComparison
+from kinfed.bench.step_workload import STEP_WORKLOADS, StepWorkload
 from kinfed.bench.timing import BenchComparison, BenchResult, run_benchmarks
 from kinfed.bench.workload import WORKLOADS, Workload
 
-__all__ = ["WORKLOADS", "BenchComparison", "BenchResult", "Workload", "print_result", "run_benchmarks"]
+__all__ = [
+    "STEP_WORKLOADS",
+    "WORKLOADS",
+    "BenchComparison",
+    "BenchResult",
+    "StepComparison",
+    "StepWorkload",
+    "Workload",
+    "print_result",
+    "run_benchmarks",
+]

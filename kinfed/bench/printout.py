@@ -47,17 +47,17 @@ def _print_rounds(result: BenchResult, console: Console) -> None:
 
 
 def _print_steps(steps: list[StepComparison], console: Console) -> None:
-    headings = ("backend", "parameters", "cores", "plain loop", "kinfed", "ratio", "range", "difference")
+    headings = ("backend", "size", "cores", "loop", "kinfed", "ratio", "range", "parity")
     title = "Steps of any model: ms per client and step, contestants taking turns"
     table = TextTable.of(title, [TableColumn("workload", "name"), *headings], map(_step_cells, steps)).console()
-    table.padding = (0, 0, 0, 1)
+    table.padding = (0, 0, 0, 1)  # nine columns fit 80 characters
     console.print(table)
     for title in dict.fromkeys(f"{comparison.workload}: {comparison.title}" for comparison in steps):
         console.print(title)
     console.print(
-        "Processor time on one core, time of the clock on several; medians. ratio: plain loop / kinfed of the same "
-        "turn, its median and its range; difference: the largest of any parameter between kinfed and plain torch "
-        f"after {PARITY_STEPS} steps on the same batches."
+        "Processor time on one core, time of the clock on several; medians. size: parameters that are trained, and "
+        "running statistics; ratio: plain loop / kinfed of the same turn, its median and its range; parity: the "
+        f"largest difference of any parameter to plain torch after {PARITY_STEPS} steps on the same batches."
     )
 
 

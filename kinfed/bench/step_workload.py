@@ -135,8 +135,8 @@ _ALL = (
     ),
     StepWorkload("lstm", "model lstm, two layers of 256", _own("lstm", _VECTORS), _VECTORS, 4, 5, 10),
     StepWorkload(
-        "user-transformer", "nn.TransformerEncoder, 2 x 64", lambda _: PlainTransformer(2000, 64, 2), (32,), 8, 10, 16,
-        vocabulary=2000,
+        "user-transformer", "nn.TransformerEncoder of 2 x 64", lambda _: PlainTransformer(2000, 64, 2), (32,),
+        8, 10, 16, vocabulary=2000,
     ),
     StepWorkload(
         "transformer", "model transformer, 2 x 128", _own("transformer", (32,), vocabulary=2000), (32,), 8, 5, 16,

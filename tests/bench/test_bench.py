@@ -7,17 +7,30 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 
-from kinfed.bench import WORKLOADS, BenchComparison, BenchResult, print_result, run_benchmarks
+from kinfed.bench import (
+    STEP_WORKLOADS,
+    WORKLOADS,
+    BenchComparison,
+    BenchResult,
+    StepComparison,
+    print_result,
+    run_benchmarks,
+)
 from kinfed.bench import timing as measuring
+from kinfed.bench.contest import AGREEMENT, Timing, disagreement
 from kinfed.bench.machine import Limits, measure_limits, peak_mb
 from kinfed.bench.plain_loop import PlainLoop, conventional
-from kinfed.bench.timing import AGREEMENT, Timing, disagreement, engine
+from kinfed.bench.step_timing import compare_steps
+from kinfed.bench.timing import engine
 from kinfed.bench.workload import synthetic
+from kinfed.engine import bert
+from kinfed.engine.models import build_model
 from kinfed.errors import ConfigError, KinfedError
 
 TINY = WORKLOADS["mlr"].quick()
@@ -33,7 +46,7 @@ def threads_of_a_new_thread() -> int:
 
 @pytest.fixture(scope="module")
 def everything() -> BenchResult:
-    return run_benchmarks(repeats=2, threads=(1,), quick=True)
+    return run_benchmarks(list(WORKLOADS), repeats=2, threads=(1,), quick=True)
 
 
 def test_every_workload_is_measured(everything: BenchResult) -> None:
@@ -53,14 +66,39 @@ def test_engine_and_plain_loop_agree_on_equal_batches(everything: BenchResult) -
 
 def test_a_loop_that_computes_something_else_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = synthetic(TINY)
-    loop = PlainLoop(TINY, federation)
+    loop = PlainLoop.of_round(TINY, federation)
     loop.labels = 9 - loop.labels
-    assert disagreement(TINY, federation, loop) <= AGREEMENT  # equal batches bring their own labels
-    object.__setattr__(loop.training, "lr", 1.0)
-    assert disagreement(TINY, federation, loop) > AGREEMENT
+    ours = engine(TINY, federation, 1)
+    assert disagreement("mlr", ours, federation, loop) <= AGREEMENT  # equal batches bring their own labels
     monkeypatch.setattr(PlainLoop, "train", lambda *_: None)
     with pytest.raises(KinfedError, match=r"mlr: engine and plain loop should agree to 0\.0001"):
         run_benchmarks(["mlr"], repeats=1, threads=(1,), quick=True)
+
+
+@pytest.mark.parametrize("name", ["user-dropout", "user-lstm", "user-transformer", "resnet18", "resnet18-momentum"])
+def test_steps_of_any_model_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of models that draw: the plain loop then draws what the engine draws."""
+    monkeypatch.setattr("kinfed.bench.step_timing.PARITY_STEPS", 3)
+    small = {"module": lambda _: build_model("resnet18", (3, 8, 8), 10, {"width": 4}), "shape": (3, 8, 8)}
+    workload = replace(STEP_WORKLOADS[name].quick(), **(small if name.startswith("resnet") else {}))
+    [steps] = compare_steps(workload, 1, (1,), "")
+    assert steps.disagreement < 1e-6
+    assert steps.backend == "rows"
+    assert len(steps.ours.cpu) == len(steps.loop.cpu) == 1
+
+
+@pytest.mark.parametrize(("options", "backend"), [({"lora_layers": 1}, "batched"), ({"lora_rank": 0}, "stacked")])
+def test_steps_on_activations_are_those_of_plain_torch(
+    options: dict[str, int], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = dict(zip(bert._SIZES, (50, 8, 2, 2, 16, 16, 2, 1e-12), strict=True))
+    monkeypatch.setattr(bert, "_MINILM", sizes)
+    monkeypatch.setattr("kinfed.bench.step_timing.PARITY_STEPS", 3)
+    module = lambda _: bert.random_minilm((6,), 10, **options)  # noqa: E731
+    workload = replace(STEP_WORKLOADS["minilm-last2"].quick(), module=module, shape=(6,), vocabulary=50)
+    [steps] = compare_steps(workload, 1, (1,), "")
+    assert steps.disagreement < 1e-6
+    assert steps.backend == backend
 
 
 def test_the_number_of_torch_threads_is_left_as_it_was() -> None:
@@ -81,7 +119,7 @@ def test_the_number_of_torch_threads_is_left_as_it_was() -> None:
 
 def test_plain_loop_trains() -> None:
     federation = synthetic(TINY)
-    loop = PlainLoop(TINY, federation)
+    loop = PlainLoop.of_round(TINY, federation)
     before = loop.parameters()
     assert torch.equal(before, engine(TINY, federation, 1).server.named()["w"])  # from the engine's start
     loop.round()
@@ -90,8 +128,8 @@ def test_plain_loop_trains() -> None:
 
 def test_plain_loop_gives_each_client_whole_batches_of_its_own_examples() -> None:
     federation = synthetic(TINY)
-    loop = PlainLoop(TINY, federation)
-    loop.images = torch.arange(len(loop.labels))  # an example is its own row number
+    loop = PlainLoop.of_round(TINY, federation)
+    loop.examples = torch.arange(len(loop.labels))  # an example is its own row number
     for client, rows in enumerate(loop.rows):
         batches = [x for x, _ in loop.batches(client)]
         assert [len(x) for x in batches] == [min(TINY.batch, len(rows))] * TINY.steps
@@ -144,7 +182,11 @@ def made_by_hand() -> BenchResult:
     ours, loop = Timing([0.2, 0.1, 0.4], [0.3, 0.1, 0.5]), Timing([0.8, 0.6, 1.4], [0.9, 0.6, 1.5])
     first = BenchComparison("mlr", "mlr 1x28x28", 2, ours, loop, 7.0, None, 1e-7, 0.5, 80.0, 0.05, 512.0)
     second = BenchComparison("mlr-10k", "mlr, many", 1, loop, ours, None, "mlr", None, 5.0, 800.0, 0.5, None)
-    return BenchResult([first, second], Limits(180.0, 14.0, {"mlr": 110.0}), {"processor": "P", "cores": 2} | VERSIONS)
+    ours, loop = Timing([9.0, 9.0, 9.0], [0.2, 0.1, 0.4]), Timing([1.0, 1.0, 1.0], [0.3, 0.2, 0.4])
+    steps = StepComparison("user-mlp", "20 clients", "rows", 101_770, 400, 1, ours, loop, 7e-9)
+    return BenchResult(
+        [first, second], [steps], Limits(180.0, 14.0, {"mlr": 110.0}), {"processor": "P", "cores": 2} | VERSIONS
+    )
 
 
 VERSIONS: dict[str, str | int] = {"python": "3.11", "torch": "2.13", "system": "Linux"}
@@ -157,6 +199,12 @@ def test_figures_follow_from_the_times() -> None:
     assert first.cpu_ratio == pytest.approx(3.0)
     assert first.distance == pytest.approx(6.0)
     assert 1 / second.ratio == pytest.approx(4.0)
+    [steps] = made_by_hand().steps
+    assert steps.ratios == pytest.approx([1.5, 2.0, 1.0])  # of processor time, turn by turn
+    assert steps.ratio == pytest.approx(1.5)
+    assert steps.milliseconds(steps.ours) == pytest.approx(0.5)
+    steps.cores = 2
+    assert steps.ratio == pytest.approx(1 / 9)  # of the clock
 
 
 def test_json_holds_every_figure() -> None:
@@ -176,6 +224,8 @@ def test_table_shows_times_ratios_and_limits() -> None:
     text = out.getvalue()
     row = next(line.split() for line in text.splitlines() if line.split()[:2] == ["mlr", "2"])
     assert row == ["mlr", "2", "800.0", "ms", "200.0", "ms", "4.0", "6.0", "7", "6.0x", "0.50", "GB"]
+    row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["user-mlp"])
+    assert row == ["user-mlp", "rows", "101,770", "1", "0.75", "0.5", "1.50", "1.00-2.00", "7e-09"]
     assert "mlr-10k, 1 core(s): a round takes 4.0 times as long as mlr's" in text
     assert "180 GFLOP/s" in text
     assert "14.0 GB/s" in text
