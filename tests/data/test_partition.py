@@ -62,6 +62,7 @@ RULES = [name for name in PARTITIONS if name != "column"]
 SMALL = {
     "pfedme_split": {"low": 3, "high": 6, "base": 2},
     "dirichlet": {"min_size": 2},
+    "feature_shift": {"min_size": 2},
     "powerlaw": {"base": 2},
     "latent": {"groups": 2},
 }

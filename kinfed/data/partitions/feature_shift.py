@@ -34,9 +34,9 @@ class FeatureShift(Dirichlet):
 
     def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
         raw = source.features.raw
-        if raw.dtype != torch.uint8 or raw.dim() != 4:
+        if raw.dtype != torch.uint8 or raw.dim() < 2:
             raise ConfigError(
-                f"partition {self.name} changes images, uint8 [channels, height, width]; {source.name} has examples of "
+                f"partition {self.name} changes images, uint8 [channels, ...]; {source.name} has examples of "
                 f"{raw.dtype} {list(raw.shape[1:])}; use partition dirichlet"
             )
         assignment = super().assign(source, num_clients, seed)
@@ -54,9 +54,10 @@ class FeatureShift(Dirichlet):
 
 
 def _change(raw: Tensor, rows: Ragged, gain: Tensor, shift: Tensor) -> None:
-    """Change the images [N, C, H, W] of every client in place; no two clients hold the same row."""
+    """Change the images [N, C, ...] of every client in place; no two clients hold the same row."""
+    ones = (1,) * (raw.dim() - 2)
     for client in range(len(rows)):
         own = rows[client]
-        g, s = (value[client].to(torch.float32).view(-1, 1, 1) for value in (gain, shift))
+        g, s = (value[client].to(torch.float32).view(-1, *ones) for value in (gain, shift))
         x = _MIDDLE + g * (raw[own].to(torch.float32) - _MIDDLE) + _UNIT * s
         raw[own] = x.round().clamp(0, 255).to(torch.uint8)

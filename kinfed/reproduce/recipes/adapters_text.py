@@ -123,7 +123,7 @@ RECIPE = Recipe(
         "FedDPA's second adapter counts fully for every input; the paper weighs it by the input. It has twice the "
         "adapters, and sends half of them.",
         "All methods share one learning rate. At the scale small it is the better of 0.003 and 0.01 for FedAvg with a "
-        "seed that is not reported; no other method has one of its own.",
+        "seed not reported, by the same test reviews; no other method has its own.",
     ],
     stand_ins={
         "smoke": "digits and a random encoder in place of reviews and MiniLM.",
