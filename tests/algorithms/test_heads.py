@@ -10,8 +10,8 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.heads import class_counts
 from kinfed.testing import tiny_federation
 
-AT_LOGITS = ("fedlc", "fedntd")
-AT_FEATURES = ("moon",)
+AT_LOGITS = ("fedlc", "fedntd", "fedrod")
+AT_FEATURES = ("moon", "fedproto", "feddbe")
 
 
 @pytest.mark.parametrize("name", [*AT_LOGITS, *AT_FEATURES])

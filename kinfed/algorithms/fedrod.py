@@ -1,0 +1,136 @@
+"""Fed-RoD: a generic model trained as if classes were balanced, and a personal head on top of it.
+
+Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022, Algorithm 1,
+with a linear personal head.
+
+    generic, averaged:  min  CE(z + γ log N_mc, y)              over body and W (balanced softmax)
+    personal, own:      min  CE(z + φ V_m' + v_m, y)            over V_m, v_m only, z and φ as constants
+
+Both losses come from one forward pass: a step moves body and W by the first, V_m and v_m by the second. γ = 0 and a
+personal rate of 0 are FedAvg, bit for bit. Generic and personal logits are linear in the same φ, so the personal model
+is the current generic one with the head W + V_m, b + v_m: a row like any other. The generic model predicts without the
+shift.
+
+Decisions. V starts at 0, so that the personal model begins as the generic one (the paper starts it like W). A class
+that a client lacks is left out of its balanced softmax; counts are of all its training examples and stay with it.
+(Counted from batches, a class may be missed, and its examples then have an infinite loss.) Nothing of the personal loss
+reaches the body, and the personal logits contain the generic ones; public codes err in both. V takes plain steps with
+the local weight decay, at `personal_lr`, whatever the optimizer of the generic part. The hypernetwork variant is left
+out.
+
+Not private: class counts are in every example's gradient, as in FedLC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Deltas,
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    example_counts,
+    logit_delta,
+    mean_update,
+    option,
+    sgd,
+)
+from kinfed.algorithms.heads import class_counts, required_head
+
+
+@dataclass
+class Client(Tree):
+    v: Tensor  # [n, C, d_f] V, the personal head, never leaves the client
+    v_bias: Tensor | None  # [n, C]; None where the model's head has no bias
+
+
+@dataclass
+class TwoHeads:
+    """The generic loss of a step, and the personal heads' own steps beside it."""
+
+    client: Client  # stepped in place
+    shift: Tensor | None  # [n, C] γ log N_mc; None keeps the cross-entropy
+    rate: float  # of the personal heads
+    decay: float
+
+    def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        if self.rate:
+            self._step_personal(phi, z, batch, rows)
+        return None if self.shift is None else logit_delta(z + self.shift[rows].unsqueeze(1), batch), None
+
+    def _step_personal(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> None:
+        """V ← V − η (∂CE(z + φ V' + v)/∂V + decay · V), and v alike; both at the φ and z of this step."""
+        v, v_bias = self.client.v, self.client.v_bias
+        own = z + torch.bmm(phi, v[rows].mT)
+        delta = logit_delta(own if v_bias is None else own + v_bias[rows].unsqueeze(1), batch)
+        keep = 1 - self.rate * self.decay
+        v[rows] = keep * v[rows] - self.rate * torch.bmm(delta.mT, phi)
+        if v_bias is not None:
+            v_bias[rows] = keep * v_bias[rows] - self.rate * delta.sum(1)
+
+
+@dataclass(frozen=True)
+class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+    gamma: float = option(1.0, "γ: strength of balancing in the generic loss; 0 is cross-entropy", ge=0)
+    personal_lr: float | None = option(
+        None, "rate of the personal head; the common lr where none is given", ge=0, tune=Range(1e-3, 1.0)
+    )
+    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+
+    averages = ("delta",)
+
+    def check(self, task: Task, population: Population) -> None:
+        required_head("Fed-RoD", task)
+
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        head = task.head
+        v = torch.zeros(len(data), head.outputs, head.inputs, device=task.device)
+        return Client(v, None if head.dense.bias is None else torch.zeros_like(v[..., 0]))
+
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
+
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+        training, new = self.training, client.clone()
+        own = training if not self.personal_lr else replace(training, lr=self.personal_lr)
+        rate = 0.0 if self.personal_lr == 0 else own.rate(data.round)
+        shift = None
+        if self.gamma:
+            shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
+        cut = TwoHeads(new, shift, rate, training.weight_decay)
+        u = sgd(task, down.w, data.train.batches(training), cut=cut)
+        return new, DeltaUp(u - down.w, example_counts(self.weights, data))
+
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        return ModelState(server.w + mean_update(up.delta, up.count))
+
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
+        weight, bias = task.head.split(down.w)
+        own = None if bias is None or client.v_bias is None else bias + client.v_bias
+        return task.head.join(down.w, weight + client.v, own)  # W + V_m, b + v_m
+
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile | None:
+        if not self.gamma:
+            return None
+        return PrivacyProfile(None, impossible="its numbers of examples by class, as the shift of a loss,")

@@ -1,0 +1,120 @@
+"""Fed-RoD: balanced softmax for the generic model, a personal head beside it; FedAvg as its limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from method_bench import (
+    ALL,
+    LR,
+    WORKS,
+    by_hand,
+    close,
+    cut_gradient,
+    deep,
+    features,
+    models,
+    run,
+    server,
+    state,
+    weighted,
+)
+from torch import Tensor, nn
+
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.fedrod import Client, FedRoD, TwoHeads
+from kinfed.algorithms.heads import class_counts
+from kinfed.data.batches import Batch, LocalTraining
+from kinfed.testing import Bench
+
+
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_without_balance_and_personal_steps_it_is_fedavg(training: LocalTraining) -> None:
+    ours, theirs = run(FedRoD(training, gamma=0.0, personal_lr=0.0)), run(FedAvg(training))
+    assert torch.equal(ours["server.w"], theirs["server.w"])
+    assert torch.equal(ours["personal models"], theirs["server.w"].expand(6, -1))
+
+
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_the_personal_head_leaves_the_generic_model_alone(training: LocalTraining) -> None:
+    ours, theirs = run(FedRoD(training)), run(FedRoD(training, personal_lr=0.0))
+    assert torch.equal(ours["server.w"], theirs["server.w"])
+    assert not torch.equal(ours["personal models"], theirs["personal models"])
+
+
+def test_one_example_by_hand() -> None:
+    """z = (1, 0), counts (3, 1), y = 1, γ = 1: the balanced loss is 2.214283; an absent class has no part in it."""
+    z = torch.tensor([[[1.0, 0.0, 5.0]]])
+    batch = Batch(z, torch.tensor([[1]]), torch.ones(1, 1), torch.tensor([0]))
+    client = Client(torch.zeros(1, 3, 1), torch.zeros(1, 3))
+    cut = TwoHeads(client, torch.tensor([[3.0, 1.0, 0.0]]).log(), rate=0.1, decay=0.0)
+    dz, dphi = cut(torch.ones(1, 1, 1), z, batch, torch.tensor([0]))
+    assert dz is not None
+    assert dphi is None
+    assert float(-(1 + dz[0, 0, 1]).log()) == pytest.approx(2.214283, abs=1e-5)
+    assert float(dz[0, 0, 2]) == 0.0
+    assert float(dz.sum()) == pytest.approx(0.0, abs=1e-6)
+    step = -0.1 * (torch.softmax(z[0, 0], 0) - torch.tensor([0.0, 1.0, 0.0]))
+    assert client.v_bias is not None
+    close(client.v[0, :, 0], step)
+    close(client.v_bias[0], step)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_rounds_by_hand(bias: bool) -> None:
+    """Plain autograd of both losses, with weight decay and a rate of the personal head's own; bytes are FedAvg's."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(*list(deep())[:-1], nn.Linear(3, 3, bias=bias))
+
+    training = replace(ALL.with_steps(2), weight_decay=0.1)
+    with by_hand(FedRoD(training, gamma=0.5, personal_lr=0.3), model=model) as loop:
+        data = loop.pool.federation
+        shift = 0.5 * class_counts(data.cohort(torch.arange(3), seed=0, round=1).train, 3).float().log()
+        v = {m: nn.Linear(3, 3, bias=bias) for m in range(3)}
+        for own in v.values():
+            nn.init.zeros_(own.weight)
+            if bias:
+                nn.init.zeros_(own.bias)
+        for _ in range(2):
+            w, trained = server(loop), []
+            for m in range(3):
+                theta = w
+
+                def balanced(x: Tensor, phi: Tensor, z: Tensor, y: Tensor, m: int = m) -> Tensor:
+                    return nn.functional.cross_entropy(z + shift[m], y)
+
+                optimizer = torch.optim.SGD(v[m].parameters(), lr=0.3, weight_decay=0.1)
+                x, y = data.features.gather(data.train[m]), data.labels[data.train[m]]
+                for _ in range(2):
+                    phi, z = features(loop, theta, x), loop.task.logits(theta[None], x[None])[0]
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(z + v[m](phi), y).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    theta = theta - LR * (cut_gradient(loop, m, theta, balanced) + 0.1 * theta)
+                trained.append(theta)
+            report = loop.round()
+            size = 35 + 9 + 3 * bias
+            assert (report.bytes_down, report.bytes_up) == (3 * 4 * size, 3 * 4 * (size + 1))
+            close(server(loop), weighted(trained), 1e-5)
+            for m in range(3):
+                close(state(loop, m, "v"), v[m].weight.detach(), 1e-5)
+        x = data.features.raw[:5]
+        for m, row in enumerate(models(loop)):
+            wanted = loop.task.logits(server(loop)[None], x[None])[0] + v[m](features(loop, server(loop), x))
+            close(loop.task.logits(row[None], x[None])[0], wanted.detach(), 1e-5)
+
+
+def test_generic_and_personal_models_are_each_better_at_their_own() -> None:
+    """On the skewed clients the personal models fit their clients' classes better than the generic one."""
+    found = Bench(FedRoD(LocalTraining(lr=0.1, batch=8, steps=10))).run(rounds=4)
+    assert float(found["personal loss"].sum()) < float(found["server loss"].sum())
+
+
+def test_counts_in_the_loss_are_not_private() -> None:
+    profile = FedRoD(ALL).privacy(torch.tensor([4]))
+    assert profile is not None
+    assert "numbers of examples by class" in profile.impossible
+    assert FedRoD(ALL, gamma=0.0).privacy(torch.tensor([4])) is None
