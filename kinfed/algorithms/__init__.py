@@ -44,6 +44,7 @@ _add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received mod
 _add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
 _add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
 _add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates divided by the work behind them")
+_add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses weigh more: accuracy spread more evenly")
 _add(
     "fedavg_data",
     "fedavg_data:FedAvgData",
