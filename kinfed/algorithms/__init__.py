@@ -88,6 +88,7 @@ _add("apfl", "apfl:APFL", "APFL", "own and global model mixed in a learned propo
 _add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
 _add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
 _add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
+_add("fedbabu", "fedbabu:FedBABU", "FedBABU", "shared base trained under a fixed random head; fine-tuned at the end")
 _add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
 _add("fedbn", "fedbn:FedBN", "FedBN", "own normalization layers, everything else shared")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
