@@ -108,6 +108,12 @@ _add(
     "MOCHA, deep variant",
     "own models held near the mean of all (what papers call MOCHA on networks)",
 )
+_add(
+    "mrmtl",
+    "mrmtl:MRMTL",
+    "MR-MTL",
+    "own models held near the mean of all clients' models: one training per round, which suits privacy",
+)
 _add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
 _add(
     "cgpfl",
