@@ -44,6 +44,7 @@ _add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received mod
 _add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
 _add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
 _add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates divided by the work behind them")
+_add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses weigh more: accuracy spread more evenly")
 _add(
     "fedavg_data",
     "fedavg_data:FedAvgData",
@@ -87,6 +88,7 @@ _add("apfl", "apfl:APFL", "APFL", "own and global model mixed in a learned propo
 _add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
 _add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
 _add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
+_add("fedbabu", "fedbabu:FedBABU", "FedBABU", "shared base trained under a fixed random head; fine-tuned at the end")
 _add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
 _add("fedbn", "fedbn:FedBN", "FedBN", "own normalization layers, everything else shared")
 _add("fedsa_lora", "personal_adapters:PersonalAdapters", "FedSA-LoRA", "adapters: A shared, B of one's own")
@@ -120,6 +122,12 @@ _add(
     "mocha_deep:MochaDeep",
     "MOCHA, deep variant",
     "own models held near the mean of all (what papers call MOCHA on networks)",
+)
+_add(
+    "mrmtl",
+    "mrmtl:MRMTL",
+    "MR-MTL",
+    "own models held near the mean of all clients' models: one training per round, which suits privacy",
 )
 _add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
 _add(

@@ -1,0 +1,90 @@
+"""MR-MTL: models of one's own, held near the mean of all clients' models.
+
+Liu, Hu, Wu, Smith: On Privacy and Personalization in Cross-Silo Federated Learning, NeurIPS 2022, Algorithm 1 (mean-
+regularized multi-task learning).
+
+    min  Σ_m f_m(θ_m) + (λ/2) ‖θ_m − w‖²,      w = (1/N) Σ_m θ_m
+
+    client m:  θ_m by local steps of f_m + (λ/2) ‖· − w‖² from its own θ_m;      server: w ← w + (1/N) Σ_A change of θ_m
+
+λ = 0 is local training, bit for bit. One model is trained where Ditto trains two, so that a batch costs one gradient:
+under differential privacy less noise, which is the paper's point. There the pull is added to the noisy gradient, as it
+depends on no example; the authors' code clips it with each example's gradient.
+
+The server adds changes to w and divides by all N clients, so that w is the mean of everybody's current model whoever
+took part (the authors call all clients in every round, where it is the same). All begin at w. Clients weigh equally.
+`mocha_deep` with lam1 = 0 and lam2 = λ/2 is the same recursion; it does not send running statistics (of BatchNorm,
+say) and has no server model. Here they are part of the mean, and the pull leaves them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    ConfigError,
+    DeltaUp,
+    ModelDown,
+    ModelState,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    gradient_steps,
+    option,
+    sgd,
+)
+
+
+@dataclass
+class Client(Tree):
+    theta: Tensor  # [n, P] own model
+
+
+@dataclass(frozen=True)
+class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
+    lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 3.0))
+
+    averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.training.lr * self.lam < 2:
+            raise ConfigError(
+                f"MR-MTL's step is unstable for lr * lam >= 2; got {self.training.lr} * {self.lam}; lower one of them"
+            )
+
+    def init_server(self, task: Task, population: Population) -> ModelState:
+        return ModelState(task.init(population.seed))
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        return Client(task.init(data.seed).expand(len(data), -1))
+
+    def download(self, server: ModelState, ids: Tensor) -> ModelDown:
+        return ModelDown(server.w.expand(len(ids), -1))
+
+    def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
+        pull = (self.lam, down.w) if self.lam else None
+        theta = sgd(task, client.theta, data.train.batches(self.training), pull=pull)  # ∇f(θ) + λ (θ − w)
+        return Client(theta), DeltaUp(theta - client.theta, None)
+
+    def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
+        change = up.delta.sum(0, dtype=torch.float64) / round.population.num_clients
+        return ModelState(server.w + change.to(server.w.dtype))
+
+    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
+        return client.theta
+
+    def server_models(self, server: ModelState) -> ServerModels:
+        return ServerModels(server.w[None])
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return gradient_steps(self.training.num_steps(count))

@@ -1,0 +1,80 @@
+"""FedBABU: the head stays to the bit, an empty one is FedAvg, and fine-tuning trains what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from method_bench import ALL, LR, WORKS, by_hand, close, deep, gradient, models, run, server, weighted
+
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.fedbabu import FedBABU
+from kinfed.data.batches import LocalTraining
+from kinfed.errors import ConfigError
+
+HARD = WORKS["momentum and decay"]
+HEAD = slice(35, 47)  # layer "5" of the deep model
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_an_empty_head_is_fedavg(work: str) -> None:
+    ours, theirs = run(FedBABU(WORKS[work], head_layers=0, tune_steps=0)), run(FedAvg(WORKS[work]))
+    assert torch.equal(ours["server.w"], theirs["server.w"])
+
+
+def test_the_head_stays_to_the_bit_under_momentum_and_weight_decay() -> None:
+    with by_hand(FedBABU(HARD, tune_steps=0), model=deep) as loop:
+        start = server(loop)
+        for _ in range(3):
+            loop.round()
+        assert torch.equal(server(loop)[HEAD], start[HEAD])
+        assert bool((server(loop)[:35] != start[:35]).all())
+        for personal in models(loop):
+            assert torch.equal(personal, server(loop))
+
+
+def test_a_round_by_hand() -> None:
+    with by_hand(FedBABU(ALL), model=deep) as loop:
+        w = server(loop)
+        wanted = w - LR * weighted([gradient(loop, m, w) for m in range(3)])
+        wanted[HEAD] = w[HEAD]
+        report = loop.round()
+        close(server(loop), wanted)
+        assert (report.bytes_down, report.bytes_up) == (3 * 35 * 4, 3 * (35 + 1) * 4)
+
+
+@pytest.mark.parametrize(("part", "moves"), [("full", (True, True)), ("head", (False, True)), ("body", (True, False))])
+def test_fine_tuning_trains_its_part_of_everybodys_model(part: Any, moves: tuple[bool, bool]) -> None:
+    """One step of all examples by hand, also of clients that never trained."""
+    with by_hand(FedBABU(ALL, tune_part=part, tune_steps=1, tune_lr=0.2), model=deep, participation=0.34) as loop:
+        loop.round()
+        w = server(loop)
+        for m, personal in enumerate(models(loop)):
+            step = 0.2 * gradient(loop, m, w)
+            if not moves[0]:
+                step[:35] = 0
+            if not moves[1]:
+                step[HEAD] = 0
+            close(personal, w - step)
+
+
+def test_tuned_models_are_better_where_clients_differ() -> None:
+    training = LocalTraining(batch=5, steps=5, lr=0.1)
+    tuned, plain = (run(FedBABU(training, tune_steps=steps), 6) for steps in (20, 0))
+    assert float(tuned["personal correct"].sum()) > float(plain["personal correct"].sum())
+    assert torch.equal(tuned["server.w"], plain["server.w"])
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="whole model"), by_hand(FedBABU(ALL, head_layers=3), model=deep):
+        pass
+    with (
+        pytest.raises(ConfigError, match="there is no head"),
+        by_hand(FedBABU(ALL, head_layers=0, tune_part="head"), model=deep),
+    ):
+        pass
+    assert FedBABU(replace(ALL, steps=3), tune_steps=4).privacy(torch.tensor([5])).per_personalization == {
+        1: torch.tensor([4])
+    }
