@@ -114,6 +114,17 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
     traits = frozenset({"no momentum"})
     averages = "also sends mean features, each once, which the server adds up over rounds"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._personal_rate(1)  # or a rate below lr_floor would be refused in the first round only
+
+    def _personal_rate(self, round: int) -> float:
+        """The rate of z̄ in a round; it decays as the common one does."""
+        if self.personal_lr == 0:
+            return 0.0
+        own = self.training if self.personal_lr is None else replace(self.training, lr=self.personal_lr)
+        return own.rate(round)
+
     def check(self, task: Task, population: Population) -> None:
         head = required_body("FedDBE", task)
         if head.dense.bias is None:
@@ -157,9 +168,7 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
         batches = split.batches(self.training)
         if not self.kappa and self.personal_lr == 0:
             return sgd(task, w, batches), z_bar
-        training = self.training
-        own = training if not self.personal_lr else replace(training, lr=self.personal_lr)
-        own_rate = 0.0 if self.personal_lr == 0 else own.rate(split.round)
+        own_rate = self._personal_rate(split.round)
         head, trainable = task.head, task.trainable
         theta, z_bar, r = w.clone(memory_format=torch.contiguous_format), z_bar.clone(), torch.zeros_like(z_bar)
         for batch, (x, z, mean, center) in each_step(batches, theta, z_bar, r, consensus):
@@ -171,7 +180,7 @@ class FedDBE(Algorithm[Server, Client, Down, Up]):
             assert g_bias is not None  # `check` refuses others
             g_z = torch.einsum("nc,ncd->nd", g_bias, weight)  # ∂CE/∂z̄ = W' Σ_b δ_b
             g_weight += g_bias[..., None] * z[:, None]  # ∂CE/∂W = Σ_b δ_b (φ_b + z̄)'
-            x[:, trainable] -= batches.lr * (g[:, trainable] + training.weight_decay * x[:, trainable])
+            x[:, trainable] -= batches.lr * (g[:, trainable] + self.training.weight_decay * x[:, trainable])
             z -= own_rate * g_z
         return theta, z_bar
 

@@ -94,6 +94,17 @@ class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     averages = ("delta",)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._personal_rate(1)  # or a rate below lr_floor would be refused in the first round only
+
+    def _personal_rate(self, round: int) -> float:
+        """The rate of V in a round; it decays as the common one does."""
+        if self.personal_lr == 0:
+            return 0.0
+        own = self.training if self.personal_lr is None else replace(self.training, lr=self.personal_lr)
+        return own.rate(round)
+
     def check(self, task: Task, population: Population) -> None:
         required_head("Fed-RoD", task)
 
@@ -110,12 +121,10 @@ class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         training, new = self.training, client.clone()
-        own = training if not self.personal_lr else replace(training, lr=self.personal_lr)
-        rate = 0.0 if self.personal_lr == 0 else own.rate(data.round)
         shift = None
         if self.gamma:
             shift = self.gamma * class_counts(data.train, task.head.outputs).to(down.w.dtype).log()
-        cut = TwoHeads(new, shift, rate, training.weight_decay)
+        cut = TwoHeads(new, shift, self._personal_rate(data.round), training.weight_decay)
         u = sgd(task, down.w, data.train.batches(training), cut=cut)
         return new, DeltaUp(u - down.w, example_counts(self.weights, data))
 

@@ -27,6 +27,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedrod import Client, FedRoD, TwoHeads
 from kinfed.algorithms.heads import class_counts
 from kinfed.data.batches import Batch, LocalTraining
+from kinfed.errors import ConfigError
 from kinfed.testing import Bench
 
 
@@ -118,3 +119,8 @@ def test_counts_in_the_loss_are_not_private() -> None:
     assert profile is not None
     assert "numbers of examples by class" in profile.impossible
     assert FedRoD(ALL, gamma=0.0).privacy(torch.tensor([4])) is None
+
+
+def test_a_rate_below_the_floor_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="lr_floor must lie between"):
+        FedRoD(replace(ALL, lr_floor=0.05), personal_lr=0.01)

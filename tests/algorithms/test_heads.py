@@ -8,6 +8,7 @@ from method_bench import ALL, by_hand, linear, quadratic
 
 from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.heads import class_counts
+from kinfed.errors import ConfigError
 from kinfed.testing import tiny_federation
 
 AT_LOGITS = ("fedlc", "fedntd", "fedrod")
@@ -18,7 +19,7 @@ AT_FEATURES = ("moon", "fedproto", "feddbe")
 def test_a_model_without_a_last_linear_layer_is_refused(name: str) -> None:
     title = ALGORITHMS[name].title
     with (
-        pytest.raises(Exception, match=f"{title} .* last linear layer of a model, which this one lacks"),
+        pytest.raises(ConfigError, match=f"{title} .* last linear layer of a model, which this one lacks"),
         quadratic(make_algorithm(name, ALL)),
     ):
         pass
@@ -28,7 +29,7 @@ def test_a_model_without_a_last_linear_layer_is_refused(name: str) -> None:
 def test_features_that_nobody_trains_are_refused(name: str) -> None:
     title = ALGORITHMS[name].title
     with (
-        pytest.raises(Exception, match=f"{title} .* trains no layer but '1': its features are fixed"),
+        pytest.raises(ConfigError, match=f"{title} .* trains no layer but '1': its features are fixed"),
         by_hand(make_algorithm(name, ALL), model=linear),
     ):
         pass
