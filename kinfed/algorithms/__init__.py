@@ -156,6 +156,14 @@ _add(
     "FedFomo-MA",
     "FedFomo judging averages with and without each model",
 )
+_add("fedamp", "fedamp:FedAMP", "FedAMP", "own models held near a mix of those that are close to them")
+_add(
+    "heurfedamp",
+    "fedamp:FedAMP",
+    "HeurFedAMP",
+    "FedAMP with weights by the cosines of models",
+    preset={"attention": "cosine"},
+)
 _add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
 _add(
     "selffl_init",

@@ -26,7 +26,7 @@ from kinfed.algorithms.base import (
 )
 from kinfed.algorithms.candidates import best_fit, mean_losses
 from kinfed.core import rng
-from kinfed.core.kernels import weighted_mean, weighted_sum
+from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
@@ -68,6 +68,7 @@ __all__ = [
     "Weights",
     "best_fit",
     "by_autograd",
+    "cosines",
     "cross_entropy",
     "each_step",
     "example_counts",
@@ -82,6 +83,7 @@ __all__ = [
     "option",
     "option_values",
     "own_or_server",
+    "pairwise_squared_distances",
     "parse_patterns",
     "rng",
     "separable",

@@ -49,8 +49,9 @@ from kinfed.algorithms.partial import Down, Up
 
 @dataclass
 class Server(Tree):
-    w: Tensor  # [P] the base under head₀
-    is_head: Tensor  # [P] bool: the columns that stay and never travel
+    shared: Tensor  # [G] the base
+    head: Tensor  # [P − G] head₀, which stays and never travels
+    is_head: Tensor  # [P] bool: its columns
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ class FedBABU(Algorithm[Server, Nothing, Down, Up]):
         return self.split(task).shared_mask
 
     def init_server(self, task: Task, population: Population) -> Server:
-        return Server(task.init(population.seed), self.split(task).own_mask)
+        split, start = self.split(task), task.init(population.seed)
+        return Server(split.take_shared(start).clone(), split.take_own(start).clone(), split.own_mask)
 
     def download(self, server: Server, ids: Tensor) -> Down:
-        return Down(ColumnSplit.from_mask(server.is_head).take_shared(server.w).expand(len(ids), -1))
+        return Down(server.shared.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Nothing, down: Down, data: Cohort) -> tuple[Nothing, Up]:
         split = self.split(task)
@@ -98,9 +100,7 @@ class FedBABU(Algorithm[Server, Nothing, Down, Up]):
         return split.join(head.expand(len(down.shared), -1), down.shared)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        split = ColumnSplit.from_mask(server.is_head)
-        shared = split.take_shared(server.w) + mean_update(up.delta, up.count)
-        return Server(split.join(split.take_own(server.w), shared), server.is_head)
+        return Server(server.shared + mean_update(up.delta, up.count), server.head, server.is_head)
 
     def personalize(self, task: Task, client: Nothing, down: Down, data: Cohort) -> Tensor:
         split = self.split(task)
@@ -111,7 +111,7 @@ class FedBABU(Algorithm[Server, Nothing, Down, Up]):
         return sgd(task, theta, data.train.batches(self._tuning, stream="adapt"), mask=masks[self.tune_part])
 
     def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
+        return ServerModels(ColumnSplit.from_mask(server.is_head).join(server.head, server.shared)[None])
 
     @property
     def _tuning(self) -> LocalTraining:
