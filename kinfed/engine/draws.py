@@ -10,7 +10,7 @@ caught where torch dispatches them, also inside LSTM and attention.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MethodType
 from typing import Any
 
@@ -96,7 +96,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws_globally(func, args, kwargs):
+        if not _may_draw(func) or not _draws_globally(func, args, kwargs):
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         if self._draws is None:
@@ -112,6 +112,11 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
             )
         self.operations.add(name)
         return keyed(*args, **{**kwargs, "generator": self._draws.next()})
+
+
+@cache  # every operation of a forward pass is asked, and torch makes a new list of tags each time
+def _may_draw(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _draws_globally(func: Any, args: Any, kwargs: Any) -> bool:
