@@ -51,7 +51,7 @@ class Client(Tree):
 
 @dataclass(frozen=True)
 class MRMTL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
-    lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 3.0))
+    lam: float = option(0.5, "λ: how firmly own models are held near the mean of all", ge=0, tune=Range(1e-2, 1.9))
 
     averages = "follows the mean of all models by adding up their changes (what is left out once is missing for ever)"
 

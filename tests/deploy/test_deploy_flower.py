@@ -127,7 +127,8 @@ def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(endings: Mapping[
     ending = endings["killed processes"].result()
     assert "Failed to activate SuperNode" in ending.refusal
     assert "SuperNode ID" not in ending.refusal  # it never got one
-    assert ending.said.count("it says that it is b, with key") == 2  # once in each of the two runs
+    # Once in each of the two runs, and where the log says who is awaited and what was last heard.
+    assert ending.said.count("it says that it is b, with key") >= 2
     assert "Receiving: query.hello message" in ending.forger
     assert "Receiving: train message" not in ending.forger
     assert "resumed after round 2" in ending.said

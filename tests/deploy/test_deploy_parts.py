@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from kinfed.algorithms import ALGORITHMS, changes_data, make_algorithm
@@ -27,6 +28,7 @@ from kinfed.deploy.node_data import NodeSettings, load_client_data
 from kinfed.deploy.node_pool import sample_update
 from kinfed.deploy.settings import SETTINGS, Deployment
 from kinfed.deploy.vault import Vault
+from kinfed.engine.lora import lora
 from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError, StorageError
@@ -238,6 +240,11 @@ def sends() -> dict[str, str]:
     return dict(line.strip().split(maxsplit=1) for line in lines[1:])
 
 
+def adapted() -> nn.Module:
+    """With the two adapters that some methods look for."""
+    return lora(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), targets="0", rank=1, train="1", pair=True)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
     options = {"own": "*.bias"} if name == "fedbn" else {}  # the model has no normalization layers
@@ -245,7 +252,7 @@ def test_updates_hold_nothing_but_what_the_list_says(name: str) -> None:
     if changes_data(algorithm):
         assert sends()[name].startswith("refused")
         return
-    task = make_task(lambda: build_model("mlr", roster.shape, 2, {}))
+    task = make_task(adapted if name in ("fedsa_lora", "feddpa") else lambda: build_model("mlr", roster.shape, 2, {}))
     server = algorithm.init_server(task, roster.population(0, 1.0))
     update = sample_update(algorithm, task, server, roster, 2)
     listed = [] if sends()[name] == "nothing" else sends()[name].split(", ")

@@ -17,7 +17,10 @@ from kinfed.runs import experiment
 from kinfed.runs.config import make_config
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
-pytestmark = pytest.mark.flower
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif("KINFED_TEST_TRIAL" not in os.environ, reason="takes two minutes: set KINFED_TEST_TRIAL=1"),
+]
 
 PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "60"))  # seconds; more on a machine that is busy otherwise
 SETTINGS = {"dataset": "digits", "model": "mlr", "rounds": 2, "steps": 2}

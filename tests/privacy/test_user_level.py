@@ -41,7 +41,7 @@ from kinfed.runs.tune import tune
 from kinfed.server.loop import Loop
 from kinfed.server.robust import Median
 from kinfed.server.schedule import Schedule
-from kinfed.testing import tiny_federation, tiny_model
+from kinfed.testing import Bench, tiny_federation, tiny_model
 
 pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
 
@@ -197,7 +197,7 @@ def loop(
     data, schedule = tiny_federation(SIZES) if data is None else data, schedule or Schedule(0.5)
     if "needs validation" in algorithm.traits:
         data = data.with_validation(0.25, 0)
-    task, population, level = make_task(tiny_model), data.population(0), None
+    task, population, level = make_task(Bench(algorithm).model), data.population(0), None
     if privacy is not None:
         template = update_template(algorithm, task, data, algorithm.init_server(task, population))
         assert not isinstance(algorithm.averages, str)

@@ -266,7 +266,7 @@ def test_a_warm_start_is_made_once(tmp_path: Path, data: Federation, monkeypatch
     [
         ({"validation": 0.0}, 2, "never chosen on test data"),
         ({}, 0, "trials must be at least 1"),
-        ({"dp_noise": 1.0}, 2, "dp settings"),
+        ({"dp_noise": 1.0}, 2, "dp_ and user_ settings"),
         ({"algorithms": {"ditto": {"lam": 100}}}, 2, "unstable"),
         ({"algorithms": "fedavg,mocha", "model": "mlp"}, 2, "linear models"),
     ],
