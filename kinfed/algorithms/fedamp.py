@@ -82,7 +82,7 @@ class Up(Tree):
 class FedAMP(Algorithm[Server, Client, Down, Up]):
     attention: Literal["distance", "cosine"] = option("distance", "what makes models close: FedAMP's, or HeurFedAMP's")
     lam: float = option(
-        1.0, "λ: own models are held near the mix by λ/α; 0 is local training", ge=0, tune=Range(0.01, 10)
+        1.0, "λ: own models are held near the mix by λ/α; 0 is local training", ge=0, tune=Range(0.01, 1.9)
     )
     alpha: float = option(1.0, "α: step of the mix", gt=0)
     sigma: float = option(1.0, "σ: distance at which models stop to count, for distances", gt=0, tune=Range(0.1, 10))
