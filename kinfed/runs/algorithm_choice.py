@@ -15,6 +15,7 @@ from kinfed.core.registries import registry_of
 from kinfed.runs.plain_values import plain
 
 METHOD = "method"  # the key that names the algorithm among its options
+OPTIONAL = "optional"  # the key of what "all" names: where it cannot run on this model and data it is left out
 
 
 def parse_algorithms(value: Any) -> dict[str, dict[str, Any]]:
@@ -29,13 +30,22 @@ def parse_algorithms(value: Any) -> dict[str, dict[str, Any]]:
     return {label: _options(label, choice) for label, choice in choices.items()}
 
 
+def split_choice(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool]:
+    """The name of an algorithm, its options, and whether it is left out where it cannot run."""
+    options = {name: value for name, value in choice.items() if name not in (METHOD, OPTIONAL)}
+    return choice[METHOD], options, bool(choice.get(OPTIONAL, False))
+
+
 def _is_object(value: Any) -> bool:
     return not isinstance(value, str | Mapping | Iterable)
 
 
 def _from_list(items: Any) -> dict[str, Any]:
-    """ "all" stands for every registered algorithm, "-mocha" leaves one out, "weak=ditto" gives a label."""
-    listed = [name for item in items for name in (registry_of("algorithm") if item == "all" else [item])]
+    """ "all" stands for every other registered algorithm that can run, "-mocha" leaves one out, "weak=ditto" gives a
+    label."""
+    named = list(items)
+    others = [name for name in registry_of("algorithm") if name not in named]
+    listed = [name for item in named for name in (others if item == "all" else [item])]
     excluded = {item[1:] for item in listed if isinstance(item, str) and item.startswith("-")}
     choices: dict[str, Any] = {}
     for item in listed:
@@ -45,7 +55,7 @@ def _from_list(items: Any) -> dict[str, Any]:
             label, _, method = item.partition("=")
             if label in choices:
                 raise ValueError("a method is listed twice; give variants labels of their own: weak=ditto,strong=ditto")
-            choices[label] = {METHOD: method or label}
+            choices[label] = {METHOD: method or label} | ({} if item in named else {OPTIONAL: True})
     if unknown := excluded - choices.keys():
         raise ValueError(f"{', '.join(sorted(unknown))} cannot be left out of what is not listed")
     return {label: choice for label, choice in choices.items() if label not in excluded}

@@ -131,7 +131,8 @@ class RunConfig(BaseModel):
     warm_start: int = setting(0, MODEL, "Rounds of FedAvg before every method.", ge=0)
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(parse_algorithms)] = setting(
         lambda: list(DEFAULT_ALGORITHMS), METHODS,
-        "Methods, e.g. local,fedavg,weak=ditto, or all,-mocha (kinfed list algorithms).", registry="algorithm",
+        "Methods, e.g. local,fedavg,weak=ditto, or all,-mocha: all that can run here but one (kinfed list algorithms).",
+        registry="algorithm",
     )  # fmt: skip
     rounds: int = setting(40, ROUNDS, "Communication rounds.", ge=1)
     participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")

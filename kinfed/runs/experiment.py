@@ -29,13 +29,14 @@ from kinfed.data.federation import Federation, Population
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
 from kinfed.engine.models import Builder
 from kinfed.engine.task import ModuleTask, Task
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.user_level import UserLevel, update_template
+from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
 from kinfed.runs.build import build_federation, build_task, example_batch
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
@@ -95,8 +96,9 @@ def run(
             return experiment.execute(None)
         contents = experiment.contents()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-        identity = config.fingerprint(contents)
-        with RunFolder.open(out, config.dump(), identity, contents=contents, resume=resume) as folder:
+        identity = experiment.config.fingerprint(contents)
+        settings = experiment.config.dump()
+        with RunFolder.open(out, settings, identity, contents=contents, resume=resume) as folder:
             if folder.version_change:
                 experiment.observer.note(folder.version_change)
             return experiment.execute(folder)
@@ -129,12 +131,42 @@ class Experiment:
         self._activations: dict[str, tuple[ModuleTask, Features]] = {}  # by the examples that they are of
         self._cluster: RayCluster | None = None
         self._starts: dict[int, CommonStart] = {}
-        self.algorithms = {
-            label: make_algorithm(
-                options["method"], config.training, {k: v for k, v in options.items() if k != "method"}
-            )
-            for label, options in config.algorithms.items()
-        }
+        self.left_out: dict[str, str] = {}  # of "all", what cannot run here, and why
+        self.algorithms = self._make_algorithms()
+        if any(choice.get(OPTIONAL) for choice in config.algorithms.values()):
+            self._leave_out_what_cannot_run()
+
+    def _make_algorithms(self) -> dict[str, AnyAlgorithm]:
+        algorithms = {}
+        for label, choice in self.config.algorithms.items():
+            name, options, is_optional = split_choice(choice)
+            try:
+                algorithms[label] = make_algorithm(name, self.config.training, options)
+            except ConfigError as error:
+                if not is_optional:
+                    raise
+                self.left_out[label] = str(error)
+        return algorithms
+
+    def _leave_out_what_cannot_run(self) -> None:
+        """The configuration without what "all" names and this model, these data or settings do not admit."""
+        self.task()  # what is wrong with data and model is no algorithm's fault
+        share = self._validation_share()
+        for label, choice in self.config.algorithms.items():
+            if choice.get(OPTIONAL) and label in self.algorithms:
+                try:
+                    self._check_algorithm(label)
+                except KinfedError as error:
+                    self.left_out[label] = str(error)
+                    del self.algorithms[label]
+        if not self.algorithms:
+            first, reason = next(iter(self.left_out.items()))
+            raise ConfigError(f"no algorithm can run with these settings; {first}: {reason}")
+        if self._validation_share() != share:
+            self._data.clear()
+        chosen = {label: split_choice(self.config.algorithms[label]) for label in self.algorithms}
+        algorithms = {label: {METHOD: name, **options} for label, (name, options, _) in chosen.items()}
+        self.config = self.config.model_copy(update={"algorithms": algorithms})
 
     def contents(self) -> dict[str, str]:
         """What decides results and is not written in the configuration, as digests by a name that a reader understands:
@@ -152,15 +184,18 @@ class Experiment:
     def federation(self, seed: int) -> Federation:
         if seed not in self._data:
             made = build_federation(self.config, seed) if self._given is None else self._given
-            share = self.config.validation
-            if share == "auto":
-                share = 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
+            share = self._validation_share()
             if share and not int(made.val.count.sum()):
                 made = made.with_validation(share, seed)
             if self.config.foreign_targets:
                 made = made.with_foreign_targets(seed)
             self._data[seed] = made
         return self._data[seed]
+
+    def _validation_share(self) -> float:
+        if self.config.validation != "auto":
+            return self.config.validation
+        return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
 
     def task(self) -> ModuleTask:
         if self._task is not None:
@@ -193,34 +228,38 @@ class Experiment:
 
     def check(self) -> None:
         """Refuse the last method's settings before the first one runs."""
-        task, rule = self.task(), self.config.robust_rule
+        for label in self.algorithms:
+            self._check_algorithm(label)
+
+    def _check_algorithm(self, label: str) -> None:
+        algorithm, rule = self.algorithms[label], self.config.robust_rule
         for seed in self.config.seeds:
             clients = self.federation(seed).population(seed, self.config.participation)
-            for algorithm in self.algorithms.values():
-                check_algorithm_settings(algorithm, task, clients)
-                if rule is not None:
-                    check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
-                if algorithm.training.augment is not None:
-                    augmentation(algorithm.training.augment, self.federation(seed).features.shape)
-        self._check_privacy()
+            check_algorithm_settings(algorithm, self.task(), clients)
+            if rule is not None:
+                check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
+            if algorithm.training.augment is not None:
+                augmentation(algorithm.training.augment, self.federation(seed).features.shape)
+        self._check_privacy(label)
 
-    def _check_privacy(self) -> None:
+    def _check_privacy(self, label: str) -> None:
         privacy, user_privacy = self.config.privacy, self.config.user_privacy
         if privacy is None and user_privacy is None:
             return
         import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
 
-        for label, algorithm in self.algorithms.items():
-            if user_privacy is not None:
-                user_privacy.check(label, algorithm, self.task())
-            if privacy is not None:
-                for seed in self.config.seeds:
-                    privacy.check(label, algorithm, self.federation(seed))
+        algorithm = self.algorithms[label]
+        if user_privacy is not None:
+            user_privacy.check(label, algorithm, self.task())
+        if privacy is not None:
+            for seed in self.config.seeds:
+                privacy.check(label, algorithm, self.federation(seed))
 
     def execute(self, folder: RunFolder | None) -> RunResult:
         """Run everything; what the folder holds already is taken up where it ends."""
         results: list[MethodResult] = []
-        self._check_privacy()
+        for label in self.algorithms:
+            self._check_privacy(label)
         if folder is not None:
             own = None if self._model is None else type(self.task().module).__name__
             save_layout(folder.path, own or self.config.model.name, self.task())
@@ -239,7 +278,7 @@ class Experiment:
         """What a reader should know about the data and their privacy; other seeds say the same in other numbers."""
         data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
         user_privacy, sampling = self.config.user_privacy, self.config.schedule.client_sampling(data.num_clients)
-        for note in data.notes:
+        for note in (*self.left_out_notes(), *data.notes):
             self.observer.note(note)
         if note := self._note_on_calls(data.num_clients):
             self.observer.note(note)
@@ -251,6 +290,9 @@ class Experiment:
             for label, algorithm in self.algorithms.items():
                 for note in user_privacy.notes(label, algorithm, data.num_clients, sampling):
                     self.observer.note(note)
+
+    def left_out_notes(self) -> list[str]:
+        return [f"{label} is left out: {reason}" for label, reason in self.left_out.items()]
 
     def _note_on_calls(self, num_clients: int) -> str:
         """That clients are called seldom, where they are."""

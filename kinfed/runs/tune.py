@@ -140,6 +140,8 @@ def tune(
             "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp_ and "
             "user_ settings on data that may be used so, then run with them"
         )
+    experiment = Experiment(config, federation, model, NullObserver(), should_stop)
+    config = experiment.config
     spaces = {
         label: space_of(
             options["method"], options, (ranges or {}).get(label), options.get("optimizer", config.optimizer)
@@ -149,7 +151,6 @@ def tune(
     for label in ranges or {}:
         if label not in spaces:
             raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
-    experiment = Experiment(config, federation, model, NullObserver(), should_stop)
     for seed in config.seeds:
         if not int(experiment.federation(seed).val.count.sum()):
             raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
@@ -159,8 +160,9 @@ def tune(
     contents = experiment.contents()
     identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
     with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
-        if observer is not None and folder.version_change:
-            observer.note(folder.version_change)
+        for note in (*experiment.left_out_notes(), folder.version_change):
+            if observer is not None and note:
+                observer.note(note)
         job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
         with _quiet_optuna():
             methods = [job.tune(label, space) for label, space in spaces.items()]

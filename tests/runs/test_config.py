@@ -124,6 +124,9 @@ def test_all_methods_but_some() -> None:
     assert list(every) == list(ALGORITHMS)
     fewer = make_config(None, {"algorithms": "all,-mocha,weak=ditto"}).algorithms
     assert set(fewer) == (set(ALGORITHMS) | {"weak"}) - {"mocha"}
+    named = make_config(None, {"algorithms": "all,mocha"}).algorithms
+    assert set(named) == set(ALGORITHMS)
+    assert [label for label, choice in named.items() if "optional" not in choice] == ["mocha"]
     with pytest.raises(ConfigError, match="mocah cannot be left out"):
         make_config(None, {"algorithms": "all,-mocah"})
 

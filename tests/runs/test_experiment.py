@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import kinfed
+from kinfed.algorithms import ALGORITHMS
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import same_results
@@ -199,6 +200,55 @@ def test_simulate_gives_a_round_iterator_and_no_thread_stays() -> None:
         assert [report.round for report in loop.rounds(3)] == [1, 2, 3]
         assert loop.evaluate().personal is not None
     assert threading.active_count() == before
+
+
+class Notes(NullObserver):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_all_means_what_can_run_here(tmp_path: Path) -> None:
+    """On a plain network; the run's record holds what was run, so that it resumes from its folder and from "all"."""
+    settings = SMALL | {"algorithms": "all", "rounds": 1, "seeds": (0,), "steps": 1, "lr": 0.5}
+    everything = make_config(None, settings)
+    heard = Notes()
+    experiment = Experiment(everything, None, None, heard, lambda: False)
+    assert {"fedbn", "fedsa_lora", "ffa_lora", "feddpa", "pfedme"} <= set(experiment.left_out)  # pFedMe: lr * lam > 1
+    assert {"local", "fedavg", "mocha", "scaffold"} <= set(experiment.algorithms)
+    assert "the model has none" in experiment.left_out["fedbn"]
+    few = ",".join(f"-{name}" for name in experiment.algorithms if name not in ("local", "fedfomo"))
+    result = kinfed.run(**{**settings, "algorithms": f"all,{few}"}, out=tmp_path / "run", observer=heard)
+    assert [r.label for r in result.results] == ["local", "fedfomo"]
+    assert set(read_config(tmp_path / "run").algorithms) == {"local", "fedfomo"}
+    assert any(note.startswith("fedbn is left out: ") for note in heard.notes)
+    kinfed.run(**{**settings, "algorithms": f"all,{few}"}, out=tmp_path / "run", resume=True)
+    kinfed.run(read_config(tmp_path / "run"), out=tmp_path / "run", resume=True)
+
+
+def test_what_is_left_out_decides_nothing_about_the_data() -> None:
+    """Validation examples are set aside for methods that run."""
+    few = ",".join(f"-{name}" for name in ALGORITHMS if name not in ("fedfomo", "local"))
+    settings = SMALL | {"algorithms": f"all,{few}"}
+    refused = make_config(None, settings, sets=("fedfomo.max_gb=1e-9",))
+    left, plain = (
+        Experiment(config, small_federation(), None, NullObserver(), lambda: False)
+        for config in (refused, make_config(None, SMALL | {"algorithms": "local"}))
+    )
+    assert list(left.algorithms) == ["local"]
+    assert left.contents() == plain.contents()
+    assert left.config == plain.config
+
+
+def test_named_methods_are_refused_and_all_of_nothing_too() -> None:
+    for algorithms in ("fedbn,local", "all,fedbn"):
+        with pytest.raises(ConfigError, match="FedBN keeps normalization layers"):
+            kinfed.run(**{**SMALL, "algorithms": algorithms}, out="unused")
+    few = ",".join(f"-{name}" for name in ALGORITHMS if name != "fedbn")
+    with pytest.raises(ConfigError, match="no algorithm can run"):
+        kinfed.run(**{**SMALL, "algorithms": f"all,{few}"})
 
 
 def test_loops_of_other_seeds_leave_the_start_of_a_loop_alone() -> None:
