@@ -104,6 +104,10 @@ _add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each cli
 _add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that keeps what the received model thinks of other classes")
 _add("moon", "moon:MOON", "MOON", "FedAvg with features drawn to the received model's, away from the last own ones")
 _add("fedproto", "fedproto:FedProto", "FedProto", "own models; mean features of every class are shared")
+_add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features below, heads mixed from those of similar clients on top")
+_add(
+    "fedas", "fedas:FedAS", "FedAS", "FedPer that aligns received bodies with own features; averages by Fisher weights"
+)
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
 _add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")

@@ -42,7 +42,7 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import required_body
+from kinfed.algorithms.heads import class_means, mean_prototypes, required_body
 
 NEVER = -1e9  # the logit of a class without a prototype: below all others, and finite
 
@@ -115,17 +115,13 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
             cut = PrototypePull(down.prototypes, down.known, self.lam, scale)
         theta = sgd(task, client.theta, data.train.batches(self.training), cut=cut)
         sums = task.class_sums(theta, data.train)
-        means = sums.total / sums.count.clamp_min(1)[..., None]  # C_m,c
+        means = class_means(sums)  # C_m,c
         weight = sums.count if self.weights == "examples" else sums.count > 0
         return Client(theta), Up(means.to(theta.dtype), weight.to(theta.dtype))
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
-        weight = up.weight.to(torch.float64)
-        total = weight.sum(0)  # [C]
-        sums = torch.einsum("nc,ncd->cd", weight, up.prototypes.to(torch.float64))
-        fresh = (sums / total.clamp_min(1)[:, None]).to(server.prototypes.dtype)  # C̄
-        new = total > 0
-        return Server(torch.where(new[:, None], fresh, server.prototypes), server.known | new)
+        prototypes, new = mean_prototypes(up.prototypes, up.weight, server.prototypes)  # C̄
+        return Server(prototypes, server.known | new)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor | dict[str, Tensor]:
         head = task.head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import ConfigError, Head, Split, Task
+from kinfed.algorithms.facade import ClassSums, ConfigError, Head, Split, Task
 from kinfed.errors import ModelError
 
 
@@ -37,3 +37,19 @@ def class_counts(split: Split, classes: int) -> Tensor:
     position = split.start[owner] + torch.arange(len(owner)) - first[owner]
     place = owner * classes + split.labels[split.rows[position]]
     return split.features.to_device(torch.bincount(place, minlength=len(split.count) * classes).view(-1, classes))
+
+
+def class_means(sums: ClassSums) -> Tensor:
+    """[n, C, d_f] float64: a client's mean feature of every class; zeros for classes that it lacks."""
+    return sums.total / sums.count.clamp_min(1)[..., None]
+
+
+def mean_prototypes(prototypes: Tensor, weight: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """([C, d_f], [C] bool): the mean over clients of what they sent for every class, prototypes [n, C, d_f] by weight
+    [n, C], and which classes anyone sent; the others keep their `last` [C, d_f]."""
+    weight = weight.to(torch.float64)
+    total = weight.sum(0)
+    sums = torch.einsum("nc,ncd->cd", weight, prototypes.to(torch.float64))
+    fresh = (sums / total.clamp_min(1)[:, None]).to(last.dtype)
+    new = total > 0
+    return torch.where(new[:, None], fresh, last), new

@@ -81,6 +81,8 @@ ONE_PASS: list[tuple[str, dict[str, Any]]] = [
     ("fedper", {}),
     ("fedrep", {}),
     ("fedbn", {}),
+    ("fedpac", {}),
+    ("fedas", {}),
     ("selffl", {}),
     ("pfedme", {"inner_steps": 1, "lr": 0.05, "momentum": 0.0}),
     ("cgpfl", {"inner_steps": 1, "lr": 0.05, "momentum": 0.0, "contexts": 1}),
