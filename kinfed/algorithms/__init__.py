@@ -85,6 +85,7 @@ _add(
 )
 _add("perfedavg_hf", "perfedavg:PerFedAvg", "Per-FedAvg HF", "Per-FedAvg, Hessian-free", preset={"variant": "hf"})
 _add("apfl", "apfl:APFL", "APFL", "own and global model mixed in a learned proportion")
+_add("fedala", "fedala:FedALA", "FedALA", "FedAvg from a start that mixes own and received model element by element")
 _add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
 _add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
 _add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
@@ -168,6 +169,7 @@ _add(
     "FedAMP with weights by the cosines of models",
     preset={"attention": "cosine"},
 )
+_add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learnt proportions")
 _add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
 _add(
     "selffl_init",

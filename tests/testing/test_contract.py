@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # decide which of them keeps the context's number.
     "cgpfl": {"options": {"contexts": 2}},
     "mocha": {"model": linear_model},
+    "fedala": {"options": {"max_passes": 3}},  # fifty show no more, and take their time
     "fedbn": {"options": {"own": "1"}},  # the usual model has no normalization layers
     # A hypernetwork is trained for hundreds of rounds; in a dozen only larger steps show that it learns.
     "pfedhn": {"options": {"server_lr": 0.1}},
