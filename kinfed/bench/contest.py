@@ -14,7 +14,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.bench.plain_loop import Example, PlainLoop
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
-from kinfed.engine.draws import Draws, KeyedDraws
+from kinfed.engine.draws import Draws
+from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import KinfedError
 from kinfed.pools.local_pool import LocalPool

@@ -4,23 +4,28 @@ Every draw of a training forward is a function of (seed, stream of batches, roun
 so it does not depend on threads, chunks, pools or resumed runs, and two methods that train on the same batch draw the
 same. Two passes over one batch draw the same, too: a finite difference of gradients compares like with like.
 
-`nn.Dropout` layers of working copies ask for their draws themselves, at no cost. All other operations that draw are
-caught where torch dispatches them, also inside LSTM and attention.
+Every draw begins a generator anew: SFC64 for large masks of dropout, which take torch's own generator five times as
+long, more than all else in a small transformer's forward pass, and torch's for anything else. Dropout layers of
+working copies ask for their masks themselves; all other operations that draw are caught
+(kinfed.engine.random_operations).
 """
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed.core import rng
 from kinfed.data.batches import Batch
-from kinfed.errors import ModelError
+from kinfed.engine.random_operations import uncaught
+
+# Of a mask, from which on SFC64 with numpy's calls around it is faster than torch's generator with one call.
+MANY_VALUES = 2048
 
 
 class Draws:
@@ -28,6 +33,10 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device)
+        self._sfc64 = np.random.SFC64()
+        self._sfc64_words = np.zeros(4, np.int64)  # three of state, and a counter
+        self._sfc64_start: Any = {**self._sfc64.state, "state": {"state": self._sfc64_words.view(np.uint64)}}
+        self._uniform = np.random.Generator(self._sfc64).random
         self._step: tuple[Batch, int] | None = None
         self._key: int | None = None  # of the step, once it was drawn from
         self._count = 0
@@ -38,22 +47,36 @@ class Draws:
 
     def next(self) -> torch.Generator:
         """A generator at the start of the next draw."""
-        if self._key is None:
-            self._key = self._key_of_step()
-        self._generator.manual_seed(rng.fold_number(self._key, self._count))
-        self._count += 1
+        self._generator.manual_seed(self._next_key())
         return self._generator
 
-    def _key_of_step(self) -> int:
+    def bernoulli_(self, target: Tensor, p: float = 0.5) -> Tensor:
+        """`target.bernoulli_(p)` as the next draw; of many values, from 24 random bits each, which belong to positions,
+        whatever the order of these in memory."""
+        if target.numel() < MANY_VALUES or target.device.type != "cpu" or not 0 <= p <= 1:
+            with uncaught():
+                return target.bernoulli_(p, generator=self.next())
+        self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
+        self._sfc64.state = self._sfc64_start
+        self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
+        direct = target.dtype == torch.float32 and target.is_contiguous()
+        uniform = target if direct else torch.empty(target.shape)
+        self._uniform(out=uniform.numpy(), dtype=np.float32)
+        return target.lt_(p) if direct else target.copy_(uniform < p)
+
+    def _next_key(self) -> int:
         if self._step is None:
             raise RuntimeError("a model draws outside of a training step")
-        batch, row = self._step
-        return rng.fold_number(_purpose(batch.seed, batch.stream), batch.round, int(batch.ids[row]), batch.step)
+        if self._key is None:
+            batch, row = self._step
+            self._key = rng.fold_number(_key_of(batch.seed, batch.stream, batch.round, int(batch.ids[row])), batch.step)
+        self._count += 1
+        return rng.fold_number(self._key, self._count - 1)
 
 
 @lru_cache(maxsize=64)
-def _purpose(seed: int, stream: str) -> int:
-    return int(rng.root(seed, f"draws-{stream}"))
+def _key_of(seed: int, stream: str, round: int, client: int) -> int:
+    return rng.fold_number(int(rng.root(seed, f"draws-{stream}")), round, client)
 
 
 def prepare_dropout(module: nn.Module, draws: Draws) -> None:
@@ -64,7 +87,7 @@ def prepare_dropout(module: nn.Module, draws: Draws) -> None:
             return x
         if layer.p == 1:
             return x * 0.0
-        mask = torch.empty_like(x).bernoulli_(1 - layer.p, generator=draws.next()).div_(1 - layer.p)
+        mask = draws.bernoulli_(torch.empty_like(x), 1 - layer.p).div_(1 - layer.p)
         return x.mul_(mask) if layer.inplace else x * mask
 
     for layer in module.modules():
@@ -81,61 +104,3 @@ def _dropout_rate(layer: nn.Module) -> float:
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return layer.p
     return layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0.0
-
-
-class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch declares no types here
-    """Inside, operations of this thread that would draw from torch's global generator draw from `draws`.
-
-    Where that is not possible, or where `draws` is None, they are an error. Operations are judged one by one instead
-    of by the generator's state before and after: other threads may draw from it meanwhile."""
-
-    def __init__(self, draws: Draws | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
-        self.operations: set[str] = set()  # names of those that drew
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not _may_draw(func) or not _draws_globally(func, args, kwargs):
-            return func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        if self._draws is None:
-            raise ModelError(
-                f"the model draws random numbers by torch.{name} where none may be drawn: on the way back (by "
-                "torch.utils.checkpoint?), where they cannot be repeated; leave that out"
-            )
-        keyed = _overload_with_generator(func)
-        if keyed is None:
-            raise ModelError(
-                f"the model draws random numbers by torch.{name}, which takes no generator, so runs would not repeat "
-                "or resume; draw with torch.bernoulli, torch.rand or torch.randn instead"
-            )
-        self.operations.add(name)
-        return keyed(*args, **{**kwargs, "generator": self._draws.next()})
-
-
-@cache  # every operation of a forward pass is asked, and torch makes a new list of tags each time
-def _may_draw(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _draws_globally(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw does: one with a generator of its own, with no chance to drop anything, or
-    not in training, leaves the global one alone."""
-    values = {argument.name: argument.default_value for argument in func._schema.arguments}
-    values |= dict(zip(values, args, strict=False)) | kwargs
-    if values.get("generator") is not None or values.get("training") is False:
-        return False
-    return values.get("dropout_p") != 0
-
-
-def _overload_with_generator(func: Any) -> Any:
-    """The operation itself, or its overload with the same other arguments that takes a generator; None without one."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "generator" in names:
-        return func
-    packet = func.overloadpacket
-    for overload in map(packet.__getattr__, packet.overloads()):
-        if sorted(argument.name for argument in overload._schema.arguments) == sorted([*names, "generator"]):
-            return overload
-    return None

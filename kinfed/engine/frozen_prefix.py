@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.features import Features
-from kinfed.engine.draws import KeyedDraws
+from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.task import ModuleTask, upper_task
 from kinfed.errors import ModelError
 

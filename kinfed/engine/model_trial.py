@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
-from kinfed.engine.draws import KeyedDraws
 from kinfed.engine.module_task import ModuleTask
+from kinfed.engine.random_operations import KeyedDraws
 from kinfed.errors import KinfedError, ModelError
 
 # Outputs that differ by more than this share of the largest one are not the same function of an example: rounding
@@ -62,16 +62,16 @@ def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
     x, y = example.clone(), torch.zeros(1, len(example), dtype=torch.int64)
     working.draws.begin(Batch(x[None], y, y.to(torch.float32), torch.zeros(1, dtype=torch.int64)), 0)
     try:
-        with torch.set_grad_enabled(training), KeyedDraws(working.draws) as mode:
+        with torch.set_grad_enabled(training), KeyedDraws(working.draws) as caught:
             z = working.module(x)
     except (KinfedError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the code of a stranger may raise anything
         raise ModelError(_failure(task.module, example, error)) from error
-    if mode.operations and not training:
+    if caught.operations and not training:
         raise ModelError(
-            f"the model draws random numbers by torch.{min(mode.operations)} in evaluation, so that predictions would "
-            "not repeat; draw in training alone: if self.training, or dropout(x, p, self.training)"
+            f"the model draws random numbers by torch.{min(caught.operations)} in evaluation, so that predictions "
+            "would not repeat; draw in training alone: if self.training, or dropout(x, p, self.training)"
         )
     if not torch.equal(x, example):
         raise ModelError(

@@ -12,9 +12,9 @@ from kinfed.data.batches import Batch
 from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
 from kinfed.engine.descent import Pull
-from kinfed.engine.draws import KeyedDraws
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.working_copy import WorkingCopy
 
 MEMORY_BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins
@@ -38,7 +38,7 @@ class RowsTask(ModuleTask):
         self._channels_last = all(
             type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
         )
-        self._catches_draws: bool | None = None  # whether operations draw, besides Dropout layers; None: not seen yet
+        self._drew: bool | None = None  # whether any operation did so far, besides Dropout layers; None: not seen yet
         self.net = ConvolutionalNet.from_module(self.module) if self.is_plain else None
         self._trained = [slot for slot in self.slots if slot.trainable]
         self._has_dropout = any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules())
@@ -54,11 +54,9 @@ class RowsTask(ModuleTask):
     def _training_forward(self, working: WorkingCopy, x: Tensor, batch: Batch, i: int) -> tuple[Tensor, bool]:
         """The output of a training forward, with the draws of row i, and whether operations drew."""
         working.draws.begin(batch, i)
-        if self._catches_draws is False:
-            return self._forward(working, x), False
-        with KeyedDraws(working.draws) as mode:
+        with KeyedDraws(working.draws) as caught:
             z = self._forward(working, x)
-        return z, bool(mode.operations)
+        return z, bool(caught.operations)
 
     def _row_grads(
         self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None
@@ -78,20 +76,23 @@ class RowsTask(ModuleTask):
         # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains
         # alone begins at such a boundary, as all memory of torch; so must a row among others.
         working.bind(row if row.data_ptr() % MEMORY_BOUNDARY == 0 else row.clone(), moving=moving)
-        first = self._catches_draws is None
+        first = self._drew is None
         with torch.enable_grad():
-            with nullcontext() if cut is None else HeadProbe(working.module, self.head.name) as probe:
+            if cut is None:
                 z, drew = self._training_forward(working, x, batch, i)
+            else:
+                with HeadProbe(working.module, self.head.name) as probe:
+                    z, drew = self._training_forward(working, x, batch, i)
             losses = nn.functional.cross_entropy(z, y, reduction="none")
             phi, deltas = z, KEEP
-            if cut is not None and probe is not None:
+            if cut is not None:
                 phi = probe.features(z)
                 deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
                 grads = pulled_back(losses, weight, phi, z, deltas, working.leaves)
         if moving:
             working.store_statistics(row)
-        self._catches_draws = drew or bool(self._catches_draws)  # it may draw in some passes only
+        self._drew = drew or bool(self._drew)  # it may draw in some passes only
         return grads
 
     @property
@@ -99,7 +100,7 @@ class RowsTask(ModuleTask):
         """Whether training draws random numbers; None as long as no training step has shown it."""
         if self._has_dropout:
             return True
-        return False if self.net is not None else self._catches_draws
+        return False if self.net is not None else self._drew
 
     @property
     def has_example_gradients(self) -> bool:

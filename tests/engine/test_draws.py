@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from kinfed.core import rng
 from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.federation import Federation
+from kinfed.engine import random_operations
+from kinfed.engine.draws import MANY_VALUES, Draws
+from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import RowsTask, make_task
 from kinfed.errors import ModelError
@@ -128,7 +132,7 @@ def test_clients_steps_and_streams_draw_their_own(make_batch: MakeBatch, name: s
         assert not torch.equal(task.grad(theta, replace(batch, **other))[0], g[0])
 
 
-def test_dropout_layers_draw_what_torch_would_draw_from_the_same_seed(make_batch: MakeBatch) -> None:
+def test_small_masks_are_what_torch_would_draw_from_the_same_seed(make_batch: MakeBatch) -> None:
     task, batch = make_task(dense), make_batch(1, 4, SHAPE, 3)
     row = task.init(0)
     g = task.grad(row[None], replace(batch, seed=7, stream="s", round=2, step=3))
@@ -139,6 +143,45 @@ def test_dropout_layers_draw_what_torch_would_draw_from_the_same_seed(make_batch
         nn.functional.cross_entropy(module(batch.x[0]), batch.y[0]).backward()
     wanted = task.flatten({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     torch.testing.assert_close(g[0], wanted, rtol=1e-6, atol=1e-7)
+
+
+def started(batch: Batch) -> Draws:
+    draws = Draws(torch.device("cpu"))
+    draws.begin(replace(batch, seed=7, stream="s", round=2, step=3), 0)
+    return draws
+
+
+def test_large_masks_are_those_of_sfc64(make_batch: MakeBatch) -> None:
+    batch = make_batch(1, 4, SHAPE, 3)
+    mask = started(batch).bernoulli_(torch.empty(3, MANY_VALUES), 0.7)
+    key = rng.fold_number(int(rng.root(7, "draws-s")), 2, int(batch.ids[0]), 3)
+    word = rng.fold_number(key, 0) % 2**64
+    state = [word, word, word, 1]  # a, b, c and the counter, as in the generator's reference
+
+    def output() -> int:
+        a, b, c, counter = state
+        out = (a + b + counter) % 2**64
+        state[:] = b ^ (b >> 11), (c + (c << 3)) % 2**64, ((c << 24 | c >> 40) + out) % 2**64, counter + 1
+        return out
+
+    for _ in range(12):
+        output()
+    bits = [half for _ in range(50) for out in [output()] for half in (out % 2**32, out >> 32)]
+    assert mask.flatten()[:100].tolist() == [float((x >> 8) / 2**24 < 0.7) for x in bits]
+    assert abs(float(mask.mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("count", [10, MANY_VALUES])
+def test_masks_belong_to_positions_and_have_any_type(make_batch: MakeBatch, count: int) -> None:
+    batch, shape = make_batch(1, 4, SHAPE, 3), (2, 3, count, 5)
+    wanted = started(batch).bernoulli_(torch.empty(shape), 0.3)
+    assert set(wanted.unique().tolist()) == {0.0, 1.0}
+    if count == MANY_VALUES:
+        last = torch.empty(shape).to(memory_format=torch.channels_last)
+        assert torch.equal(started(batch).bernoulli_(last, 0.3), wanted)
+        assert torch.equal(started(batch).bernoulli_(torch.empty(shape, dtype=torch.bfloat16), 0.3).float(), wanted)
+    for p in (0.0, 1.0):
+        assert torch.equal(started(batch).bernoulli_(torch.empty(shape), p), torch.full(shape, p))
 
 
 def test_padding_does_not_shift_draws(make_batch: MakeBatch) -> None:
@@ -156,6 +199,64 @@ def test_padding_does_not_shift_draws(make_batch: MakeBatch) -> None:
 def test_a_plain_number_folds_like_a_tensor() -> None:
     for key, value in ((0, 0), (5, -1), (-(2**63), 2**63 - 1), (123456789, 42)):
         assert rng.fold_number(key, value, 7) == int(rng.fold(key, value, 7))
+
+
+@pytest.mark.parametrize("name", ["encoder", "lstm", "everything"])
+def test_both_ways_of_catching_draw_the_same(make_batch: MakeBatch, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch(2, 4, SHAPE, 3)
+
+    def gradient() -> Tensor:
+        task = make_task(MODULES[name])
+        return task.grad(task.init(0).expand(2, -1), batch)
+
+    by_kernels = gradient()
+    monkeypatch.setattr(random_operations, "_kernels_are_there", lambda: False)  # as with torch 2.6
+    assert torch.equal(gradient(), by_kernels)
+
+
+class Late(nn.Module):
+    """Begins to draw in the second pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.fc(x[:, 0] if self.passes == 1 else nn.functional.dropout(x[:, 0], 0.5, self.training))
+
+
+def test_who_did_not_draw_at_first_is_caught_later(make_batch: MakeBatch) -> None:
+    task, batch = make_task(Late, backend="rows"), make_batch(1, 4, SHAPE, 3)
+    theta = task.init(0)[None]
+    first = task.grad(theta, batch)
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    second = task.grad(theta, batch)
+    assert not torch.equal(first, second)
+    assert torch.equal(task.grad(theta, batch), second)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_other_threads_draw_as_ever_meanwhile(make_batch: MakeBatch) -> None:
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    with KeyedDraws(started(make_batch(1, 4, SHAPE, 3))), ThreadPoolExecutor(1) as other:
+        torch.rand(3)
+        assert torch.equal(other.submit(torch.rand, 3).result(), wanted)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_scripted_functions_are_caught(make_batch: MakeBatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        drop = torch.jit.script(nn.Dropout(0.5))
+    with KeyedDraws(started(make_batch(1, 4, SHAPE, 3))) as caught:
+        drop(torch.ones(4, 4))
+    assert caught.operations == {"bernoulli_"}
 
 
 class Checkpointed(nn.Module):
