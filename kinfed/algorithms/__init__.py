@@ -109,6 +109,12 @@ _add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features below, heads mixed f
 _add(
     "fedas", "fedas:FedAS", "FedAS", "FedPer that aligns received bodies with own features; averages by Fisher weights"
 )
+_add(
+    "pfedfda",
+    "pfedfda:PFedFDA",
+    "pFedFDA",
+    "a Gaussian classifier between the global and one's own feature distribution",
+)
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
 _add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")

@@ -12,7 +12,7 @@ from kinfed.errors import ConfigError
 from kinfed.testing import tiny_federation
 
 AT_LOGITS = ("fedlc", "fedntd", "fedrod")
-AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas")
+AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas", "pfedfda")
 
 
 @pytest.mark.parametrize("name", [*AT_LOGITS, *AT_FEATURES])

@@ -83,6 +83,7 @@ ONE_PASS: list[tuple[str, dict[str, Any]]] = [
     ("fedbn", {}),
     ("fedpac", {}),
     ("fedas", {}),
+    ("pfedfda", {}),
     ("selffl", {}),
     ("pfedme", {"inner_steps": 1, "lr": 0.05, "momentum": 0.0}),
     ("cgpfl", {"inner_steps": 1, "lr": 0.05, "momentum": 0.0, "contexts": 1}),
