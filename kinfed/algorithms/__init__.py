@@ -175,6 +175,8 @@ _add(
     "FedAMP with weights by the cosines of models",
     preset={"attention": "cosine"},
 )
+_add("fedcac", "fedcac:FedCAC", "FedCAC", "parameters that matter to a client from its like, all others from everyone")
+_add("pfedsim", "pfedsim:PFedSim", "pFedSim", "FedAvg first; then own heads, and bodies mixed by how alike heads are")
 _add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learnt proportions")
 _add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
 _add(

@@ -51,6 +51,7 @@ from kinfed.algorithms.facade import (
     gradient_steps,
     option,
 )
+from kinfed.algorithms.server_memory import check_memory
 
 
 @dataclass
@@ -89,12 +90,8 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
 
     def check(self, task: Task, population: Population) -> None:
         n = population.num_clients
-        needed = 4 * n * (task.num_params + n) / 1e9
-        if needed > self.max_gb:
-            raise ConfigError(
-                f"APPLE sends every client the core models of all {n:,} and keeps all their relations: {needed:.1f} "
-                f"GB, more than max_gb={self.max_gb:g}; take fewer clients or a smaller model, or raise max_gb"
-            )
+        what = f"APPLE sends every client the core models of all {n:,} and keeps all their relations"
+        check_memory(what, 4 * n * (task.num_params + n), self.max_gb)
 
     def init_server(self, task: Task, population: Population) -> Server:
         n = population.num_clients
