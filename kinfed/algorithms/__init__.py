@@ -44,6 +44,7 @@ _add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received mod
 _add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
 _add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
 _add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates divided by the work behind them")
+_add("fedpa", "fedpa:FedPA", "FedPA", "FedAvg of posterior samples, weighed by what clients are sure of")
 _add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses weigh more: accuracy spread more evenly")
 _add(
     "fedavg_data",
@@ -104,6 +105,9 @@ _add(
 _add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each client's class counts")
 _add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that keeps what the received model thinks of other classes")
 _add("moon", "moon:MOON", "MOON", "FedAvg with features drawn to the received model's, away from the last own ones")
+_add(
+    "fedphp", "fedphp:FedPHP", "FedPHP", "FedAvg guided by each client's moving average of its models, which it deploys"
+)
 _add("fedproto", "fedproto:FedProto", "FedProto", "own models; mean features of every class are shared")
 _add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features below, heads mixed from those of similar clients on top")
 _add(
