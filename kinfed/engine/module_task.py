@@ -191,9 +191,11 @@ _GLOBAL_RNG_LOCK = threading.Lock()
 
 def build_seeded(build: Build, seed: int) -> nn.Module:
     """A module with the random numbers of `seed`. Layers draw them from torch's global generator, which is left as
-    it was; the lock keeps threads that start clients at the same time from drawing each other's."""
+    it was; the lock keeps threads that start clients at the same time from drawing each other's. The generator is
+    seeded itself, because torch.manual_seed also remembers a formatted stack for every kind of accelerator, at each
+    call."""
     with _GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return build()
 
 

@@ -37,6 +37,7 @@ from kinfed.testing.workbench import expect_equal, outcome
 ray = pytest.importorskip("ray", reason='the ray pool needs the package ray: pip install "kinfed[ray]"')
 
 from ray import cloudpickle  # noqa: E402
+from ray._common.utils import get_default_ray_temp_dir  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from kinfed.pools.ray_pool import RayCluster  # noqa: E402
@@ -60,6 +61,8 @@ def nodes() -> Iterator[Cluster]:
     """Two nodes on this machine, with a core for one worker each."""
     folder = tempfile.mkdtemp(prefix="kf", dir="/tmp")  # a short path: it becomes part of the names of sockets
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    # Ray's Cluster writes its address into the default folder, which nothing makes on a machine that is new to Ray.
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": QUICK})
     try:

@@ -64,7 +64,7 @@ class Embedder:
         if len(features.shape) != 3:
             raise ConfigError(f"embedder {self.kind} is for images; examples here have the shape {features.shape}")
         with torch.random.fork_rng(devices=[]):  # layers and dropout draw from torch's global generator
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
             network = self._network(features, num_classes)
             network.learn(labels, (~held_out).nonzero().squeeze(1), self.epochs)
         accuracy = network.accuracy(labels, held_out.nonzero().squeeze(1))
