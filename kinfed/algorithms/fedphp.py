@@ -101,5 +101,7 @@ class FedPHP(FedAvg):
         up = DeltaUp(theta - down.w, example_counts(self.weights, data))
         return Client(v, torch.ones_like(client.seen)), up
 
-    def privacy(self, count: Tensor) -> PrivacyProfile | None:  # type: ignore[override]  # FedAvg always declares one
-        return None if self.lam else super().privacy(count)
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        if not self.lam:
+            return super().privacy(count)
+        return PrivacyProfile(None, impossible="what a loss makes of its examples that compares them with one another")

@@ -121,6 +121,24 @@ def test_a_newcomer_among_others_trains_as_in_fedavg() -> None:
         assert not torch.allclose(client.theta[0], plain[0], atol=1e-4)
 
 
-def test_privacy_is_declared_without_guidance_only() -> None:
-    assert FedPHP(ALL).privacy(torch.tensor([4])) is None
-    assert FedPHP(ALL, lam=0.0).privacy(torch.tensor([4])) is not None
+def test_rows_of_unequal_steps_are_guided_each_by_its_own() -> None:
+    """Sorted by their steps for training; one of them has inherited nothing."""
+    training = LocalTraining(batch=2, steps=None, epochs=2, lr=0.2)
+    with by_hand(FedPHP(training, lam=0.6), sizes=(3, 9, 5), model=deep) as loop:
+        loop.round()
+        ids, method = torch.arange(3), loop.algorithm
+        clients = loop.pool.clients.take(ids)
+        clients.seen = torch.tensor([True, False, True])
+        down = method.download(loop.server, ids)
+        data = loop.pool.federation.cohort(ids, seed=7, round=2)
+        together, _ = method.client_update(loop.task, clients, down, data)
+        for m in range(3):
+            one = torch.tensor([m])
+            own = loop.pool.federation.cohort(one, seed=7, round=2)
+            alone, _ = method.client_update(loop.task, clients.take(one), down.take(one), own)
+            close(alone.theta[0], together.theta[m])
+
+
+def test_examples_that_are_compared_cannot_be_private() -> None:
+    assert FedPHP(ALL).privacy(torch.tensor([4])).impossible
+    assert not FedPHP(ALL, lam=0.0).privacy(torch.tensor([4])).impossible
