@@ -119,6 +119,13 @@ _add(
     "pFedFDA",
     "a Gaussian classifier between the global and one's own feature distribution",
 )
+_add("fedcp", "fedcp:FedCP", "FedCP", "a gate shares out every feature between a personal and the common head")
+_add(
+    "gpfl",
+    "gpfl:GPFL",
+    "GPFL",
+    "features through a valve: class embeddings guide the common ones, own heads read theirs",
+)
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
 _add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")

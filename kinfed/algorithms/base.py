@@ -28,7 +28,7 @@ from kinfed.core.options import check_options, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Population
-from kinfed.engine.mixture import MixtureTask, task_for
+from kinfed.engine.personal import task_for, trained_columns
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
@@ -123,7 +123,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         """[n, P]: the model each client would deploy now, or several by name, of which the first is deployed and the
         others are scored beside it. May use training and validation data, never test.
 
-        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.mixture)."""
+        Wider rows are mixtures of K models, [n, K (P + 1)] (kinfed.engine.mixture), or models with a second network
+        at their features, [n, P + E + 1] (kinfed.engine.extended)."""
         raise NotImplementedError
 
     # ---- written by some ----
@@ -229,8 +230,8 @@ def deployed_models(
     training = algorithm.training.with_steps(algorithm.finetune)
     if algorithm.finetune_lr is not None:
         training = replace(training, lr=algorithm.finetune_lr, lr_decay=1.0, lr_floor=0.0)
-    mask = model.mask(training) if isinstance(model, MixtureTask) else None
-    tuned = sgd(model, theta, data.train.batches(training, stream="finetune"), mask=mask)
+    batches = data.train.batches(training, stream="finetune")
+    tuned = sgd(model, theta, batches, mask=trained_columns(model, training))
     return {name: tuned} | {other: row for other, row in by_name.items() if other != name} | {WITHOUT_FINETUNING: theta}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import ClassSums, ConfigError, Head, Split, Task
+from kinfed.algorithms.facade import ClassSums, ConfigError, Head, Split, Task, rng
 from kinfed.errors import ModelError
 
 
@@ -53,3 +55,9 @@ def mean_prototypes(prototypes: Tensor, weight: Tensor, last: Tensor) -> tuple[T
     fresh = (sums / total.clamp_min(1)[:, None]).to(last.dtype)
     new = total > 0
     return torch.where(new[:, None], fresh, last), new
+
+
+def linear_start(key: Tensor, inputs: int, outputs: int) -> Tensor:
+    """[inputs · outputs + outputs]: weights [inputs, outputs] and biases of a layer, drawn as torch starts one."""
+    draws = rng.uniform(key, inputs * outputs + outputs)
+    return ((2 * draws - 1) / math.sqrt(inputs)).to(torch.float32)

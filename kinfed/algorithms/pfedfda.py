@@ -274,7 +274,7 @@ def folds(y: Tensor, key: Tensor) -> Tensor:
     """[N] 0 or 1: examples of every class in two halves at random; −1 where a class has one example only."""
     order = rng.permutation(key, len(y))
     fold = torch.full_like(y, -1)
-    for c in y.unique().tolist():
+    for c in set(y.tolist()):
         members = order[y[order] == c]
         if len(members) > 1:
             fold[members] = torch.arange(len(members)) % 2

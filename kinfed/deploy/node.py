@@ -28,7 +28,7 @@ from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN, PlainQuestion,
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
-from kinfed.engine.mixture import module_for, task_for
+from kinfed.engine.personal import module_for, task_for
 from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded

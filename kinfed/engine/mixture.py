@@ -3,7 +3,7 @@
 A mixture is one flat row like any other model, only wider: [K (P + 1)], the parameters of the K components one after
 the other, then their weights π. No width is both P and K (P + 1), so a row tells by its width what it is:
 
-    task_for(task, theta)      the task that rows theta belong to: `task` itself, or a mixture of its models
+    kinfed.engine.personal.task_for(task, theta)      the task that rows theta belong to
 
 Personal models of this form are scored, saved, exported and fine-tuned through it; p(y | x) = Σ_k π_k p_k(y | x).
 """
@@ -129,28 +129,14 @@ def mixture_rows(models: Tensor, pi: Tensor) -> Tensor:
     return torch.cat([models.flatten(1), pi.to(models.dtype)], 1)
 
 
-def num_components(width: int, num_params: int) -> int | None:
-    """K of a row of that width, None for a plain model; other widths are refused."""
-    if width == num_params:
-        return None
+def num_components(width: int, num_params: int) -> int:
+    """K of a row of that width; other widths are refused."""
     components, rest = divmod(width, num_params + 1)
     if rest or not components:
         raise ModelError(
             f"a row of {width} numbers is neither a model of {num_params} parameters nor a mixture of such models"
         )
     return components
-
-
-def task_for(task: Task, theta: Tensor) -> Task:
-    """The task that rows [n, width] belong to."""
-    components = num_components(theta.shape[-1], task.num_params)
-    return task if components is None else MixtureTask(task, components)
-
-
-def module_for(task: ModuleTask, row: Tensor) -> nn.Module:
-    """A ready module for one row, plain or mixture."""
-    components = num_components(len(row), task.num_params)
-    return task.module_of(row) if components is None else MixtureTask(task, components).module_of(row)
 
 
 def responsibilities(task: Task, models: Sequence[Tensor], pi: Tensor, batch: Batch) -> Tensor:

@@ -24,7 +24,7 @@ from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Federation, with_memory
-from kinfed.engine.mixture import task_for
+from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf

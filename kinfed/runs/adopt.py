@@ -36,8 +36,8 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
-from kinfed.engine.mixture import task_for
 from kinfed.engine.models import Builder
+from kinfed.engine.personal import task_for
 from kinfed.engine.task import Score, Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.build import example_batch

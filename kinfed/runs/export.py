@@ -4,7 +4,8 @@ A run folder holds all personal models of a method as one matrix [K, P] and, in 
 every parameter in a row; together they give a state dict for plain PyTorch.
 
 A row of FedEM is a mixture (engine.mixture): its state dict has the K models as components.0 ..., and their weights as
-pi, and fits a kinfed.engine.mixture.MixtureModule.
+pi, and fits a kinfed.engine.mixture.MixtureModule. That of a model with an extension (engine.extended) has the model's
+parameters under "model." and the rest as "extra", and fits an ExtendedModule.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.data.description import Description
 from kinfed.data.sources.wordpiece import TextInput
-from kinfed.engine.mixture import num_components
+from kinfed.engine.personal import named_parameters
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError, StorageError
 from kinfed.runs.results import client_number
@@ -55,19 +56,11 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
 def state_dict(run: RunFiles, row: Tensor) -> dict[str, Tensor]:
     """What `module.load_state_dict` takes, for one row of a run's models."""
     layout = run.layout()
-    P = layout["parameters"]
+    buffers = run.buffers()
     try:
-        components = num_components(len(row), P)
+        return named_parameters(row, layout["parameters"], lambda plain: _parameters(layout, plain) | buffers)
     except ModelError as error:
         raise StorageError(f"{run.path / 'model.json'} does not describe these models: {error}") from error
-    buffers = run.buffers()
-    if components is None:
-        return _parameters(layout, row) | buffers
-    out = {"pi": row[components * P :].clone()}
-    for k in range(components):
-        one = _parameters(layout, row[k * P : (k + 1) * P]) | buffers
-        out |= {f"components.{k}.{name}": tensor for name, tensor in one.items()}
-    return out
 
 
 def _parameters(layout: Mapping[str, Any], row: Tensor) -> dict[str, Tensor]:

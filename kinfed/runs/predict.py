@@ -31,8 +31,8 @@ from kinfed.core.spreadsheet import escape_formula
 from kinfed.data.features import Features
 from kinfed.data.sources.table import is_table, load_inputs
 from kinfed.data.sources.wordpiece import TextInput
-from kinfed.engine.mixture import MixtureModule
 from kinfed.engine.models import MODELS, Builder, build_model, own_model
+from kinfed.engine.personal import module_from
 from kinfed.errors import DataError, ModelError
 from kinfed.runs.export import export_model
 
@@ -104,8 +104,7 @@ def model_of_run(folder: Path, client: str, algorithm: str | None = None, seed: 
 
 
 def _module(make: Callable[[], nn.Module], tensors: dict[str, Tensor], path: Path) -> nn.Module:
-    components = len({name.split(".")[1] for name in tensors if name.startswith("components.")})
-    module = MixtureModule([make() for _ in range(components)], tensors["pi"]) if components else make()
+    module = module_from(make, tensors)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms.base import ServerModels
 from kinfed.data.federation import Federation
-from kinfed.engine.mixture import module_for
+from kinfed.engine.personal import module_for
 from kinfed.engine.task import ModuleTask, Score
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Evaluation

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
 from kinfed.core.tree import Tree
-from kinfed.engine.mixture import task_for
+from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop

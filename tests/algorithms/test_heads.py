@@ -12,7 +12,7 @@ from kinfed.errors import ConfigError
 from kinfed.testing import tiny_federation
 
 AT_LOGITS = ("fedlc", "fedntd", "fedrod")
-AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas", "pfedfda")
+AT_FEATURES = ("moon", "fedproto", "feddbe", "fedpac", "fedas", "pfedfda", "fedcp", "gpfl")
 
 
 @pytest.mark.parametrize("name", [*AT_LOGITS, *AT_FEATURES])

@@ -23,7 +23,7 @@ from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
-from kinfed.engine.mixture import module_for
+from kinfed.engine.personal import module_for
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.predict import read_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kinfed.engine.mixture import task_for
+from kinfed.engine.personal import task_for
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
 from kinfed.reproduce.recipes.common_selffl import COMPARED, named

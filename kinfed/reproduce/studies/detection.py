@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.federation import Federation
-from kinfed.engine.mixture import task_for
+from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.experiment import Experiment
