@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
+import numpy as np
 from scipy.special import stdtrit
 
 from kinfed.report.comparison import Comparison, Method
@@ -59,6 +60,22 @@ def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Inte
         return None
     reach = float(stdtrit(paired.n - 1, 0.5 + confidence / 2)) * paired.sd / math.sqrt(paired.n)
     return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
+
+
+MOST_SEEDS = 1000  # beyond this, "how many seeds would decide" has no practical answer
+
+
+def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:
+    """How many seeds would move Student's interval off zero, if mean and standard deviation stayed as observed; None
+    where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
+    if margin.mean == 0.0:
+        return None
+    t = float(stdtrit(margin.n - 1, 0.5 + confidence / 2))
+    deviation = (margin.high - margin.mean) * math.sqrt(margin.n) / t
+    counts = np.arange(2, MOST_SEEDS + 1)
+    reach = stdtrit(counts - 1, 0.5 + confidence / 2) * deviation / np.sqrt(counts)
+    enough = counts[reach < abs(margin.mean)]
+    return int(enough[0]) if len(enough) else None
 
 
 @dataclass(frozen=True)

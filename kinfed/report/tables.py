@@ -48,6 +48,15 @@ class TableCell:
     sort_value: float | None = None  # what a sortable column is sorted by
     style: Style | None = None  # of the method that the cell is about
     shares: tuple[tuple[str, int], ...] = ()  # a bar of these parts on a page: (class, how many)
+    interval: tuple[float, float, float] | None = None  # drawn on a page about zero: low, mean, high
+
+    @property
+    def interval_places(self) -> tuple[float, float, float]:
+        """Low, mean and high of the interval as percentages of a line with zero at 50 that just holds all of them."""
+        assert self.interval is not None
+        reach = max(abs(value) for value in self.interval) or 1.0
+        low, mean, high = (round(50 + 48 * value / reach, 2) for value in self.interval)
+        return low, mean, high
 
     def __str__(self) -> str:
         return f"{self.text} ± {self.spread}" if self.spread else self.text

@@ -1,22 +1,34 @@
 """Claims against measurements: paired differences over seeds, with Student's 95 % interval.
 
-A claim is *reproduced* if the interval of every margin lies above zero, and *not reproduced* otherwise, with the
-reason: the difference has the other sign, or the interval contains zero. No claim is judged from one seed."""
+A claim with several margins (one for each rival) is
+
+    reproduced    if the interval of every margin lies above zero;
+    contradicted  if the interval of any margin lies below zero;
+    tied          if every margin that does not lie above zero is exactly zero in every seed: more seeds change nothing;
+    undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
+                  spread: all margins above zero, or one below it.
+
+No claim is judged from one seed, nor at the scale smoke. Every interval is judged by itself. By chance alone, with no
+true difference anywhere, an interval lies above zero once in forty times, and below it as often: `by_chance` says how
+many claims that would make."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kinfed.report.formats import format_number
-from kinfed.report.statistics import Interval, interval
+from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable
 
 NOT_RUN = "this scale does not run what it needs"
 
-Status = Literal["reproduced", "not reproduced", "cannot be tested here", "not judged"]
+Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
+DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals
+
+ONE_SIDED = 0.025  # the chance that a 95 % interval of no difference lies above zero; as much again below it
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,14 @@ class Verdict:
     status: Status
     sentence: str  # the numbers behind it
     source: Source
+    place: str = ""  # where the paper says it
+    margin: Interval | None = None  # the margin that decides, or is nearest to it, in shown units
+    unit: str = ""
+    margins: int = 0  # how many were judged
+
+    @property
+    def seeds(self) -> int:
+        return 0 if self.margin is None else self.margin.n
 
 
 def verdicts(recipe: Recipe, results: Results, scale: Scale) -> list[Verdict]:
@@ -33,39 +53,90 @@ def verdicts(recipe: Recipe, results: Results, scale: Scale) -> list[Verdict]:
     verdict_list = []
     for claim in recipe.claims:
         if isinstance(claim, Untestable):
-            verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper"))
+            verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper", claim.place))
             continue
         verdict = _judge(claim, row_names, results)
         if scale == "smoke" and verdict.status != "not judged":
-            verdict = replace(verdict, status="not judged", sentence=f"only a trial of the code: {verdict.sentence}")
+            trial = f"only a trial of the code: {verdict.sentence}"
+            verdict = replace(verdict, status="not judged", sentence=trial, margin=None, margins=0)
         verdict_list.append(verdict)
     return verdict_list
+
+
+def by_chance(judged: Sequence[Verdict]) -> tuple[float, float]:
+    """How many claims would at most be reproduced, and contradicted, if no method differed from any other."""
+    decided = [verdict for verdict in judged if verdict.status in DECIDED]
+    return ONE_SIDED * len(decided), ONE_SIDED * sum(verdict.margins for verdict in decided)
 
 
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verdict:
     margins = {rival: by_seed for rival, by_seed in claim.margins(results).items() if by_seed}
     if not margins:
-        return Verdict(claim.text, "not judged", NOT_RUN, claim.source)
+        return Verdict(claim.text, "not judged", NOT_RUN, claim.source, claim.place)
     names = row_names if len(margins) > 1 else None
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
-        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source)
-    ending = f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
-    failed = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
-    if not failed:
+        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place)
+    status, telling = _status(intervals)
+    figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
+    sentence = _opening(status, intervals, len(telling)) + figures
+    if status == "undecided":
+        sentence += f"; {_seeds_text(telling)}"
+    sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
+    nearest = min(telling.values(), key=lambda margin: margin.low)
+    return Verdict(
+        claim.text,
+        status,
+        sentence,
+        claim.source,
+        claim.place,
+        replace(nearest, **{end: getattr(nearest, end) * claim.factor for end in ("mean", "low", "high")}),
+        claim.unit,
+        len(intervals),
+    )
+
+
+def _status(intervals: Mapping[str, Interval]) -> tuple[Status, dict[str, Interval]]:
+    """The verdict, and the margins that tell why: the nearest of a claim that holds, else those against it."""
+    open_ones = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
+    if not open_ones:
         nearest = min(intervals, key=lambda rival: intervals[rival].low)
-        opening = "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; nearest: "
-        figures = _join({nearest: _interval_text(intervals[nearest], claim)}, names)
-        return Verdict(claim.text, "reproduced", opening + figures + ending, claim.source)
-    wrong_sign = any(margin.mean <= 0 for margin in failed.values())
-    opening = "no, " if wrong_sign else "not clear, an interval contains zero: "
-    if len(intervals) > 1:
-        opening += f"above {len(intervals) - len(failed)} of {len(intervals)}; "
-    figures = _join({rival: _interval_text(margin, claim) for rival, margin in failed.items()}, names)
-    return Verdict(claim.text, "not reproduced", opening + figures + ending, claim.source)
+        return "reproduced", {nearest: intervals[nearest]}
+    below = {rival: margin for rival, margin in open_ones.items() if margin.high < 0}
+    if below:
+        return "contradicted", below
+    if all(margin.low == margin.high == 0 for margin in open_ones.values()):
+        return "tied", open_ones
+    return "undecided", open_ones
+
+
+def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) -> str:
+    above = sum(margin.low > 0 for margin in intervals.values())
+    of_all = f"{above} of {len(intervals)}"
+    if status == "reproduced":
+        return "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; nearest: "
+    if len(intervals) == 1:
+        return {"contradicted": "no, ", "tied": "equal in every seed: ", "undecided": ""}[status]
+    if status == "contradicted":
+        return f"no, below {telling} and above {of_all}: "
+    return f"above {of_all}; " + ("equal in every seed: " if status == "tied" else "open: ")
+
+
+def _seeds_text(open_margins: Mapping[str, Interval]) -> str:
+    """How many seeds would decide. One margin below zero contradicts; otherwise all must rise above it."""
+    below = [seeds_to_decide(margin) for margin in open_margins.values() if margin.mean < 0]
+    if below:
+        enough = [count for count in below if count is not None]
+        count = min(enough) if enough else None
+    else:
+        counts = [seeds_to_decide(margin) for margin in open_margins.values()]
+        count = None if None in counts else max(count for count in counts if count is not None)
+    if count is None:
+        return f"not even {MOST_SEEDS:,} seeds would decide at this spread"
+    return f"about {count} seeds would decide at this spread"
 
 
 def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:

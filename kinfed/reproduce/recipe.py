@@ -184,6 +184,7 @@ class Claim:
     margins: Margins
     unit: str = "points"
     factor: float = 100.0  # from the stored to the shown unit
+    place: str = ""  # where the paper says it: section, figure or table
 
     source: ClassVar[Source] = "paper"
 
@@ -200,6 +201,7 @@ class Claim:
         lower_is_better: bool = False,
         unit: str = "points",
         factor: float = 100.0,
+        place: str = "",
     ) -> Self:
         """`row` is better than every rival, by at least `by` (in stored units)."""
         others = tuple(rivals)
@@ -214,7 +216,7 @@ class Claim:
                 if values
             }
 
-        return cls(text, margins, unit, factor)
+        return cls(text, margins, unit, factor, place)
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,7 @@ class Untestable:
 
     text: str
     reason: str
+    place: str = ""
 
 
 @dataclass(frozen=True)

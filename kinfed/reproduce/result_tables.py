@@ -120,12 +120,15 @@ def _csv_number(value: float | None, column: ResultColumn) -> str:
 
 def verdict_table(judged: Sequence[Verdict]) -> TextTable:
     """The claims that were judged, or cannot be here; those that the scale does not run are left out."""
-    rows = [(_claim_text(verdict), _status_cell(verdict), verdict.sentence) for verdict in _with_evidence(judged)]
+    rows = [
+        (_claim_text(verdict), status_cell(verdict), interval_cell(verdict, verdict.sentence))
+        for verdict in _with_evidence(judged)
+    ]
     return TextTable.of("Claims", [TableColumn(name, "text") for name in ("claim", "verdict", "figures")], rows)
 
 
 def console_verdicts(judged: Sequence[Verdict]) -> rich.table.Table:
-    rows = [(_status_cell(verdict), f"{verdict.claim}: {verdict.sentence}") for verdict in _with_evidence(judged)]
+    rows = [(status_cell(verdict), f"{verdict.claim}: {verdict.sentence}") for verdict in _with_evidence(judged)]
     table = TextTable.of("claims", [TableColumn("", "text"), TableColumn("", "text")], rows).console(box=None)
     table.show_header = False
     if missing := claims_not_run(judged):
@@ -142,11 +145,18 @@ def _with_evidence(judged: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _claim_text(verdict: Verdict) -> str:
-    return verdict.claim + (" (our question)" if verdict.source == "kinfed" else "")
+    origin = "our question" if verdict.source == "kinfed" else verdict.place
+    return verdict.claim + (f" ({origin})" if origin else "")
 
 
-def _status_cell(verdict: Verdict) -> TableCell:
-    return TableCell(verdict.status, tone={"reproduced": "yes", "not reproduced": "no"}.get(verdict.status, "open"))
+def status_cell(verdict: Verdict) -> TableCell:
+    return TableCell(verdict.status, tone={"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open"))
+
+
+def interval_cell(verdict: Verdict, text: str) -> TableCell:
+    """The text, above the interval of the margin that decides."""
+    margin = verdict.margin
+    return TableCell(text, interval=None if margin is None else (margin.low, margin.mean, margin.high))
 
 
 def markdown_page(reproduction: Reproduction) -> str:

@@ -32,7 +32,7 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.judge import verdicts
+from kinfed.reproduce.judge import Verdict, by_chance, verdicts
 from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_figures import beside_published
@@ -139,7 +139,7 @@ MEASURED: Measurements = {
 
 def test_verdicts_by_hand() -> None:
     said = verdicts(recipe_of(MEASURED), Results({"p": MEASURED}), "paper")
-    expected = ["reproduced", "not reproduced", "not reproduced", "not judged", "cannot be tested here"]
+    expected = ["reproduced", "contradicted", "contradicted", "not judged", "cannot be tested here"]
     assert [v.status for v in said] == expected
     # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
     assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
@@ -172,9 +172,47 @@ def test_a_rival_in_the_way_is_named() -> None:
     recipe = recipe_of(three)
     object.__setattr__(recipe, "claims", [claim])
     verdict = verdicts(recipe, Results({"p": three}), "small")[0]
-    assert verdict.status == "not reproduced"
-    assert "above 1 of 2" in verdict.sentence
+    assert verdict.status == "contradicted"
+    assert verdict.sentence.startswith("no, below 1 and above 1 of 2: −4.0")
     assert "against c" in verdict.sentence
+
+
+def verdict_of(*margins: tuple[float, float, float]) -> Verdict:
+    """On a claim with these margins of three seeds, in points."""
+    by_rival = {f"r{k}": {seed: value / 100 for seed, value in enumerate(margin)} for k, margin in enumerate(margins)}
+    recipe = replace(recipe_of(MEASURED), claims=[Claim("x", lambda results: by_rival, place="Table 9")])
+    return verdicts(recipe, Results({"p": MEASURED}), "small")[0]
+
+
+def test_an_interval_with_zero_in_it_is_undecided_and_says_how_many_seeds_would_decide() -> None:
+    """Differences 0, 2, 4: mean 2, standard deviation 2. With n seeds the interval reaches t(n - 1) 2 / sqrt(n), which
+    is 2.1 for n = 6 and 1.85 for n = 7."""
+    verdict = verdict_of((0, 2, 4))
+    assert verdict.status == "undecided"
+    assert "about 7 seeds would decide" in verdict.sentence
+    assert verdict.place == "Table 9"
+    assert verdict.margin is not None
+    assert verdict.margin.mean == pytest.approx(2.0)
+    # One margin below zero is enough to contradict, so the nearer of the two negative ones counts.
+    assert "about 7 seeds would decide" in verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).sentence
+    # All must rise above zero, so the slower one counts: mean 1, standard deviation sqrt(3), 0.96 for n = 15.
+    assert "about 15 seeds would decide" in verdict_of((0, 2, 4), (-1, 2, 2)).sentence
+    assert "not even 1,000 seeds" in verdict_of((-1, 1, 0)).sentence
+
+
+def test_exact_ties_are_ties() -> None:
+    assert verdict_of((0, 0, 0)).status == "tied"
+    assert verdict_of((0, 0, 0), (1, 1.1, 1.2)).status == "tied"
+    assert verdict_of((0, 0, 0), (0, 2, 4)).status == "undecided"
+    assert verdict_of((0, 0, 0), (-1, -1.1, -1.2)).status == "contradicted"
+
+
+def test_what_chance_alone_would_give() -> None:
+    """One interval of no difference lies above zero with chance 1/40; a claim needs all of its to, and is contradicted
+    by any."""
+    judged = [verdict_of((0, 2, 4), (0, 2, 4)), verdict_of((1, 1, 1.1)), verdict_of((0, 0, 0))]
+    assert by_chance(judged) == pytest.approx((0.075, 0.1))
+    assert by_chance([]) == (0, 0)
 
 
 def test_tables_as_text() -> None:
@@ -193,13 +231,13 @@ def test_tables_as_text() -> None:
     assert latex.count(r"\begin{tabular}{lrrrr}") == 1
 
 
-def test_a_question_is_judged_like_a_claim_and_counted_apart(tmp_path: Path) -> None:
+def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:
     question = Question.above("a above b?", "p", "a", ["b"])
     recipe = replace(recipe_of(MEASURED), claims=[Claim.above("a above b", "p", "a", ["b"]), question])
     claimed, asked = verdicts(recipe, Results({"p": MEASURED}), "paper")
     assert (claimed.source, asked.source) == ("paper", "kinfed")
     assert claimed.sentence == asked.sentence
-    assert tally(reproduce(recipe, "paper", tmp_path)) == (1, 0, 0, 1, 0)
+    assert tally([claimed, asked]) == (1, 0, 0, 0, 0, 1, 0, 0)
 
 
 def test_a_page_keeps_ours_and_the_papers_under_one_heading() -> None:
@@ -255,7 +293,9 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
     index = write_markdown([done], tmp_path / "docs").read_text("utf-8")
-    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 2 | 0 | 0 | paper |" in index
+    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | paper |" in index
+    assert "Of 5 claims of the papers, 1 are reproduced, 2 contradicted" in index
+    assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
 
 
