@@ -50,6 +50,8 @@ def adopt(
     label_column: Annotated[str, typer.Option(help="Column with the class.")],
     split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column of texts (default: as in the run).")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer's folder (default: as in the run).")] = None,
     ignore: Annotated[str, typer.Option(help="Columns that are not features, separated by commas.")] = "",
     algorithm: Algorithm = None,
     seed: Seed = None,
@@ -64,8 +66,9 @@ def adopt(
     from kinfed.runs.adopt import newcomer_from_table
 
     newcomer = newcomer_from_table(
-        folder, table, label_column, split_column=split_column, image_column=image_column, ignore=ignore, seed=seed
-    )
+        folder, table, label_column, split_column=split_column, image_column=image_column, text_column=text_column,
+        tokenizer=tokenizer, ignore=ignore, seed=seed,
+    )  # fmt: skip
     adoption = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
     console.print(adoption)
     if out is not None:

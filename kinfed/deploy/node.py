@@ -33,6 +33,7 @@ from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.runs.build import build_task
+from kinfed.runs.config import Named, RunConfig
 from kinfed.runs.export import inputs_metadata
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
@@ -70,6 +71,7 @@ class NodeClient:
         self.settings, self.deployment = settings, deployment
         self.algorithm, self.rules = deployment.algorithm, settings.rules
         self.vault = Vault(settings.vault)
+        self.run = with_weights(deployment.run, settings.weights) if settings.weights else deployment.run
         torch.set_num_threads(int(settings.threads))
 
     def hello(self, nonce: str, node: int) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class NodeClient:
         federation = own.prepared(Enrolment(0, 1, (0, 0, 0)), self.deployment)
         features = own.federation.features
         greeting = {
-            "name": self.settings.client, "group": self.settings.group, "columns": own.columns,
+            "name": self.settings.client, "group": self.settings.group, "columns": own.inputs,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
             "rows": int(own.federation.train.count[0]), "tokens": features.is_tokens,
         }  # fmt: skip
@@ -191,7 +193,13 @@ class NodeClient:
         self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
         self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
         shape, classes = own.federation.features.shape, len(self.deployment.class_names)
-        task = build_task(self.deployment.run, shape, classes)
+        task = build_task(self.run, shape, classes)
+        if order.require("frozen", str) != task.frozen_digest():
+            raise ConfigError(
+                f"the node of {client} has other frozen weights in its model {self.run.model.name} than the server, so "
+                "that nothing they exchange would fit; give both the same files (model.weights at the server, weights "
+                "in --node-config)"
+            )
         down = tree_of(message_types(self.algorithm)[0], order.group("down"))
         return _Prepared(self, kind, order, own, enrolment, data, task, down)
 
@@ -220,13 +228,13 @@ class NodeClient:
         return fresh.like(state), Moments(moments), False
 
     def _keep_model(self, entry: VaultEntry, prepared: _Prepared, row: Tensor, round: int) -> None:
-        model, own, enrolment = self.deployment.run.model, prepared.own, prepared.enrolment
+        model, own, enrolment = self.run.model, prepared.own, prepared.enrolment
         metadata = {
             "algorithm": self.deployment.method, "round": str(round), "seed": str(self.deployment.seed),
             "model": model.name,
             "inputs": inputs_metadata(
                 own.federation.features.shape, own.federation.features.is_tokens, enrolment.mean, enrolment.std,
-                own.columns or None, self.deployment.class_names, model.options,
+                own.columns or None, self.deployment.class_names, model.options, own.text,
             ),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
@@ -261,6 +269,17 @@ class _Prepared:
             self.kind, self.order, node.settings, node.rules, node.deployment, privacy, self.data,
             self.own.names_rows(node.deployment), state, node.vault, entry,
         )  # fmt: skip
+
+
+def with_weights(run: RunConfig, folder: str) -> RunConfig:
+    """The run with the weights of its model in another folder."""
+    if "weights" not in run.model.options:
+        raise ConfigError(
+            f"weights in --node-config says where this machine has what the deployment calls model.weights; the "
+            f"deployment names none for model {run.model.name}"
+        )
+    model = Named(name=run.model.name, options={**run.model.options, "weights": folder})
+    return run.model_copy(update={"model": model})
 
 
 def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:

@@ -8,6 +8,10 @@
     split="fold"                         a column with train, val or test; without it some rows are drawn for the test
     ignore="name,street"                 columns that are not features
     image="picture"                      a column of images instead of feature columns
+    text="letter"                        a column of texts instead of feature columns, cut into tokens by
+    tokenizer="/srv/minilm"              the tokenizer in this folder,
+    length="64"                          so many tokens of each
+    weights="/srv/minilm"                where this machine has the weights that the setting model.weights names
     group="north"                        the client's group, for methods that use groups
     vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
     key="/etc/kinfed/hospital-a"         the node's private key, which the client belongs to (default: one in the vault)
@@ -38,6 +42,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
+from kinfed.data.sources.wordpiece import LENGTH, TextInput
 from kinfed.deploy.rules import NodeRules
 from kinfed.deploy.settings import Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
@@ -56,6 +61,10 @@ class NodeSettings:
     split: str = ""
     ignore: str = ""
     image: str = ""
+    text: str = ""
+    tokenizer: str = ""
+    length: str = str(LENGTH)
+    weights: str = ""
     group: str = ""
     vault: str = DEFAULT_VAULT
     key: str = ""
@@ -95,10 +104,29 @@ class NodeSettings:
         if unknown:
             raise unknown_name("key in --node-config", unknown[0], fields)
         settings = cls(**{name: str(table[name]) for name in fields if name in table}, extra=dict(table))
-        if not settings.threads.isdigit() or int(settings.threads) < 1:
-            raise ConfigError(f"threads in --node-config is a whole number of at least 1; got {settings.threads!r}")
+        for name, least in (("threads", 1), ("length", 3)):
+            value: str = getattr(settings, name)
+            if not value.isdigit() or int(value) < least:
+                raise ConfigError(f"{name} in --node-config is a whole number of at least {least}; got {value!r}")
+        if settings.text and not settings.tokenizer:
+            raise ConfigError(
+                f"text={settings.text!r} in --node-config needs a tokenizer: a folder of this machine with "
+                "tokenizer.json or vocab.txt"
+            )
         NodeRules.parse(settings.__dict__)
         return settings
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How a table is read, without its class."""
+        return TableOptions(
+            split_column=self.split or None,
+            image_column=self.image or None,
+            ignore=self.ignore,
+            text_column=self.text or None,
+            tokenizer=self.tokenizer or None,
+            length=int(self.length),
+        )
 
     @property
     def rules(self) -> NodeRules:
@@ -124,6 +152,12 @@ class ClientData:
     columns: list[str]  # of a table; else empty
     names_test: bool = False  # the node says itself which rows are for the test, and the run's seed does not matter
     names_val: bool = False  # likewise for validation
+    text: TextInput | None = None  # where a table's texts became the examples
+
+    @property
+    def inputs(self) -> list[str]:
+        """What all clients must have in common: columns of a table, or how texts are cut."""
+        return self.columns if self.text is None else [f"texts, cut by tokenizer {self.text.fingerprint()}"]
 
     def names_rows(self, deployment: Deployment) -> bool:
         """No choice of the server's decides which rows are trained on."""
@@ -170,10 +204,10 @@ class Enrolment:
 
 def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     """This node's examples as a federation of one."""
-    classes = deployment.class_names
+    classes, text = deployment.class_names, None
     if is_table(node.data):
-        label = node.label or deployment.run.label_column
-        options = TableOptions(label, None, None, node.split or None, node.image or None, node.ignore)
+        options = replace(node.table_options, label_column=node.label or deployment.run.label_column)
+        text = options.text
         source = load_like(Path(node.data), options, deployment.feature_columns, classes)
         columns = list(source.options.get("columns", []))
         raw, labels, is_test, is_val = source.features.raw, source.labels, source.is_test, source.is_val
@@ -199,7 +233,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         Features(raw), labels, len(classes), train, val, test, [node.client],
         class_names=classes, description={"dataset": node.data, "partition": "given"},
     )  # fmt: skip
-    return ClientData(federation, columns, is_test is not None, is_val is not None and bool(is_val.any()))
+    return ClientData(federation, columns, is_test is not None, is_val is not None and bool(is_val.any()), text)
 
 
 def _calls_function(data: str) -> bool:

@@ -49,6 +49,7 @@ class NodePool:
         self._up = message_types(self.algorithm)[1]
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
+        self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
         self._longest = roster.counts.max(0).values.tolist()
 
     # ---- the contract of a pool ----
@@ -186,7 +187,7 @@ class NodePool:
         header = {
             "kind": kind, "run": self.run, "round": round, "number": k, "name": self.roster.names[k],
             "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
-            "group": self.roster.group(k), "noise": self._noise, **more,
+            "group": self.roster.group(k), "noise": self._noise, "frozen": self._frozen, **more,
         }  # fmt: skip
         return Packet(header, {"down": down.named(), "inputs": inputs, **(groups or {})})
 

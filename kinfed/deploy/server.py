@@ -27,7 +27,7 @@ from kinfed.deploy.exchange import Exchange, Transport
 from kinfed.deploy.node_pool import NodePool, sample_update
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
-from kinfed.engine.task import Task
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.privacy.budget import PrivacyBudget, make_budget
 from kinfed.privacy.noise import seeded_noise
@@ -37,6 +37,7 @@ from kinfed.runs.folder import FolderInUse, RunFolder
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import Metrics
 from kinfed.runs.results import ClientTable, MethodResult
+from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop, RoundReport
 
 Say = Callable[[str], None]
@@ -114,6 +115,7 @@ def _run_rounds(
 ) -> MethodResult:
     config = deployment.run
     task = build_task(config, roster.shape, len(deployment.class_names))
+    _check_weights(folder.path, task)
     save_layout(folder.path, config.model.name, task)
     pool, loop = _make_loop(deployment, run, roster, exchange, task)
     with loop:
@@ -136,6 +138,15 @@ def _run_rounds(
         result = method_run.finish()
     folder.write_summary({"results": [result.summary()]})
     return result
+
+
+def _check_weights(folder: Path, task: ModuleTask) -> None:
+    """Refuse to go on with other frozen weights than a run began with."""
+    if (folder / "model.json").exists() and RunFiles(folder).layout().get("constants", "") != task.constants_digest():
+        raise ConfigError(
+            f"the model has other frozen weights than the run in {folder} began with; give it those again, or begin "
+            "another run (out)"
+        )
 
 
 def _make_loop(

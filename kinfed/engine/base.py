@@ -161,6 +161,10 @@ class Task(ABC):
         """Normalization layers with columns of the row, by their type."""
         return ()
 
+    def frozen_digest(self) -> str:
+        """Of frozen parameters, which whoever trains the same rows must have, too; "" where there are none."""
+        return ""
+
     def layer_names(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the forward pass as declared."""
         return columns.layer_names(self.slots)

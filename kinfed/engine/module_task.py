@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from kinfed.core import rng
+from kinfed.core.storage import checksum
 from kinfed.engine.base import Task
 from kinfed.engine.draws import drops
 from kinfed.engine.head import Head, find_head
@@ -143,6 +144,10 @@ class ModuleTask(Task):
     def constants_digest(self) -> str:
         """Of all that is not in the row (frozen parameters, constant buffers); "" where nothing is."""
         return self.layout.digest(self.module)
+
+    def frozen_digest(self) -> str:
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        return checksum(frozen) if frozen else ""
 
     @property
     def is_plain(self) -> bool:

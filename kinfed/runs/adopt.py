@@ -36,6 +36,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import TableOptions, load_like
+from kinfed.data.sources.wordpiece import TextInput
 from kinfed.engine.models import Builder
 from kinfed.engine.personal import task_for
 from kinfed.engine.task import Score, Task
@@ -103,14 +104,24 @@ def newcomer_from_table(
     *,
     split_column: str | None = None,
     image_column: str | None = None,
+    text_column: str | None = None,
+    tokenizer: str | None = None,
     ignore: tuple[str, ...] | str = (),
     test_fraction: float = 0.25,
     seed: int | None = None,
 ) -> Federation:
-    """The newcomer as a federation of one: features and classes as in the run, some examples held out."""
+    """The newcomer as a federation of one: features and classes as in the run, some examples held out. Of a run on
+    texts, `text_column` and `tokenizer` are the run's unless they are given."""
     run, path = FinishedRun.open(folder, seed), Path(table)
     options = TableOptions(label_column, None, None, split_column, image_column, ignore)
-    columns = run.description.description.get("dataset_options", {}).get("columns") or None
+    source_options = run.description.description.get("dataset_options", {})
+    columns = source_options.get("columns") or None
+    if (text := TextInput.of_options(source_options)) is not None:
+        options = replace(
+            options, text_column=text_column or text.column, tokenizer=tokenizer or text.tokenizer, length=text.length
+        )
+    elif text_column or tokenizer:
+        raise ConfigError(f"the models of {run.folder} read no texts; leave out text_column and tokenizer")
     source = load_like(path, options, columns, run.description.class_labels)
     raw, inputs = source.features.raw, run.description.inputs
     if prod(raw.shape[1:]) != prod(run.shape):

@@ -65,7 +65,7 @@ def question(
 ) -> Packet:
     order = {
         "kind": kind, "run": "r1", "round": 1, "number": 0, "name": "a", "accepted": 0, "num_clients": 1,
-        "longest": [TRAINED, 0, 10], "group": -1, "noise": 5.0, "effort": 1.0,
+        "longest": [TRAINED, 0, 10], "group": -1, "noise": 5.0, "effort": 1.0, "frozen": "",
     }  # fmt: skip
     if kind == "evaluate":
         del order["effort"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tiny_bert import CONFIG, write_bert
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -21,34 +22,12 @@ from kinfed.engine.encoder import EncoderLayer, EncoderNet, MeanPool, PatchEmbed
 from kinfed.engine.models import build_model
 from kinfed.errors import ModelError, StorageError
 
-CONFIG = {
-    "model_type": "bert", "hidden_act": "gelu", "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 9, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "pad_token_id": 0,
-}  # fmt: skip
 TOKENS = torch.tensor([[2, 7, 5, 3, 0, 0], [2, 9, 3, 0, 0, 0], [2, 4, 4, 8, 6, 3], [2, 3, 0, 0, 0, 0]])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Random weights under the names that Hugging Face's BertModel gives them."""
-    generator = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (20, 8), "embeddings.position_embeddings.weight": (9, 8),
-        "embeddings.token_type_embeddings.weight": (2, 8), "pooler.dense.weight": (8, 8),
-    }  # fmt: skip
-    linear = {"attention.self.query": (8, 8), "attention.self.key": (8, 8), "attention.self.value": (8, 8),
-              "attention.output.dense": (8, 8), "intermediate.dense": (12, 8), "output.dense": (8, 12)}  # fmt: skip
-    for layer in range(3):
-        for name, shape in linear.items():
-            shapes[f"encoder.layer.{layer}.{name}.weight"] = shape
-            shapes[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
-    norms = ["embeddings", *(f"encoder.layer.{i}.{part}" for i in range(3) for part in ("attention.output", "output"))]
-    shapes |= {f"{norm}.LayerNorm.{part}": (8,) for norm in norms for part in ("weight", "bias")}
-    tensors = {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in shapes.items()}
-    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path
+    return write_bert(tmp_path)
 
 
 def build(folder: Path, **options: Any) -> EncoderNet:

@@ -27,10 +27,11 @@ def shared_settings(name: str, scale: Scale, compared: set[str]) -> list[dict[st
 def test_parts_differ_in_what_they_compare_alone(scale: Scale) -> None:
     first, *others = shared_settings("adapters-text", scale, {"model", "frozen", "algorithms"})
     assert all(other == first for other in others)
-    shift, plain = shared_settings("fedbn-features", scale, {"partition"})
-    assert shift == plain
-    with_cameras, without = (part.settings["partition"] for part in run_parts("fedbn-features", scale))
-    assert without == with_cameras | {"contrast": 0.0, "brightness": 0.0}
+    first, *others = shared_settings("fedbn-features", scale, {"partition"})
+    assert all(other == first for other in others)
+    cameras, control, classes = (part.settings["partition"] for part in run_parts("fedbn-features", scale))
+    assert control == cameras | {"contrast": 0.0, "brightness": 0.0}
+    assert classes == cameras | {"alpha": 0.1}
 
 
 def test_the_folder_of_the_weights_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
