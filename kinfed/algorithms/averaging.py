@@ -8,7 +8,8 @@ Updates travel as differences u_m − w; with Σ p = 1 the mean is the same as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort
 
 Weights = Literal["examples", "equal"]
+COUNT = "count"  # by custom the name of the field with a client's number of examples
 
 
 @dataclass
@@ -47,6 +49,29 @@ def example_counts(weights: Weights, data: Cohort) -> Tensor | None:
 def mean_update(delta: Tensor, count: Tensor | None) -> Tensor:
     """Σ_m p_m delta_m [P] of rows [n, P]; all weigh the same where `count` is None."""
     return weighted_mean(delta, torch.ones(len(delta)) if count is None else count)
+
+
+def averaged_rows(up: Tree, averages: tuple[str, ...]) -> Tensor:
+    """[n, W]: the averaged fields of updates side by side; a view where there is one."""
+    flat = [rows.flatten(1) for rows in _fields(up, averages).values()]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+
+
+def with_mean(up: Tree, averages: tuple[str, ...], row: Tensor) -> Tree:
+    """Updates of which every row is `row` [W], so that any mean of them is, too. Numbers of examples become equal."""
+    fields = _fields(up, averages)
+    parts = torch.split(row, [rows[0].numel() for rows in fields.values()])
+    changed = {
+        name: part.reshape(rows.shape[1:]).expand(rows.shape)
+        for (name, rows), part in zip(fields.items(), parts, strict=True)
+    }
+    if isinstance(count := getattr(up, COUNT, None), Tensor):
+        changed[COUNT] = torch.ones_like(count)
+    return replace(up, **changed)
+
+
+def _fields(up: Tree, averages: tuple[str, ...]) -> Mapping[str, Tensor]:
+    return {name: getattr(up, name) for name in averages}
 
 
 def extrapolated(w: Tensor, step: Tensor, rate: float, trainable: slice) -> Tensor:

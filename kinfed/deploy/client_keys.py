@@ -1,4 +1,5 @@
-"""Who a client is: a key. It signs the client's greeting, and the server takes the name from no other key.
+"""Who a client is: a key. It signs the client's greeting, and the server takes the name from no other key. With secure
+aggregation it also signs what clients tell each other through the server (kinfed.deploy.secure_messages).
 
 The key is that of the node, where its configuration names one (key="/etc/kinfed/hospital-a", the file that Flower
 authenticates the node with), else one that is made in the vault at the first use. Both are ECDSA keys on P-384, private
@@ -19,11 +20,13 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from kinfed.core import storage
 from kinfed.errors import ConfigError
 
 _HASH = ec.ECDSA(hashes.SHA384())
+_NUMBER_BYTES = 48  # of each of the two numbers of a signature
 
 
 def new_private_key() -> bytes:
@@ -34,12 +37,7 @@ def new_private_key() -> bytes:
 
 def sign_greeting(private: bytes, where: Path, greeting: Mapping[str, Any], nonce: str, node: int) -> dict[str, Any]:
     """The greeting with the public key and the signature. `where` says in errors what file the key is from."""
-    try:
-        key = serialization.load_ssh_private_key(private, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where} is no private key in OpenSSH's format without a passphrase ({error})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{where} is no elliptic-curve key; kinfed deploy certs makes the keys of nodes")
+    key = _private_key(private, where)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     signature = key.sign(_text(greeting, nonce, node), _HASH)
     return {**greeting, "key": public.decode(), "signature": signature.hex()}
@@ -49,10 +47,40 @@ def is_signed(greeting: Mapping[str, Any], nonce: str, node: int) -> bool:
     """Whether whoever greets holds the key that the greeting names."""
     content = {name: value for name, value in greeting.items() if name not in ("key", "signature")}
     try:
-        key = serialization.load_ssh_public_key(str(greeting.get("key")).encode())
+        signature = bytes.fromhex(str(greeting.get("signature")))
+    except ValueError:
+        return False
+    return _verifies(str(greeting.get("key")), signature, _text(content, nonce, node))
+
+
+def sign(private: bytes, where: Path, text: bytes) -> bytes:
+    """A signature of 96 bytes."""
+    numbers = decode_dss_signature(_private_key(private, where).sign(text, _HASH))
+    return b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)
+
+
+def has_signed(public: str, signature: bytes, text: bytes) -> bool:
+    """Whether the owner of the public key has signed the text."""
+    r, s = (int.from_bytes(part, "big") for part in (signature[:_NUMBER_BYTES], signature[_NUMBER_BYTES:]))
+    return _verifies(public, encode_dss_signature(r, s), text)
+
+
+def _private_key(private: bytes, where: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(private, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{where} is no private key in OpenSSH's format without a passphrase ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{where} is no elliptic-curve key; kinfed deploy certs makes the keys of nodes")
+    return key
+
+
+def _verifies(public: str, signature: bytes, text: bytes) -> bool:
+    try:
+        key = serialization.load_ssh_public_key(public.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return False
-        key.verify(bytes.fromhex(str(greeting.get("signature"))), _text(content, nonce, node), _HASH)
+        key.verify(signature, text, _HASH)
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         return False
     return True

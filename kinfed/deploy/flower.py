@@ -18,14 +18,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from kinfed.deploy.exchange import Answer, Sent
 from kinfed.deploy.node import Node
-from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN
+from kinfed.deploy.questions import CONFIRM, EVALUATE, HELLO, MASK, SECURE_KINDS, SHARE, SUMS, TRAIN, UNMASK
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, arrays
 from kinfed.errors import KinfedError
 
 _HEADER, _JSON = "header", "json"  # names of the record of a packet's header, and of the text in it
-_TYPES = {HELLO: "query.hello", SUMS: "query.sums", TRAIN: "train", EVALUATE: "evaluate"}
+_TYPES = {HELLO: "query.hello", SUMS: "query.sums", TRAIN: "train", EVALUATE: "evaluate"} | {
+    kind: f"query.{kind}" for kind in SECURE_KINDS
+}
 _GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -130,3 +132,23 @@ def train(message: Message, context: Context) -> Message:
 @client_app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     return _answer_order(EVALUATE, message, context)
+
+
+@client_app.query("share")
+def share(message: Message, context: Context) -> Message:
+    return _answer_order(SHARE, message, context)
+
+
+@client_app.query("mask")
+def mask(message: Message, context: Context) -> Message:
+    return _answer_order(MASK, message, context)
+
+
+@client_app.query("confirm")
+def confirm(message: Message, context: Context) -> Message:
+    return _answer_order(CONFIRM, message, context)
+
+
+@client_app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    return _answer_order(UNMASK, message, context)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.federation import SPLITS, Cohort, Federation, with_memory
 from kinfed.deploy.node_data import ClientData, Enrolment, NodeSettings, load_client_data
-from kinfed.deploy.questions import EVALUATE, HELLO, SUMS, TRAIN, PlainQuestion, PrivateQuestion
+from kinfed.deploy.questions import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, PlainQuestion, PrivateQuestion
+from kinfed.deploy.rules import Refused
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
@@ -32,9 +33,13 @@ from kinfed.engine.personal import module_for, task_for
 from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
+from kinfed.privacy.secure_sum import SecureSum
 from kinfed.runs.build import build_task
 from kinfed.runs.config import Named, RunConfig
 from kinfed.runs.export import inputs_metadata
+
+if TYPE_CHECKING:
+    from kinfed.deploy.secure_session import SecureSession
 
 _MOMENTS = "optimizer/"  # before names of moments in the vault; no field of a state has such a name
 
@@ -61,6 +66,8 @@ class Node:
                 f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
             )
         client = self.clients[name]
+        if kind in SECURE_KINDS:
+            return client.secure_answer(kind, order)
         return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
 
 
@@ -112,10 +119,12 @@ class NodeClient:
         prepared = self._prepare(TRAIN, order)
         entry = self._entry(order)
         with prepared.books_locked(), entry.locked():
+            if self.deployment.run.secure is not None:
+                self._session(order, entry).check_round(round)  # before anything is computed
             client, moments, lost = self._state(entry, accepted, prepared)
             question = prepared.question(entry, _stored(client, moments))
             if (answer := question.stored()) is not None:
-                return answer
+                return self._sent(order, entry, answer)
             task, cohort = question.protect(prepared.task, prepared.cohort(round, effort))
             memory = LoopMemory(1, moments) if self.algorithm.training.optimizer_state == "kept" else None
             with recorded(task, TRAINING) as record:
@@ -127,7 +136,41 @@ class NodeClient:
                 if not bool(tree.finite_rows(1).all()):
                     return question.keep(Packet(header | {"refused": f"its {what} is not finite"}))
             entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
-            return question.keep(Packet(header, {"up": up.named()}))
+            return self._sent(order, entry, question.keep(Packet(header, {"up": up.named()})))
+
+    def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
+        """What leaves of an answer to a round: the update, or keys under which it will go into a secure sum."""
+        averages, secure = self.algorithm.averages, self.deployment.run.secure
+        if secure is None or not averages or "up" not in answer.groups:
+            return answer
+        assert not isinstance(averages, str)  # checked by the rules
+        update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
+        secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
+        sums = SecureSum(secure, averages, order.require("total", int))
+        if reasons := sums.out_of_range(update):
+            return Packet(answer.header | {"refused": reasons[0]})
+        return Packet(
+            answer.header, self._session(order, entry).open(order.require("round", int), sums.encode(update)).groups
+        )
+
+    def secure_answer(self, kind: str, order: Packet) -> Packet:
+        """A question after training, until the sum of a round is there."""
+        entry = self._entry(order)
+        with entry.locked():
+            answer = self._session(order, entry).answer(kind, order)
+        return Packet(self._reply_header(order), answer.groups)
+
+    def _session(self, order: Packet, entry: VaultEntry) -> SecureSession:
+        from kinfed.deploy.secure_session import Owner, SecureSession
+
+        secure, rules = self.deployment.run.secure, self.rules
+        if secure is None:
+            raise Refused(f"the run declares no secure_sum, so {self.settings.client} takes part in none")
+        owner = Owner(
+            order.require("number", int), self.settings.client, self._identity(),
+            max(secure.least, rules.least_clients), self.deployment.secure_threshold, self.settings.peers,
+        )  # fmt: skip
+        return SecureSession(entry, owner)
 
     def evaluate(self, order: Packet) -> Packet:
         """The personal model on the client's own held-out examples; it is kept in the vault, ready to use."""

@@ -16,7 +16,8 @@
     vault="/var/lib/kinfed"              where the personal model is kept (kinfed.deploy.vault)
     key="/etc/kinfed/hospital-a"         the node's private key, which the client belongs to (default: one in the vault)
     threads="4"                          cores to train with (default 1)
-    min_noise, epsilon, delta, methods, evaluate, sums, strict
+    peers="/etc/kinfed/peers"            folder with <client>.pub of all clients, whose keys secure sums then insist on
+    min_noise, epsilon, delta, methods, evaluate, sums, strict, require_secure_aggregation, least_clients
                                          what the node answers at all (kinfed.deploy.rules)
 
 An .npz file holds x [n, ...] and y [n], and where the split is known test [n] and val [n], true or false. A function
@@ -76,6 +77,9 @@ class NodeSettings:
     evaluate: str = ""
     sums: str = ""
     strict: str = ""
+    require_secure_aggregation: str = ""
+    least_clients: str = ""
+    peers: str = ""
     extra: Mapping[str, Any] | None = None  # everything in the table, for a function of the node's own
 
     @classmethod

@@ -7,11 +7,13 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, privacy_profile
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
@@ -28,7 +30,7 @@ from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.privacy.budget import planned_events
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
 from kinfed.privacy.ledger import Event, Events, dominates
-from kinfed.server.screening import COUNT, UpdateSpec, trained_columns
+from kinfed.server.screening import UpdateSpec, trained_columns
 
 LARGEST_LOSS = 1e6  # of one example
 LONGEST_FIGURE = 60  # characters of a name
@@ -43,6 +45,7 @@ class NodePool:
         self.algorithm = deployment.algorithm
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
+        self._sample = dict(up)
         self._update_spec = UpdateSpec.from_update(
             up, deployment.run.largest_norm, trained_columns(self.algorithm, task)
         )
@@ -60,7 +63,7 @@ class NodePool:
             self.roster.names[k]: self._order(TRAIN, k, round, download(one[None]), effort=float(e))
             for k, one, e in zip(ids.tolist(), ids, efforts, strict=True)
         }
-        updates: dict[int, Tree] = {}
+        updates: dict[int, Any] = {}
         events: dict[int, list[Event]] = {}
         nbytes, rejections = 0, dict[int, str]()
 
@@ -73,9 +76,7 @@ class NodePool:
                 gradients = self._events(k, answer, self._plan(k))
                 if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
-                if strange := answer.groups.keys() - {"up"}:
-                    raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
-                up = self._checked(k, answer.group("up"))
+                update = self._read_update(k, round, answer)
             except MessageError as error:
                 rejections[k] = str(error)
                 raise
@@ -83,7 +84,7 @@ class NodePool:
                 self.exchange.say(
                     f"{name} has lost its state of round {int(self.accepted[k])} and begins anew from what it is sent"
                 )
-            updates[k], events[k] = up, gradients
+            updates[k], events[k] = update, gradients
 
         needed = self.deployment.needed_updates(len(ids))
         reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
@@ -91,17 +92,27 @@ class NodePool:
             if self._number(name) not in rejections:  # those are the run's to report
                 self.exchange.say(f"round {round}: without {name}: {reason}")
         record = self._record(ids, events) if self._private else None
-        enough = len(updates) >= needed
-        self.rounds_without_quorum = 0 if enough else self.rounds_without_quorum + 1
-        if not enough:
+        reply = Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
+        if len(updates) >= needed:
+            reply = self._combine(updates, round, needed, reply)
+        else:
             self.exchange.say(
                 f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"
             )
-            return Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
+        self.rounds_without_quorum = 0 if len(reply.ids) else self.rounds_without_quorum + 1
+        self.accepted[reply.ids] = round
+        return reply
+
+    def _read_update(self, k: int, round: int, answer: Packet) -> Any:
+        """What a client's answer to a round brings; MessageError where that cannot be used."""
+        if strange := answer.groups.keys() - {"up"}:
+            raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
+        return self._checked(k, answer.group("up"))
+
+    def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
+        """The reply with the updates of a round that has enough of them."""
         numbers = sorted(updates)
-        self.accepted[numbers] = round
-        up = self._up.stack([updates[k] for k in numbers])
-        return Reply(torch.tensor(numbers), up, nbytes, sorted(rejections), rejections, record)
+        return replace(reply, ids=torch.tensor(numbers), up=self._up.stack([updates[k] for k in numbers]))
 
     def evaluate(
         self,

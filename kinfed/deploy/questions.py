@@ -39,6 +39,7 @@ from kinfed.privacy.noise import new_nonce
 from kinfed.privacy.policy import Privacy
 
 HELLO, SUMS, TRAIN, EVALUATE = "hello", "sums", "train", "evaluate"
+SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmask"  # of secure sums, after training
 
 
 class PlainQuestion:

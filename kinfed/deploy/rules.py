@@ -7,6 +7,9 @@
     evaluate="test"        the splits that models may be evaluated on (default: test)
     sums="yes"             give exact sums of features for a common scaling although training is private (default: no)
     strict="yes"           refuse methods that send anything that epsilon does not cover (default: no)
+    require_secure_aggregation="yes"
+                           never send an update but as a part of a secure sum (default: no)
+    least_clients="5"      in a secure sum (default: 3, and never fewer)
 
 A run may ask for more privacy than this, never for less.
 """
@@ -24,6 +27,7 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.federation import SPLITS
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.errors import ConfigError, unknown_name
+from kinfed.privacy.secure_sum import LEAST_CLIENTS
 
 DEFAULT_DELTA = 1e-5
 
@@ -41,6 +45,8 @@ class NodeRules:
     evaluate: tuple[str, ...] = ("test",)
     sums: bool = False
     strict: bool = False
+    require_secure_aggregation: bool = False
+    least_clients: int = LEAST_CLIENTS
 
     @classmethod
     def parse(cls, table: Mapping[str, str]) -> NodeRules:
@@ -53,9 +59,11 @@ class NodeRules:
         for name in ("methods", "evaluate"):
             if name in given:
                 values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
-        for name in ("sums", "strict"):
+        for name in ("sums", "strict", "require_secure_aggregation"):
             if name in given:
                 values[name] = _yes(name, given[name])
+        if "least_clients" in given:
+            values["least_clients"] = _whole("least_clients", given["least_clients"], LEAST_CLIENTS)
         rules = cls(**values)
         if not 0 <= rules.min_noise < math.inf:
             raise ConfigError(f"min_noise in --node-config is 0 or more; got {rules.min_noise:g}")
@@ -80,6 +88,11 @@ class NodeRules:
         privacy = deployment.run.privacy
         if privacy is not None:
             replace(privacy, strict=privacy.strict or self.strict).check_method(method, algorithm, count)
+        secure = deployment.run.secure
+        if secure is not None:
+            secure.check_method(method, algorithm)
+        elif self.require_secure_aggregation and algorithm.averages != ():
+            raise Refused(f"{client} sends updates in secure sums only; set secure_sum in the run")
 
     def check_noise(self, client: str, deployment: Deployment, noise: float) -> None:
         privacy = deployment.run.privacy
@@ -108,6 +121,8 @@ class NodeRules:
     def check_sums(self, client: str, deployment: Deployment) -> None:
         if deployment.scaling != STANDARD:
             raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
+        if self.require_secure_aggregation:
+            raise Refused(f"{client} sends nothing but in secure sums, and sums of features are exact and its own")
         private = deployment.run.privacy is not None or self.demands_privacy
         if private and not self.sums:
             raise Refused(
@@ -120,7 +135,8 @@ class NodeRules:
         return {
             "min_noise": self.min_noise, "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
             "delta": self.delta, "methods": list(self.methods), "evaluate": list(self.evaluate), "sums": self.sums,
-            "strict": self.strict,
+            "strict": self.strict, "require_secure_aggregation": self.require_secure_aggregation,
+            "least_clients": self.least_clients,
         }  # fmt: skip
 
 
@@ -129,6 +145,12 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"{name} in --node-config is a number; got {text!r}") from None
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise ConfigError(f"{name} in --node-config is a whole number of at least {least}; got {text!r}")
+    return int(text)
 
 
 def _yes(name: str, text: str) -> bool:

@@ -13,12 +13,13 @@ There are no models in it: personal ones are in the vaults of the nodes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kinfed.algorithms.base import check_algorithm_settings, privacy_profile
 from kinfed.core import storage
@@ -159,10 +160,23 @@ def _make_loop(
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
     up = sample_update(algorithm, task, server, roster, len(deployment.class_names))
-    pool = NodePool(deployment, run, roster, exchange, task, up)
+    pool = _make_pool(deployment, run, roster, exchange, task, up)
     return pool, Loop(
         algorithm, task, pool, population, config.schedule, privacy=budget, robust=config.robust_rule
     )  # fmt: skip
+
+
+def _make_pool(
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, up: Mapping[str, Tensor]
+) -> NodePool:
+    secure, algorithm = deployment.run.secure, deployment.algorithm
+    if secure is None or not algorithm.averages:
+        return NodePool(deployment, run, roster, exchange, task, up)
+    from kinfed.deploy.secure_pool import SecureNodePool
+
+    secure.check_update(deployment.method, algorithm, up, deployment.run.schedule.size(len(roster.names)))
+    exchange.say(f"secure sums: no update leaves a node but masked, in a sum of {secure.least} clients at least")
+    return SecureNodePool(secure, deployment, run, roster, exchange, task, up)
 
 
 def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -> PrivacyBudget:

@@ -39,7 +39,8 @@ SECTIONS = {
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
-        "dp_clip", "dp_delta", "dp_budget", "dp_strict",
+        "dp_clip", "dp_delta", "dp_budget", "dp_strict", "secure_sum", "secure_range", "secure_least",
+        "secure_threshold",
     ),
 }  # fmt: skip
 SETTINGS = [name for names in SECTIONS.values() for name in names]
@@ -81,6 +82,9 @@ class Deployment(BaseModel):
     )
     largest_value: float = Field(
         1e6, gt=0, description="Of a feature before scaling; clients whose sums say more are left out of the scaling."
+    )
+    secure_threshold: float = Field(
+        0.5, ge=0.5, lt=1, description="Secure aggregation: more than this share of clients reveal masks together."
     )
     run_settings: dict[str, Any] = Field(default_factory=dict, exclude=True)  # of `RunConfig`, where given
 
@@ -124,6 +128,15 @@ class Deployment(BaseModel):
                 'dp_strict: epsilon does not cover the sums that scaling = "standard" takes from every node; '
                 'use scaling = "none" or a number'
             )
+
+        secure = self.run.secure
+        if secure is not None:
+            secure.check_method(self.method, self.algorithm)
+            if self.scaling == STANDARD and self.algorithm.averages:
+                raise ConfigError(
+                    'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
+                    'node; use scaling = "none" or a number'
+                )
 
     @property
     def num_clients(self) -> int:

@@ -34,6 +34,7 @@ class Reply:
     rejected: list[int] = field(default_factory=list)  # clients whose update or new state could not be used
     reasons: dict[int, str] = field(default_factory=dict)  # of rejections, where there is more to say than "not finite"
     record: Record | None = None  # of private tasks in other processes; None where the loop's own task recorded it
+    nbytes_down: int = 0  # of messages to the clients beside what `download` made
 
 
 @dataclass

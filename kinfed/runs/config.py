@@ -25,6 +25,7 @@ from kinfed.runs.requirements import requirement
 if TYPE_CHECKING:
     from kinfed.data.batches import LocalTraining
     from kinfed.privacy.policy import Privacy
+    from kinfed.privacy.secure_sum import SecureSettings
     from kinfed.privacy.user_level import UserPrivacy
     from kinfed.server.robust import Rule
     from kinfed.server.schedule import Schedule
@@ -176,6 +177,11 @@ class RunConfig(BaseModel):
     user_quantile: float | None = setting(
         None, PRIVACY, "Adaptive clipping: user_clip is the start and follows this quantile of updates' norms."
     )
+    secure_sum: bool = setting(
+        False, PRIVACY, "Secure aggregation: the server sees the sum of a round's updates, and no single one."
+    )
+    secure_range: float = setting(1000.0, PRIVACY, "Secure aggregation: largest number that an update may hold.")
+    secure_least: int = setting(3, PRIVACY, "Secure aggregation: fewest clients whose updates are added up.")
     robust: Choice | None = setting(
         None, ROBUSTNESS, "Average of updates at the server: clip, median, trimmed_mean or krum.",
         registry="robust rule",
@@ -268,6 +274,21 @@ class RunConfig(BaseModel):
         return UserPrivacy(**values)
 
     @property
+    def secure(self) -> SecureSettings | None:
+        from kinfed.privacy.secure_sum import SecureSettings
+
+        settings = SecureSettings(self.secure_range, self.secure_least)
+        if not self.secure_sum:
+            return None
+        settings.check_server(self.robust, self.largest_norm)
+        if self.pretrain:
+            raise ConfigError(
+                "pre-training sees the data of all clients in one place, and secure_sum hides even their updates; "
+                "leave out one of the two"
+            )
+        return settings
+
+    @property
     def robust_rule(self) -> Rule | None:
         from kinfed.server.robust import make_rule
 
@@ -280,8 +301,8 @@ class RunConfig(BaseModel):
         return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
 
     def check(self) -> None:
-        """Refuse values that local training, the schedule, privacy or the robust rule do not take."""
-        for part in ("training", "schedule", "privacy", "user_privacy", "robust_rule"):
+        """Refuse values that local training, the schedule, privacy, secure sums or the robust rule do not take."""
+        for part in ("training", "schedule", "privacy", "user_privacy", "secure", "robust_rule"):
             getattr(self, part)  # each checks its values when it is made
 
     def dump(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm, prepare_data
+from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
@@ -35,6 +36,7 @@ from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
+from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import UserLevel, update_template
 from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
 from kinfed.runs.build import build_federation, build_task, example_batch
@@ -240,6 +242,7 @@ class Experiment:
                 check_robust(rule, algorithm, self.config.schedule.size(clients.num_clients))
             if algorithm.training.augment is not None:
                 augmentation(algorithm.training.augment, self.federation(seed).features.shape)
+            self._secure_sum(label, algorithm, self.task(), self.federation(seed), clients)
         self._check_privacy(label)
 
     def _check_privacy(self, label: str) -> None:
@@ -348,6 +351,7 @@ class Experiment:
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)
         user_level = self._user_level(algorithm, task, data, population, rounds)
+        secure = self._secure_sum(type(algorithm).__name__, algorithm, task, data, population)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -363,7 +367,7 @@ class Experiment:
             pool = LocalPool(algorithm, task, data, seed, workers=config.workers, state_folder=state_folder)
         return Loop(
             algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
-            user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm,
+            user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm, secure=secure,
         )  # fmt: skip
 
     def _user_level(
@@ -381,8 +385,21 @@ class Experiment:
         last = self.config.warm_start + self.config.rounds
         return UserLevel(
             privacy, template, algorithm.averages, seeded_noise(population.seed), sampling, expected,
-            range(rounds.start, last + 1),
+            range(rounds.start, last + 1), summands=clients if self.config.secure_sum else None,
         )  # fmt: skip
+
+    def _secure_sum(
+        self, label: str, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
+    ) -> SecureSum | None:
+        settings = self.config.secure
+        if settings is None:
+            return None
+        settings.check_method(label, algorithm)
+        assert not isinstance(algorithm.averages, str)  # checked
+        update = update_template(algorithm, task, data, algorithm.init_server(task, population)).named()
+        settings.check_update(label, algorithm, update, self.config.schedule.size(data.num_clients))
+        total = int(data.train.count.sum()) if COUNT in update else data.num_clients
+        return SecureSum(settings, algorithm.averages, total)
 
     def _ray(self) -> RayCluster:
         """Workers for all methods and seeds, from the first one that needs them."""

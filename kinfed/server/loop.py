@@ -19,10 +19,11 @@ from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
+from kinfed.privacy.secure_sum import SecureSettings, SecureSum
 from kinfed.privacy.user_level import NO_ROBUST_RULE, UserLevel
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
-from kinfed.server.screening import screen, trained_columns
+from kinfed.server.screening import screen, trained_columns, without
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Loop:
         user_level: UserLevel | None = None,
         robust: Rule | None = None,
         largest_norm: float = 0.0,
+        secure: SecureSum | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -71,12 +73,15 @@ class Loop:
         self.user_level = user_level  # hides whole clients in the server's models
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
+        self.secure = secure  # the server sees the sum of a round's updates only
         self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None and user_level is not None:
             raise ConfigError(NO_ROBUST_RULE)
         if robust is not None:
             check_robust(robust, algorithm, self.schedule.size(population.num_clients))
+        if secure is not None:
+            SecureSettings.check_server(robust, largest_norm)
         self._trained = trained_columns(algorithm, task)
         with one_thread():
             self.server: Tree = algorithm.init_server(task, self.population)
@@ -124,7 +129,7 @@ class Loop:
             if record is not None and reply.record is not None:
                 record.join(reply.record)
         self.took_part[reply.ids] = True
-        reply, note = self._screened(reply)
+        reply, note = self._screened(reply) if self.secure is None else self._summed(reply)
         if self.user_level is not None:
             up = self.user_level.mean(reply.up if len(reply.ids) else None, number)
             self.server = self.algorithm.aggregate(server, _STAND_IN, up, info)
@@ -137,7 +142,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             active=len(active),
             dropped=len(active) - len(reply.ids),
-            bytes_down=before_down + sum(sent),
+            bytes_down=before_down + sum(sent) + reply.nbytes_down,
             bytes_up=before_up + reply.nbytes,
             rejected=reply.rejected,
             reasons=reply.reasons,
@@ -157,6 +162,21 @@ class Loop:
             return replace(reply, ids=reply.ids[:0], up=None), note
         rows = robust_rows(self.robust, averaged_fields(self.algorithm), reply.up, self._trained)
         return replace(reply, up=rows), ""
+
+    def _summed(self, reply: Reply) -> tuple[Reply, str]:
+        """What the server sees of the updates, and a note where that is nothing although clients replied."""
+        secure = self.secure
+        assert secure is not None
+        if not secure.averages or not len(reply.ids):
+            return reply, ""
+        reply = without(reply, secure.out_of_range(reply.up))
+        if (clients := len(reply.ids)) < secure.least:
+            note = f"{clients} update(s) are too few to be added up, which takes {secure.least}; not used"
+            return replace(reply, ids=reply.ids[:0], up=None, nbytes=0), note
+        size = secure.size(reply.up, clients)
+        # Under user-level privacy clients shorten their updates first: the sum is taken there.
+        up = reply.up if self.user_level is not None else secure.mean(reply.up)
+        return replace(reply, up=up, nbytes=size.up, nbytes_down=size.down), ""
 
     def _info(self, number: int) -> RoundInfo:
         return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable)

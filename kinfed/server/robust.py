@@ -25,19 +25,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.averaging import averaged_rows, with_mean
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.kernels import pairwise_squared_distances
 from kinfed.core.options import check_options, make_options, option
 from kinfed.core.registry import Registry
 from kinfed.core.tree import Tree
 from kinfed.errors import ConfigError
-from kinfed.server.screening import COUNT
 
 BLOCK = 1 << 20  # values sorted at once
 
@@ -178,15 +178,9 @@ def robust_rows(rule: Rule, averages: tuple[str, ...], up: Tree, trained: Tensor
     clients' claims, become equal."""
     if not averages:
         return up
-    fields: dict[str, Tensor] = {name: getattr(up, name) for name in averages}
-    widths = [rows[0].numel() for rows in fields.values()]
-    flat = [rows.flatten(1) for rows in fields.values()]
-    row = _combined(rule, flat[0] if len(flat) == 1 else torch.cat(flat, 1), _trained_mask(fields, trained))
-    parts = zip(fields.items(), torch.split(row, widths), strict=True)
-    changed = {name: part.reshape(rows.shape[1:]).expand(rows.shape) for (name, rows), part in parts}
-    if isinstance(count := getattr(up, COUNT, None), Tensor):
-        changed[COUNT] = torch.ones_like(count)
-    return replace(up, **changed)
+    fields = {name: getattr(up, name) for name in averages}
+    row = _combined(rule, averaged_rows(up, averages), _trained_mask(fields, trained))
+    return with_mean(up, averages, row)
 
 
 def _trained_mask(fields: Mapping[str, Tensor], trained: Tensor | None) -> Tensor | None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.tree import Tree
 from kinfed.engine.task import Task
 from kinfed.pools.base import Reply
-
-COUNT = "count"  # by custom the name of the field with a client's number of examples
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,11 @@ def screen(reply: Reply, largest_norm: float = 0.0, trained: Tensor | None = Non
     """The reply without updates that cannot be used. Rows of a tree have one shape and type: that is settled before."""
     if not isinstance(reply.up, Tree) or not len(reply.ids):
         return reply
-    reasons = violations(reply.up.named(), len(reply.ids), largest_norm, trained)
+    return without(reply, violations(reply.up.named(), len(reply.ids), largest_norm, trained))
+
+
+def without(reply: Reply, reasons: Mapping[int, str]) -> Reply:
+    """The reply without the updates in these rows, whose clients are rejected for the reason given."""
     if not reasons:
         return reply
     ids = reply.ids.tolist()
