@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kinfed.core.silence import Silence
 from kinfed.deploy.greeting import Greeting, read_greetings
-from kinfed.deploy.presence import Presence, Silence
+from kinfed.deploy.presence import Presence
 from kinfed.deploy.questions import HELLO
 from kinfed.deploy.wire import MessageError, Packet, plain_text
 

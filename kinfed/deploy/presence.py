@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-FIRST_REPORT, LONGEST_PAUSE = 30.0, 300.0  # seconds of silence before the log says who is awaited; between two reports
-
 
 @dataclass
 class Contact:
@@ -60,24 +58,6 @@ class Presence:
             where = f"connected, asked {_ago(now, contact.asked)}, no answer yet"
         last = "" if contact.failed is None else f"; last error {_ago(now, contact.failed)}: {contact.error}"
         return f"{name}: {where}{last}"
-
-
-@dataclass
-class Silence:
-    """Says when to report while nothing happens: after half a minute, then after twice as long each time."""
-
-    now: float
-    pause: float = FIRST_REPORT
-
-    def __post_init__(self) -> None:
-        self._due = self.now + self.pause
-
-    def is_due(self, now: float) -> bool:
-        if now < self._due:
-            return False
-        self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        self._due = now + self.pause
-        return True
 
 
 def _ago(now: float, then: float) -> str:

@@ -42,7 +42,15 @@ try:
 except ImportError as error:
     raise ConfigError('the ray pool needs the package ray: pip install "kinfed[ray]"') from error
 
-from kinfed.pools.ray_processes import GONE, connect, fetch, free_cpus, send_tensors_as_bytes, start_workers
+from kinfed.pools.ray_processes import (
+    GONE,
+    connect,
+    describe_worker,
+    fetch,
+    free_cpus,
+    send_tensors_as_bytes,
+    start_workers,
+)
 
 RESTARTS = 3  # of one worker for one call; what ends it more often is not chance
 
@@ -52,7 +60,11 @@ Call = Callable[[Any], Any]  # worker -> reference to the result; a function, so
 class RayCluster:
     """Workers for the runs of one process, started once and used by one pool after the other."""
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, workers: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`say`: told which worker is waited for, since when and what it does, where an answer takes long."""
+        self._say = say
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             connect(address, workers)
@@ -69,7 +81,7 @@ class RayCluster:
         members = balance(expected_work(algorithm, federation), min(self.size, federation.num_clients))
         missing = range(len(self._slots), len(members))
         workers = start_workers(len(missing), num_cpus=1)
-        self._slots += [_WorkerSlot(number, worker) for number, worker in zip(missing, workers, strict=True)]
+        self._slots += [_WorkerSlot(number, worker, self._say) for number, worker in zip(missing, workers, strict=True)]
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
         spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, federation)
@@ -117,6 +129,7 @@ class _WorkerSlot:
 
     number: int
     worker: Any  # None where the last one ended and no other could be started
+    say: Callable[[str], None]
     spec: _RunSpec | None = None
     snapshots: list[tuple[Tensor, Any]] = field(default_factory=list)  # ids, reference to a StateSnapshot; oldest first
 
@@ -143,10 +156,11 @@ class _WorkerSlot:
         """The result of a call that was made; made again at a new worker where this one has gone."""
         for attempt in range(RESTARTS + 1):
             try:
-                return fetch(reference)
+                return fetch(reference, self._report)
             except GONE as error:
                 if attempt == RESTARTS:
                     raise PoolError(self._message(f"ended {RESTARTS + 1} times in a row", error)) from error
+                self.say(self._message("ended, and another takes its place", error))
                 self._replace()
                 reference = call(self.worker)
         raise AssertionError("unreachable")
@@ -164,6 +178,9 @@ class _WorkerSlot:
             raise PoolError(message) from error
         except GONE:
             return  # the next call notices it
+
+    def _report(self) -> None:
+        self.say(f"waiting for Ray worker {self.number}, which {describe_worker(self.worker)}")
 
     def end(self) -> None:
         if self.worker is not None and ray.is_initialized():

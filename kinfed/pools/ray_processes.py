@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,11 +19,16 @@ import torch
 from ray import exceptions
 from torch import Tensor
 
+from kinfed.core.silence import Silence
+from kinfed.core.tree import Tree
 from kinfed.errors import ConfigError, PoolError
+from kinfed.pools.base import Evaluation, Reply
 from kinfed.pools.local_pool import available_cores
-from kinfed.pools.worker import Worker
+from kinfed.pools.worker import StateSnapshot, Worker
 
 START_SECONDS = 300  # for workers to start: they import torch, perhaps from a slow disk on a busy machine
+SIGN_SECONDS = 10.0  # for a worker to say what it does, before it is said to be silent
+SIGNS = "signs"  # the group of calls that are answered beside all others
 NOTICE_SECONDS = 1  # before a new worker is asked for again, for Ray to notice what it has lost
 
 GONE = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.ObjectLostError, exceptions.NodeDiedError)
@@ -65,24 +72,63 @@ def free_cpus() -> float:
     return float(cluster.available_resources().get("CPU", 0))
 
 
+@dataclass(frozen=True)
+class SignOfLife:
+    """What a worker says of itself while it computes."""
+
+    process: int
+    machine: str
+    doing: str  # in words; "" between two calls
+    seconds: float  # since it began with that
+    processor: float  # seconds of its cores, since then
+
+
 class WorkerProcess(Worker):
-    """A worker as an actor of Ray."""
+    """A worker as an actor of Ray. `sign_of_life` is answered by a thread of its own, whatever else is computed."""
 
     def __init__(self) -> None:
         # Ctrl-C reaches all processes of a terminal's group; when to stop is the driver's to say.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         send_tensors_as_bytes()
         super().__init__()
+        self._doing, self._since = "", (time.monotonic(), time.process_time())
 
     def process_id(self) -> int:
         """Answers once the process runs."""
         return os.getpid()
 
+    @ray.method(concurrency_group=SIGNS)
+    def sign_of_life(self) -> SignOfLife:
+        began, used = self._since
+        return SignOfLife(
+            os.getpid(), socket.gethostname(), self._doing, time.monotonic() - began, time.process_time() - used
+        )
+
+    def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
+        with self._at_work(f"trains {len(ids)} clients in round {round}"):
+            return super().train(ids, down, round, effort)
+
+    def evaluate(
+        self, ids: Tensor, down: Tree, round: int, split: str, server_model: Tensor | None, keep_models: bool
+    ) -> Evaluation:
+        with self._at_work(f"evaluates {len(ids)} clients after round {round}"):
+            return super().evaluate(ids, down, round, split, server_model, keep_models)
+
+    @contextmanager
+    def _at_work(self, doing: str) -> Iterator[None]:
+        self._since, self._doing = (time.monotonic(), time.process_time()), doing
+        try:
+            yield
+        finally:
+            self._doing = ""
+
 
 def start_workers(count: int, num_cpus: int) -> list[Any]:
     """New workers, spread over the cluster, each with so many CPUs to itself. Ray must not restart them by itself: one
     without its states would go on as if nothing had happened."""
-    actor: Any = ray.remote(WorkerProcess).options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy="SPREAD")
+    remote: Any = ray.remote  # whose types do not know groups
+    actor = remote(concurrency_groups={SIGNS: 1})(WorkerProcess)
+    actor = actor.options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy="SPREAD")
     workers = [actor.remote() for _ in range(count)]
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -109,13 +155,40 @@ def _is_running(worker: Any, deadline: float) -> bool:
     return True
 
 
-def fetch(reference: Any) -> Any:
+def fetch(reference: Any, report: Callable[[], None] | None = None) -> Any:
     """The result of a call; of a pair the first, and the second as a reference. What an algorithm raised in the worker
-    is raised here."""
+    is raised here. While there is no result, `report` is called: after half a minute, then ever more rarely."""
+    if report is not None:
+        _report_silence(reference[0] if isinstance(reference, list) else reference, report)
     try:
         return (ray.get(reference[0]), reference[1]) if isinstance(reference, list) else ray.get(reference)
     except exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+
+def _report_silence(reference: Any, report: Callable[[], None]) -> None:
+    """Returns when there is a result, or an error in its place."""
+    silence = Silence(time.monotonic())
+    while not ray.wait([reference], timeout=max(silence.due - time.monotonic(), 0.0), fetch_local=False)[0]:
+        if silence.is_due(time.monotonic()):
+            report()
+
+
+def describe_worker(worker: Any) -> str:
+    """What a worker does at the moment, to follow its name; it may be silent."""
+    try:
+        sign: SignOfLife = ray.get(worker.sign_of_life.remote(), timeout=SIGN_SECONDS)
+    except exceptions.GetTimeoutError:
+        return (
+            f"has given no sign of life within {SIGN_SECONDS:g} s: its machine is overloaded or cut off. It is waited "
+            "for, and replaced where Ray finds that it is gone"
+        )
+    except GONE:
+        return "has ended; another takes its place"
+    where = f"(process {sign.process} on {sign.machine})"
+    if not sign.doing:
+        return f"{where} lives and has nothing to do: its answer is on the way"
+    return f"{where} {sign.doing} since {sign.seconds:.0f} s, in which it computed for {sign.processor:.0f} s"
 
 
 def send_tensors_as_bytes() -> None:

@@ -406,7 +406,7 @@ class Experiment:
         if self._cluster is None:
             from kinfed.pools.ray_pool import RayCluster
 
-            self._cluster = RayCluster(self.config.ray_address, self.config.workers)
+            self._cluster = RayCluster(self.config.ray_address, self.config.workers, self.observer.note)
         return self._cluster
 
     def close(self) -> None:

@@ -14,7 +14,8 @@ import pytest
 from command_line import kinfed
 from loopback import Loopback, write_nodes
 
-from kinfed.deploy.presence import LONGEST_PAUSE, Presence, Silence
+from kinfed.core.silence import LONGEST_PAUSE, Silence
+from kinfed.deploy.presence import Presence
 from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.status import DONE, RUNNING, STOPPED, read_progress, read_status

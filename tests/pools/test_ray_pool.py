@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
 from kinfed.algorithms.ditto import Ditto
 from kinfed.core.registry import load_plugin
+from kinfed.core.silence import Silence
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
@@ -40,6 +43,7 @@ from ray import cloudpickle  # noqa: E402
 from ray._common.utils import get_default_ray_temp_dir  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from kinfed.pools import ray_processes  # noqa: E402
 from kinfed.pools.ray_pool import RayCluster  # noqa: E402
 
 # Ray leaves files and processes to the garbage collector, which warns about them.
@@ -299,6 +303,39 @@ class Dies(Ditto):
                 os.unlink(self.trap)
             os._exit(1)
         return super().client_update(task, client, down, data)
+
+
+@dataclass(frozen=True)
+class Waits(Ditto):
+    """Client 4 waits in round 1 until a file is there."""
+
+    gate: str = ""
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
+        while data.round == 1 and 4 in data.ids and not os.path.exists(self.gate):
+            time.sleep(0.05)
+        return super().client_update(task, client, down, data)
+
+
+def test_a_long_silence_says_which_worker_does_what(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the call is under way: the worker answers beside it."""
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        (tmp_path / "gate").touch()
+
+    monkeypatch.setattr(ray_processes, "Silence", partial(Silence, pause=0.3))
+    loop = loop_on(cluster, Waits(WORK, gate=str(tmp_path / "gate")), schedule=Schedule())
+    for slot in cluster._slots:
+        monkeypatch.setattr(slot, "say", say)
+    finished(loop, rounds=1)
+    line = re.compile(
+        r"waiting for Ray worker \d, which \(process \d+ on \S+\) trains \d clients in round 1 since \d+ s"
+    )
+    assert line.match(said[0]), said
 
 
 def test_a_worker_that_dies_again_and_again_stops_the_run_with_the_reason(
