@@ -38,6 +38,11 @@ CONNECTION = "trial"
 DEFAULTS = {"algorithms": "ditto", "seeds": "0", "rounds": 5, "participation": 1.0, "eval_every": 0}
 START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's commands
 SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
+STARTS_ANEW = (
+    "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; on a "
+    "machine that is too busy for that Flower starts it anew, again and again. End other work: the run then begins by "
+    "itself"
+)
 HOST = "127.0.0.1"
 DATA_SETTINGS = (  # that decide what the clients of a trial have
     "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "data",
@@ -189,13 +194,16 @@ class LocalTrial:
                     f"{processes.logs} say how far it came"
                 )
             if now - last > SILENCE_SECONDS:
-                self._check_run(processes)
+                self._check_run(processes, say)
                 last = now
             time.sleep(0.2)
 
-    def _check_run(self, processes: Processes) -> None:
-        """PoolError where Flower says that the run is over, although the server's part has not said so."""
+    def _check_run(self, processes: Processes, say: Say) -> None:
+        """PoolError where Flower says that the run is over, although the server's part has not said so. Says why it
+        may not have begun."""
         text = self._flwr("list", CONNECTION, "--format", "json")
+        if '"starting"' in text or '"pending"' in text:
+            say(STARTS_ANEW)
         if "finished" in text:
             raise PoolError(
                 f"the server's part of the run has ended without a word; {processes.log_path('superlink')} says:\n"
