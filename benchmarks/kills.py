@@ -29,14 +29,14 @@ MARK = "KINFED_KILLS"  # a variable that all descendants of a command inherit
 KINFED = [sys.executable, "-m", "kinfed"]
 SMALL = ["--clients", "10", "--seeds", "0,1", "--model", "mlr", "--checkpoint-every", "5"]
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
-    "run": lambda out: [*KINFED, "run", *SMALL, "--algorithms", "fedavg,ditto", "--rounds", "400", "--out", str(out)],
+    "run": lambda out: [*KINFED, "run", *SMALL, "--algorithms", "fedavg,ditto", "--rounds", "60", "--out", str(out)],
     "ray": lambda out: [
-        *KINFED, "run", *SMALL, "--algorithms", "fedavg,ditto", "--rounds", "100", "--pool", "ray", "--workers", "2",
+        *KINFED, "run", *SMALL, "--algorithms", "fedavg,ditto", "--rounds", "30", "--pool", "ray", "--workers", "2",
         "--out", str(out),
     ],
     "tune": lambda out: [
-        *KINFED, "tune", "--clients", "10", "--model", "mlr", "--algorithms", "fedavg", "--trials", "12", "--rounds",
-        "40", "--out", str(out),
+        *KINFED, "tune", "--clients", "10", "--model", "mlr", "--algorithms", "fedavg", "--trials", "8", "--rounds",
+        "10", "--out", str(out),
     ],
     "reproduce": lambda out: [*KINFED, "reproduce", "fedfomo-validation", "--scale", "smoke", "--out", str(out)],
     "deployment": lambda out: [

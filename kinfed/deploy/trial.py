@@ -39,9 +39,9 @@ DEFAULTS = {"algorithms": "ditto", "seeds": "0", "rounds": 5, "participation": 1
 START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's commands
 SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
 STARTS_ANEW = (
-    "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; on a "
-    "machine that is too busy for that Flower starts it anew, again and again. End other work: the run then begins by "
-    "itself"
+    "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; "
+    "on a machine that is too busy for that Flower starts it anew, again and again. End other work: the run then "
+    "begins by itself"
 )
 HOST = "127.0.0.1"
 DATA_SETTINGS = (  # that decide what the clients of a trial have
