@@ -13,6 +13,7 @@ from kinfed.algorithms.base import RoundInfo
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Population
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
@@ -72,7 +73,7 @@ def two_bowls(method: Any, *, start: float = 1.0, **schedule: float) -> Iterator
     owner = torch.tensor([0, 1, 1, 1, 0, 1])
     rows, tests = torch.arange(6), torch.arange(6) >= 4
     federation = Federation(
-        Features(4.0 * owner[:, None].to(torch.float32)), torch.zeros(6, dtype=torch.int64), num_classes=1,
+        Features(4.0 * owner[:, None].to(torch.float32)), torch.zeros(6, dtype=torch.int64), Problem.of_classes(1),
         train=Ragged.grouped(rows[~tests], owner[~tests], 2), val=Ragged.empty(2),
         test=Ragged.grouped(rows[tests], owner[tests], 2), names=["flat", "steep"],
     )  # fmt: skip

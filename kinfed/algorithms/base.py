@@ -38,7 +38,9 @@ Client = TypeVar("Client", bound=Tree)
 Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
-Trait = Literal["needs validation", "keeps stragglers", "no momentum", "no weight decay", "draws by client"]
+Trait = Literal[
+    "needs validation", "needs classes", "keeps stragglers", "no momentum", "no weight decay", "draws by client"
+]
 
 EXAMPLE_COUNT = "the number of training examples of each client"
 WITHOUT_FINETUNING = "without_finetuning"  # the name of a fine-tuned algorithm's model before the extra steps
@@ -94,11 +96,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     finetune_lr: float | None = option(None, "learning rate of those steps; the local one where none is given", gt=0)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
-    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "keeps
-    stragglers" (partial work of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its
-    local steps are its own and have no place for them; without momentum there is no other optimizer and no clipping of
-    gradients either), "draws by client" (draws of the server go by the clients' numbers, so that renumbering them
-    changes results)."""
+    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs
+    classes" (its loss, messages or models are about classes: not for a regression), "keeps stragglers" (partial work
+    of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its local steps are its own and
+    have no place for them; without momentum there is no other optimizer and no clipping of gradients either), "draws
+    by client" (draws of the server go by the clients' numbers, so that renumbering them changes results)."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -182,7 +184,13 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Population) -> None:
-    """Refuse what cannot work: local training with terms that the algorithm's own steps ignore, and `check`."""
+    """Refuse what cannot work: classes that are not there, local training with terms that the algorithm's own steps
+    ignore, and `check`."""
+    if "needs classes" in algorithm.traits and not task.classifies:
+        raise ConfigError(
+            f"{type(algorithm).__name__} works with classes (their probabilities, counts, prototypes or margins), and "
+            "the target here is a number; leave it out, or choose --task classification where the values are classes"
+        )
     training = algorithm.training
     # What the steps lack, the trait that says so, what was asked for, and how a method goes without it.
     terms: tuple[tuple[str, Trait, Any, str], ...] = (

@@ -98,6 +98,8 @@ class FedAS(Algorithm[Server, Client, Down, Up]):
         "example", "weights of the average: mean squared gradient of examples, the sum over batches, or equal weights"
     )
 
+    traits = frozenset({"needs classes"})
+
     def check(self, task: Task, population: Population) -> None:
         required_body("FedAS", task)
 

@@ -31,7 +31,6 @@ from kinfed.algorithms.facade import (
     Algorithm,
     Batch,
     Cohort,
-    ConfigError,
     Population,
     PrivacyProfile,
     Range,
@@ -78,11 +77,8 @@ class FedEM(Algorithm[Server, Client, Down, Up]):
     )
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
+    traits = frozenset({"needs classes"})
     averages = ("delta",)
-
-    def check(self, task: Task, population: Population) -> None:
-        if not task.classifies:
-            raise ConfigError("FedEM mixes class probabilities, so it needs a task that predicts classes")
 
     def init_server(self, task: Task, population: Population) -> Server:
         return Server(torch.stack([task.init(population.seed, k) for k in range(self.components)]))

@@ -105,6 +105,7 @@ class FedPAC(Algorithm[Server, Nothing, Down, Up]):
     head_epochs: int = option(1, "passes over a client's examples that train its head, per round", ge=1)
     weights: Weights = option("examples", "weights of bodies in the average: by N_i, or equal")
 
+    traits = frozenset({"needs classes"})
     averages = "also sends heads, class means and variances, from which the server solves for mixtures"
 
     def __post_init__(self) -> None:

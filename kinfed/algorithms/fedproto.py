@@ -91,6 +91,7 @@ class FedProto(Algorithm[Server, Client, Down, Up]):
     reduce: Literal["mean", "sum"] = option("mean", "R over features: their mean (released code), or their sum")
     weights: Weights = option("equal", "weights of clients in a prototype: equal, or by their examples of the class")
 
+    traits = frozenset({"needs classes"})
     averages = "sends prototypes of the classes each client has, and every class is averaged over other clients"
 
     def check(self, task: Task, population: Population) -> None:

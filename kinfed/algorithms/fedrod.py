@@ -92,6 +92,7 @@ class FedRoD(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
     )
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
+    traits = frozenset({"needs classes"})
     averages = ("delta",)
 
     def __post_init__(self) -> None:

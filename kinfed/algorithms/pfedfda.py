@@ -116,6 +116,7 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
     single_beta: bool = option(False, "one β for both")
     ridge: float = option(1e-4, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
 
+    traits = frozenset({"needs classes"})
     averages = "sends covariances, which another rule than the mean would not leave positive definite"
 
     def check(self, task: Task, population: Population) -> None:

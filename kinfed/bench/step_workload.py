@@ -12,6 +12,7 @@ from torch.nn.functional import relu
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.engine.bert import minilm, random_minilm
 from kinfed.engine.models import build_model
@@ -104,7 +105,7 @@ class StepWorkload:
         return Federation(
             features=Features(raw),
             labels=torch.randint(CLASSES, (total,), generator=generator),
-            num_classes=CLASSES,
+            problem=Problem.of_classes(CLASSES),
             train=Ragged(torch.arange(0, total + 1, each), torch.arange(total)),
             val=nobody,
             test=nobody,

@@ -11,6 +11,7 @@ from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.engine.models import build_model
 
@@ -120,7 +121,7 @@ def synthetic(workload: Workload, seed: int = 0) -> Federation:
     return Federation(
         features=Features(raw, torch.full(one, 127.5), torch.full(one, 73.9)),
         labels=labels,
-        num_classes=CLASSES,
+        problem=Problem.of_classes(CLASSES),
         train=Ragged(offsets, torch.arange(total)),
         val=nobody,
         test=nobody,

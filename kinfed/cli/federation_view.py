@@ -34,18 +34,20 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
     if len(shown) < d.num_clients:
         parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
     shades = _ASCII_SHADES if ascii_only else _SHADES
+    notes = [Text(f"note: {note}") for note in d.notes]
+    if d.problem.is_regression:
+        return Group(*parts, _target_table(d, shown), *notes)
     parts.append(_grid(d, shown, width, shades))
     bounds = ["none", *(f"up to {level:.0%}" for level in _LEVELS[1:]), "more"]
     legend = "  ".join(f"{shade} {bound}" for shade, bound in zip(shades, bounds, strict=True))
     parts.append(Text(f"share of a client's training data: {legend}", style="dim"))
-    parts += [Text(f"note: {note}") for note in d.notes]
-    return Group(*parts)
+    return Group(*parts, *notes)
 
 
 def _headline(d: Description) -> str:
     dataset, partition = d.description.get("dataset", "data"), d.description.get("partition", "given")
     counts = " + ".join(f"{total:,} {split}" for split in ("train", "val", "test") if (total := sum(d.sizes(split))))
-    return f"{dataset}, partition {partition}: {d.num_clients:,} clients, {d.num_classes} classes, {counts} examples"
+    return f"{dataset}, partition {partition}: {d.num_clients:,} clients, {d.problem.in_words()}, {counts} examples"
 
 
 def _quantiles(d: Description) -> Table:
@@ -56,12 +58,13 @@ def _quantiles(d: Description) -> Table:
     rows: list[tuple[str, list[int] | list[float], str]] = [("train examples", d.sizes("train"), ",.0f")]
     if sum(d.sizes("val")):
         rows.append(("val examples", d.sizes("val"), ",.0f"))
-    rows += [
-        ("test examples", d.sizes("test"), ",.0f"),
-        ("classes", d.classes_held, ".0f"),
-        ("EMD", d.emd, ".2f"),
-        ("EMD as in FedFomo's code", d.emd_code, ".2f"),
-    ]
+    rows.append(("test examples", d.sizes("test"), ",.0f"))
+    if d.emd is not None and d.emd_code is not None:
+        rows += [
+            ("classes", d.classes_held, ".0f"),
+            ("EMD", d.emd, ".2f"),
+            ("EMD as in FedFomo's code", d.emd_code, ".2f"),
+        ]
     for name, values, form in rows:
         cells = [format(value, form) for value in np.quantile(values, [0, 0.1, 0.5, 0.9, 1])]
         mean = format(float(np.mean(values)), ".2f" if form == ".2f" else ",.1f")
@@ -78,6 +81,18 @@ def _sample(d: Description) -> list[int]:
     return [int(by_size[place]) for place in places]
 
 
+def _target_table(d: Description, shown: list[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("client", no_wrap=True)
+    for column in ("train", "test", "target, mean", "deviation"):
+        table.add_column(column, justify="right", no_wrap=True)
+    train, test, targets = d.sizes("train"), d.sizes("test"), d.targets or [(0.0, 0.0)] * d.num_clients
+    for k in shown:
+        mean, deviation = targets[k]
+        table.add_row(Text(d.names[k]), f"{train[k]:,}", f"{test[k]:,}", f"{mean:.4g}", f"{deviation:.4g}")
+    return table
+
+
 def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
     names = d.class_names or [str(label) for label in range(d.num_classes)]
     client_names = [d.names[k] if len(d.names[k]) <= 16 else d.names[k][:15] + "~" for k in shown]
@@ -91,13 +106,11 @@ def _grid(d: Description, shown: list[int], width: int, shades: str) -> Table:
     for column in ("train", "test", "EMD"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column(Text(_heading(names, cell, per_cell)), no_wrap=True)
-    train, test = d.sizes("train"), d.sizes("test")
+    train, test, emd = d.sizes("train"), d.sizes("test"), d.emd or [0.0] * d.num_clients
     for line, k in enumerate(shown):
         picture_of_k = _cells(d.train[k], cell, per_cell, shades)
         group = [] if groups is None else [Text(groups[line])]
-        table.add_row(
-            Text(client_names[line]), *group, f"{train[k]:,}", f"{test[k]:,}", f"{d.emd[k]:.2f}", picture_of_k
-        )
+        table.add_row(Text(client_names[line]), *group, f"{train[k]:,}", f"{test[k]:,}", f"{emd[k]:.2f}", picture_of_k)
     return table
 
 

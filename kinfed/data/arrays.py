@@ -16,21 +16,21 @@ from kinfed.errors import DataError
 
 def encode(values: Any, what: str) -> tuple[Tensor, list[str]]:
     """Distinct values in their natural order (numbers by size, text by alphabet) and the index of every entry."""
-    column = _column(values, what)
+    column = column_of(values, what)
     distinct, index = np.unique(column, return_inverse=True)
     return torch.from_numpy(index.astype(np.int64).reshape(-1)), [str(value) for value in distinct.tolist()]
 
 
 def encode_labels(values: Any, what: str) -> tuple[Tensor, list[str]]:
     """`encode` for class labels: real numbers are refused unless they are whole."""
-    column = _column(values, what)
+    column = column_of(values, what)
     if column.dtype.kind == "f":
         whole = np.isfinite(column) & (column == np.round(column))
         if not whole.all():
             row = int(np.flatnonzero(~whole)[0])
             raise DataError(
-                f"{what} should hold classes; entry {row} is {column[row]}. "
-                "kinfed classifies: turn real values into classes first"
+                f"{what} should hold classes; entry {row} is {column[row]}. To predict a number, --task regression; "
+                "otherwise turn real values into classes first"
             )
         column = column.astype(np.int64)
     return encode(column, what)
@@ -67,15 +67,6 @@ def as_features(x: Any, tokens: bool) -> Tensor:
     return torch.from_numpy(array.copy() if array.dtype == np.uint8 else array.astype(np.float32))
 
 
-def as_labels(y: Any) -> tuple[Tensor, list[str] | None]:
-    """Whole numbers are the classes themselves; anything else is encoded and keeps its names."""
-    index, names = encode_labels(y, "y")
-    array = np.asarray(y)
-    if array.dtype.kind in "iuf":
-        return torch.from_numpy(array.astype(np.int64)), None
-    return index, names
-
-
 def groups_of(names: list[str], groups: Mapping[Any, Any] | None) -> tuple[Tensor | None, list[str] | None]:
     if groups is None:
         return None, None
@@ -88,7 +79,8 @@ def groups_of(names: list[str], groups: Mapping[Any, Any] | None) -> tuple[Tenso
     return encode([by_name[name] for name in names], "groups")
 
 
-def _column(values: Any, what: str) -> np.ndarray:
+def column_of(values: Any, what: str) -> np.ndarray:
+    """[N] text, numbers or booleans, one value per example; gaps among objects are refused."""
     column = np.asarray(values)
     if column.ndim != 1:
         raise DataError(f"{what} should be one value per example; got an array of shape {column.shape}")

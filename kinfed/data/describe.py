@@ -21,19 +21,24 @@ def describe(federation: Federation) -> Description:
     counts = {split: federation.class_counts(split) for split in SPLITS}
     return Description(
         names=list(federation.names),
-        num_classes=federation.num_classes,
-        class_names=federation.class_names,
+        problem=federation.problem,
         train=counts["train"].tolist(),
         val=counts["val"].tolist(),
         test=counts["test"].tolist(),
         groups=None if federation.groups is None else federation.groups.tolist(),
         group_names=federation.group_names,
-        emd=emd(counts["train"]).tolist(),
-        emd_code=emd_code(counts["train"]).tolist(),
+        emd=None if federation.problem.is_regression else emd(counts["train"]).tolist(),
+        emd_code=None if federation.problem.is_regression else emd_code(counts["train"]).tolist(),
         description=federation.description,
         notes=list(federation.notes),
         inputs=_inputs(federation.features),
+        targets=_targets(federation) if federation.problem.is_regression else None,
     )
+
+
+def _targets(federation: Federation) -> list[tuple[float, float]]:
+    own = [federation.labels[rows].to(torch.float64) for rows in federation.train.lists()]
+    return [(float(y.mean()), float(y.std(correction=0))) for y in own]
 
 
 def _inputs(features: Features) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from kinfed.errors import StorageError
+from kinfed.data.problem import Problem
+from kinfed.errors import DataError, StorageError
 
 
 @dataclass(frozen=True)
@@ -17,27 +18,36 @@ class Description:
     """Plain values only: `to_json` is the content of federation-<seed>.json, `from_json` reads it back."""
 
     names: list[str]
-    num_classes: int
-    class_names: list[str] | None
-    train: list[list[int]]  # [K][C] examples of every class at every client
+    problem: Problem
+    train: list[list[int]]  # [K][C] examples of every class at every client; [K][1] where there are no classes
     val: list[list[int]]
     test: list[list[int]]
     groups: list[int] | None
     group_names: list[str] | None
-    emd: list[float]  # [K]
-    emd_code: list[float]  # [K]
+    emd: list[float] | None  # [K]; None where there are no classes
+    emd_code: list[float] | None  # [K]
     description: dict[str, Any]  # data set, partition and their options
     notes: list[str]
     inputs: dict[str, Any]  # what models are fed: shape of an example, and (x - mean) / std; for clients who join later
+    targets: list[tuple[float, float]] | None = None  # [K] mean and deviation of the training target of a regression
 
     @property
     def num_clients(self) -> int:
         return len(self.names)
 
     @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)
+
+    @property
     def class_labels(self) -> list[str]:
         """[C] names of the classes; their numbers where they have no names."""
-        return self.class_names or [str(number) for number in range(self.num_classes)]
+        return self.problem.class_labels
 
     def sizes(self, split: str = "train") -> list[int]:
         """[K] examples of every client."""
@@ -49,12 +59,12 @@ class Description:
         return [sum(count > 0 for count in counts) for counts in self.train]
 
     @property
-    def mean_emd(self) -> float:
-        return sum(self.emd) / len(self.emd)
+    def mean_emd(self) -> float | None:
+        return None if self.emd is None else sum(self.emd) / len(self.emd)
 
     @property
-    def mean_emd_code(self) -> float:
-        return sum(self.emd_code) / len(self.emd_code)
+    def mean_emd_code(self) -> float | None:
+        return None if self.emd_code is None else sum(self.emd_code) / len(self.emd_code)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
@@ -64,12 +74,16 @@ class Description:
         """A description from what `to_json` gave; StorageError, with `where` as the name of the file, for all else."""
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls) if field.name in record}
         try:
+            if "problem" not in fields and "num_classes" in record:  # written before there were regressions
+                fields["problem"] = Problem.of_classes(record["num_classes"], record.get("class_names"))
             description = TypeAdapter(cls).validate_python(fields)
+        except (DataError, TypeError) as error:
+            raise StorageError(f"{where} does not describe a federation: problem: {error}") from None
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
             raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
-        clients, classes = description.num_clients, description.num_classes
+        clients, classes = description.num_clients, max(description.num_classes, 1)
         splits = {"train": description.train, "val": description.val, "test": description.test}
         for split, counts in splits.items():
             widths = {len(row) for row in counts}
@@ -82,6 +96,4 @@ class Description:
         for name, values in lists.items():
             if values is not None and len(values) != clients:
                 raise StorageError(f"{where}: {len(values)} {name} given for {clients} clients")
-        if description.class_names is not None and len(description.class_names) != classes:
-            raise StorageError(f"{where}: {len(description.class_names)} class names given for {classes} classes")
         return description

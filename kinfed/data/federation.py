@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, MemoryView
-from kinfed.data.arrays import as_features, as_labels, encode, groups_of, name_keys
+from kinfed.data.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
+from kinfed.data.target import TaskName, read_target
 from kinfed.errors import ConfigError, DataError, StorageError
 
 SPLITS = ("train", "val", "test")
@@ -66,15 +69,14 @@ class Population:
 @dataclass
 class Federation:
     features: Features
-    labels: Tensor  # [N] int64
-    num_classes: int
+    labels: Tensor  # [N] int64 classes, or float64 numbers in their own unit where the problem is a regression
+    problem: Problem
     train: Ragged
     val: Ragged
     test: Ragged
     names: list[str]
     groups: Tensor | None = None  # [K] int64
     group_names: list[str] | None = None
-    class_names: list[str] | None = None
     description: dict[str, Any] = field(default_factory=dict)  # data set, partition and their options
     notes: list[str] = field(default_factory=list)  # what a reader of results must know (flags, substitutes)
     tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
@@ -90,6 +92,20 @@ class Federation:
     def __len__(self) -> int:
         return self.num_clients
 
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """[N] what models learn: classes int64, or standardized numbers float32."""
+        return self.problem.standardized(self.labels).to(torch.float32) if self.problem.is_regression else self.labels
+
     def split(self, name: str) -> Ragged:
         if name not in SPLITS:
             raise ConfigError(f"a split is one of {', '.join(SPLITS)}; got {name!r}")
@@ -103,7 +119,7 @@ class Federation:
             start = ragged.offsets[ids]
             count = ragged.offsets[ids + 1] - start
             splits[name] = Split(
-                self.features, self.labels, ids, start, count, ragged.rows, seed, round,
+                self.features, self.targets, ids, start, count, ragged.rows, seed, round,
                 effort if name == "train" else None, int(ragged.count.max()),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
@@ -114,8 +130,10 @@ class Federation:
         return Population(self.num_clients, seed, participation, self.groups, num_groups)
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """[K, C] examples of every class at every client."""
+        """[K, C] examples of every class at every client; [K, 1] all examples where the problem is a regression."""
         ragged = self.split(split)
+        if self.problem.is_regression:
+            return ragged.count[:, None]
         flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
         return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
 
@@ -176,6 +194,7 @@ class Federation:
         test_fraction: float = 0.25,
         test_rows: Any = None,
         num_classes: int | None = None,
+        task: TaskName = "auto",
         groups: Mapping[Any, Any] | None = None,
         tokens: bool = False,
         standardize: bool = False,
@@ -185,12 +204,15 @@ class Federation:
         """A federation from the caller's own arrays.
 
         x [N, ...] numbers (uint8 stays as it is until a batch is made; whole numbers are token ids only with
-        `tokens`), y [N] classes (whole numbers 0..C-1 as they are, text by alphabet), clients [N] the owner of
-        every example (any labels). `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each
-        client's rows is drawn, keyed by the client's name. `groups` maps a client's label to its group.
+        `tokens`), y [N] classes (whole numbers 0..C-1 as they are, text by alphabet) or numbers to predict, which
+        `task` says, or the rule of kinfed.data.target, clients [N] the owner of every example (any labels).
+        `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by the
+        client's name. `groups` maps a client's label to its group.
         `standardize` scales every feature by mean and deviation of all training rows."""
         features = Features(as_features(x, tokens))
-        labels, class_names = as_labels(y)
+        has_classes = num_classes is not None and task == "auto"
+        target = read_target(y, "y", "classification" if has_classes else task, codes=True)
+        labels = target.labels
         index, names = encode(clients, "clients")
         if not len(features) == len(labels) == len(index):
             raise DataError(
@@ -211,21 +233,23 @@ class Federation:
                 )
             train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
         group_index, group_names = groups_of(names, groups)
-        if num_classes is None:
-            num_classes = len(class_names) if class_names else int(labels.max()) + 1
+        problem = fitted_problem(target.problem, labels, train)
+        if num_classes is not None:
+            if problem.is_regression:
+                raise ConfigError(f"num_classes = {num_classes}: a regression has no classes; leave it out")
+            problem = Problem.of_classes(num_classes, problem.class_names)
         if standardize:
             features = features.standardized(train.rows)
         return cls(
-            features, labels, num_classes, train, Ragged.empty(len(names)), test, names, group_index, group_names,
-            class_names, {"dataset": name, "partition": "given"},
+            features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
+            {"dataset": name, "partition": "given"}, [target.note] if problem.is_regression else [],
         )  # fmt: skip
 
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
         (description, notes) does not matter."""
-        plain = {
-            name: getattr(self, name) for name in ("num_classes", "names", "group_names", "class_names", "tag_names")
-        }
+        plain = {name: getattr(self, name) for name in ("names", "group_names", "tag_names")}
+        plain["problem"] = self.problem.to_json()
         return hashlib.sha256(f"{storage.checksum(self._arrays())} {storage.to_json(plain)}".encode()).hexdigest()[:32]
 
     def _arrays(self) -> dict[str, Tensor]:
@@ -251,7 +275,8 @@ class Federation:
             new.commit(folder / file)
         record = {"format": _FORMAT, "version": _VERSION, "arrays": file, "checksum": checksum}
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
-        storage.write_json(folder / _RECORD, record | {name: getattr(self, name) for name in _PLAIN_FIELDS})
+        plain = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        storage.write_json(folder / _RECORD, record | plain | {"problem": self.problem.to_json()})
         for old in folder.glob("arrays-*.safetensors"):
             if old.name != file:
                 old.unlink()
@@ -266,7 +291,7 @@ class Federation:
                 f"{folder / _RECORD} is not a federation saved by this version of kinfed "
                 f"(format {record.get('format')!r}, version {record.get('version')!r}); save it again"
             )
-        lacking = [name for name in ("arrays", "checksum", *_PLAIN_FIELDS) if name not in record]
+        lacking = [name for name in ("arrays", "checksum", "problem", *_PLAIN_FIELDS) if name not in record]
         if lacking:
             raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
         arrays = storage.read_tensors(folder / record["arrays"])
@@ -275,7 +300,10 @@ class Federation:
         features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
         splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        return cls(features, arrays["labels"], **splits, groups=arrays.get("groups"), tags=arrays.get("tags"), **plain)
+        return cls(
+            features, arrays["labels"], Problem.from_json(record["problem"]), **splits,
+            groups=arrays.get("groups"), tags=arrays.get("tags"), **plain,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
@@ -296,11 +324,7 @@ class Federation:
             raise DataError(f"every one of the {clients} clients needs a name of its own")
         if self.groups is not None and len(self.groups) != clients:
             raise DataError(f"{clients} clients but {len(self.groups)} group labels")
-        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= self.num_classes):
-            raise DataError(
-                f"labels must lie in 0..{self.num_classes - 1}; "
-                f"found {int(self.labels.min())}..{int(self.labels.max())}"
-            )
+        check_labels(self.labels, self.problem)
         self.features.check_finite()
         empty = (self.train.count == 0).nonzero().squeeze(1)
         if len(empty):
@@ -319,7 +343,26 @@ class Federation:
             )
 
 
-_FORMAT, _VERSION = "kinfed-federation", 2
+def fitted_problem(problem: Problem, labels: Tensor, train: Ragged) -> Problem:
+    """The problem with what training rows say of a regression's target; their sums are all that clients would send."""
+    return Problem.of_numbers(labels[train.rows].numpy()) if problem.is_regression else problem
+
+
+def check_labels(labels: Tensor, problem: Problem, what: str = "labels") -> None:
+    """Refuse labels that do not fit their problem."""
+    if problem.is_regression:
+        if not labels.is_floating_point() or not bool(torch.isfinite(labels).all()):
+            raise DataError(f"{what} of a regression are finite numbers of a float type; got {labels.dtype}")
+        return
+    if labels.is_floating_point():
+        raise DataError(f"{what} of a {problem.kind} problem are whole numbers of classes; got {labels.dtype}")
+    if len(labels) and (labels.min() < 0 or labels.max() >= problem.num_classes):
+        raise DataError(
+            f"{what} must lie in 0..{problem.num_classes - 1}; found {int(labels.min())}..{int(labels.max())}"
+        )
+
+
+_FORMAT, _VERSION = "kinfed-federation", 3
 _RECORD = "federation.json"
 _RAGGED = ("offsets", "rows")
-_PLAIN_FIELDS = ("num_classes", "names", "group_names", "class_names", "description", "notes", "tag_names")
+_PLAIN_FIELDS = ("names", "group_names", "description", "notes", "tag_names")

@@ -20,6 +20,8 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.registry import Registry
 from kinfed.data.features import Features
+from kinfed.data.federation import check_labels
+from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError
 
 
@@ -29,9 +31,8 @@ class Source:
 
     name: str
     features: Features
-    labels: Tensor  # [N] int64
-    num_classes: int
-    class_names: list[str] | None = None
+    labels: Tensor  # [N] int64 classes, or float64 numbers where the problem is a regression
+    problem: Problem  # of a regression, mean and scale come with a partition, which names the training rows
     is_test: Tensor | None = None  # [N] bool: rows of the official test split
     is_val: Tensor | None = None  # [N] bool: rows marked for validation
     owners: Tensor | None = None  # [N] int64: natural clients (writers, speakers, hospitals)
@@ -52,18 +53,21 @@ class Source:
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
-        if int(self.labels.min()) < 0 or int(self.labels.max()) >= self.num_classes:
-            raise DataError(
-                f"data set {self.name}: labels must lie in 0..{self.num_classes - 1}; "
-                f"found {int(self.labels.min())}..{int(self.labels.max())}"
-            )
-        if self.class_names is not None and len(self.class_names) != self.num_classes:
-            raise DataError(f"data set {self.name}: {self.num_classes} classes but {len(self.class_names)} class names")
+        check_labels(self.labels, self.problem, f"data set {self.name}: labels")
         if self.owners is not None and (self.owner_names is None or int(self.owners.max()) >= len(self.owner_names)):
             raise DataError(f"data set {self.name}: every owner needs a name")
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a regression."""
+        return self.problem.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return None if self.problem.class_names is None else list(self.problem.class_names)
 
     @property
     def has_official_test(self) -> bool:

@@ -235,8 +235,7 @@ class NodeClient:
         privacy, client = self.deployment.run.privacy, self.settings.client
         self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
         self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
-        shape, classes = own.federation.features.shape, len(self.deployment.class_names)
-        task = build_task(self.run, shape, classes)
+        task = build_task(self.run, own.federation.features.shape, self.deployment.problem)
         if order.require("frozen", str) != task.frozen_digest():
             raise ConfigError(
                 f"the node of {client} has other frozen weights in its model {self.run.model.name} than the server, so "

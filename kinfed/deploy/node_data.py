@@ -38,12 +38,14 @@ import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.data.arrays import as_features, encode_known_labels, name_keys
+from kinfed.data.arrays import as_features, name_keys
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
+from kinfed.data.target import read_known_target
 from kinfed.deploy.rules import NodeRules
 from kinfed.deploy.settings import Deployment, distinct
 from kinfed.errors import ConfigError, DataError, unknown_name
@@ -208,17 +210,17 @@ class Enrolment:
 
 def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     """This node's examples as a federation of one."""
-    classes, text = deployment.class_names, None
+    problem, text = deployment.problem, None
     if is_table(node.data):
         options = replace(node.table_options, label_column=node.label or deployment.run.label_column)
         text = options.text
-        source = load_like(Path(node.data), options, deployment.feature_columns, classes)
+        source = load_like(Path(node.data), options, deployment.feature_columns, problem)
         columns = list(source.options.get("columns", []))
         raw, labels, is_test, is_val = source.features.raw, source.labels, source.is_test, source.is_val
     else:
         examples = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(examples.x, examples.tokens)
-        labels = _class_numbers(examples.y, classes, node.data)
+        labels = _labels(examples.y, problem, node.data)
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
         )
@@ -234,8 +236,8 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     else:
         train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
     federation = Federation(
-        Features(raw), labels, len(classes), train, val, test, [node.client],
-        class_names=classes, description={"dataset": node.data, "partition": "given"},
+        Features(raw), labels, problem, train, val, test, [node.client],
+        description={"dataset": node.data, "partition": "given"},
     )  # fmt: skip
     return ClientData(federation, columns, is_test is not None, is_val is not None and bool(is_val.any()), text)
 
@@ -280,10 +282,10 @@ def _from_npz(path: Path) -> Examples:
     return Examples(arrays["x"], arrays["y"], arrays.get("test"), arrays.get("val"))
 
 
-def _class_numbers(y: Any, classes: list[str], where: str) -> Tensor:
+def _labels(y: Any, problem: Problem, where: str) -> Tensor:
     column = np.asarray(y)
     whole = column.astype(np.int64) if column.dtype.kind == "b" else column  # false and true are the classes 0 and 1
-    return encode_known_labels(whole, classes, f"y of {where}")
+    return read_known_target(whole, problem, f"y of {where}")
 
 
 def _flags(value: Any, count: int, where: str) -> Tensor:

@@ -19,6 +19,7 @@ from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Cohort, Population
+from kinfed.data.problem import Problem
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.questions import EVALUATE, TRAIN
@@ -272,12 +273,15 @@ class NodePool:
         return _make_record({k: events.get(k) or list(self._plan(k)) for k in ids.tolist()}, TRAINING)
 
 
-def sample_update(algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Roster, classes: int) -> dict[str, Tensor]:
+def sample_update(
+    algorithm: AnyAlgorithm, task: Task, server: Tree, roster: Roster, problem: Problem
+) -> dict[str, Tensor]:
     """An update [1, ...] as the method makes it, of a client with made-up examples: what fields, types and shapes to
     expect of real ones."""
     plain = task.inner if isinstance(task, PrivateTask) else task
     dtype = torch.int64 if roster.tokens else torch.float32
-    features, labels = Features(torch.zeros(2, *roster.shape, dtype=dtype)), torch.arange(2) % classes
+    features = Features(torch.zeros(2, *roster.shape, dtype=dtype))
+    labels = torch.zeros(2) if problem.is_regression else torch.arange(2) % problem.num_classes
     ids, start, one, rows = torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), torch.arange(2)
     longest = roster.counts.max(0).values.tolist()
     train, val, test = (Split(features, labels, ids, start, one, rows, 0, 1, None, most) for most in longest)

@@ -115,7 +115,7 @@ def _run_rounds(
     deployment: Deployment, run: str, roster: Roster, exchange: Exchange, folder: RunFolder, status: StatusWriter
 ) -> MethodResult:
     config = deployment.run
-    task = build_task(config, roster.shape, len(deployment.class_names))
+    task = build_task(config, roster.shape, deployment.problem)
     _check_weights(folder.path, task)
     save_layout(folder.path, config.model.name, task)
     pool, loop = _make_loop(deployment, run, roster, exchange, task)
@@ -159,7 +159,7 @@ def _make_loop(
     task = task if budget is None else budget.task
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
-    up = sample_update(algorithm, task, server, roster, len(deployment.class_names))
+    up = sample_update(algorithm, task, server, roster, deployment.problem)
     pool = _make_pool(deployment, run, roster, exchange, task, up)
     return pool, Loop(
         algorithm, task, pool, population, config.schedule, privacy=budget, robust=config.robust_rule

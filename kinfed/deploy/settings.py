@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from kinfed.algorithms import changes_data, make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs.config import Named, RunConfig, make_config
 
@@ -162,6 +163,10 @@ class Deployment(BaseModel):
         names = distinct("classes", self.classes)
         _at_least_two(len(names))
         return names
+
+    @property
+    def problem(self) -> Problem:
+        return Problem.of_classes(len(self.class_names), self.class_names)
 
     @property
     def feature_columns(self) -> list[str] | None:

@@ -19,6 +19,7 @@ from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import Head
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
 
 
@@ -26,7 +27,7 @@ from kinfed.errors import ModelError
 class Score:
     """Sums over some examples, one entry per client."""
 
-    correct: Tensor  # [n] float64
+    correct: Tensor  # [n] float64; 0 where the task has no classes
     loss: Tensor  # [n] float64
     count: Tensor  # [n] int64
 
@@ -39,7 +40,8 @@ class Task(ABC):
     device: torch.device = torch.device("cpu")
     backend: str = "custom"  # how gradients are computed
     one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
-    classifies: bool = True  # accuracy is defined
+    classifies: bool = True  # outputs are logits of classes: accuracy is defined
+    objective: Objective = CROSS_ENTROPY
 
     @property
     def trainable(self) -> slice:
@@ -116,9 +118,8 @@ class Task(ABC):
         return StepwiseDescent(self.descend_, theta, pull, drift, cut)
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """[n, B] cross-entropy of every example."""
-        z = self.logits(theta, batch.x)
-        return torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
+        """[n, B] the loss of every example."""
+        return self.objective.losses(self.logits(theta, batch.x), batch.y)
 
     def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         """[n, B] Euclidean norm of every example's own gradient. One example of each row at a time: there is never
@@ -139,13 +140,14 @@ class Task(ABC):
         loss = torch.zeros(n, dtype=torch.float64)
         for rows, batch in part.in_order():
             z = self.logits(theta[rows], batch.x)
-            nll = torch.logsumexp(z, -1) - z.gather(-1, batch.y[..., None]).squeeze(-1)
-            # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
-            hit = (z.argmax(-1) == batch.y) & (batch.weight > 0) & torch.isfinite(nll)
+            losses = self.objective.losses(z, batch.y)
+            if self.classifies:
+                # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
+                hit = (z.argmax(-1) == batch.y) & (batch.weight > 0) & torch.isfinite(losses)
+                correct[rows] += hit.sum(1).to("cpu", torch.float64)
             # A zero weight must hide a padded example even where its loss is not finite.
-            nll = torch.where(batch.weight > 0, nll, 0.0)
-            correct[rows] += hit.sum(1).to("cpu", torch.float64)
-            loss[rows] += nll.sum(1).to("cpu", torch.float64)
+            losses = torch.where(batch.weight > 0, losses, 0.0)
+            loss[rows] += losses.sum(1).to("cpu", torch.float64)
         return Score(correct, loss, part.count)
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:

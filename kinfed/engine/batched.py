@@ -17,6 +17,7 @@ from kinfed.engine.client_linear import runs_batched
 from kinfed.engine.cut import Cut, answer, on_rows, pulled_back
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
 
 CLIENTS_AT_ONCE = 20  # more gain nothing, and the memory for activations grows with them
@@ -33,8 +34,9 @@ class BatchedTask(ModuleTask):
         *,
         module: nn.Module | None = None,
         frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen)
+        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
         if not runs_batched(self.module):
             raise ModelError(
                 "the batched path takes modules in which only linear layers of kinfed.lora are trained, without "
@@ -63,7 +65,7 @@ class BatchedTask(ModuleTask):
         named = {name: value.detach().requires_grad_() for name, value in self.unflatten(theta).items()}
         with torch.enable_grad():
             phi, z = self._cut_call(named, batch.x, training=True, with_features=cut is not None)
-            losses = nn.functional.cross_entropy(z.flatten(0, 1), batch.y.flatten(), reduction="none")
+            losses = self.objective.losses(z, batch.y).flatten()
             deltas = answer(cut, phi.detach(), z.detach(), batch)
             grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
         for slot, g in zip(self.slots, grads, strict=True):

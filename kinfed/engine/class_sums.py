@@ -16,7 +16,8 @@ FeatureMap = Callable[[Tensor, Tensor], Tensor]  # (theta [n, P], x [n, B, ...])
 
 @dataclass
 class ClassSums:
-    """Sums of φ over a client's examples of each class. Means are total / count, and the scatter within classes is
+    """Sums of φ over a client's examples of each class (all are of one where the target is a number). Means are
+    total / count, and the scatter within classes is
     scatter − Σ_c total_c total_c' / count_c over the classes that a client has."""
 
     count: Tensor  # [n, C] int64
@@ -39,11 +40,12 @@ def class_sums(
     for rows, batch in split.in_order():
         valid = batch.weight > 0
         phi = features(theta[rows], batch.x)
-        if bool((batch.y >= outputs).any()):
-            raise ModelError(f"the model has {outputs} outputs; got the label {int(batch.y.max())}")
+        y = torch.zeros_like(batch.y, dtype=torch.int64) if batch.y.is_floating_point() else batch.y
+        if bool((y >= outputs).any()):
+            raise ModelError(f"the model has {outputs} outputs; got the label {int(y.max())}")
         # Examples are added one by one: in a product with one-hot rows, one that is not finite would reach all classes.
         row = torch.arange(len(batch), device=batch.y.device)[:, None]
-        place, each = (row * outputs + batch.y)[valid], phi[valid].to(torch.float64)
+        place, each = (row * outputs + y)[valid], phi[valid].to(torch.float64)
         size = len(batch) * outputs
         sums.count[rows] += torch.bincount(place, minlength=size).view(-1, outputs)
         sums.total[rows] += each.new_zeros(size, inputs).index_add_(0, place, each).view(-1, outputs, inputs)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from kinfed.engine import aten_ops
 from kinfed.engine.aten_ops import Pair
 from kinfed.engine.cut import RowCut
-from kinfed.engine.linear import output_delta
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 
 _CHANNELS_LAST = torch.channels_last
 
@@ -168,9 +168,10 @@ class Affine(ImageLayer):
 @dataclass(frozen=True)
 class ConvolutionalNet:
     layers: tuple[ImageLayer, ...]
+    objective: Objective = CROSS_ENTROPY
 
     @classmethod
-    def from_module(cls, module: nn.Module) -> ConvolutionalNet | None:
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> ConvolutionalNet | None:
         """The network as a chain of these layers, or None where it is anything else."""
         chain = chain_of(module, (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
@@ -188,7 +189,7 @@ class ConvolutionalNet:
             layers.append(layer)
         if not any(isinstance(layer, Convolution) for layer in layers) or not isinstance(layers[-1], Affine):
             return None
-        return cls(tuple(layers))
+        return cls(tuple(layers), objective)
 
     @torch.no_grad()
     def add_gradient(
@@ -202,7 +203,7 @@ class ConvolutionalNet:
             x, values = layer.forward(row, x)
             saved.append(values)
         dz, dphi = (None, None) if cut is None else cut(saved[-1][0], x)  # the last layer is Affine: (input, weight)
-        delta = output_delta(x, y, weight) if dz is None else dz
+        delta = self.objective.delta(x, y, weight) if dz is None else dz
         for number in range(len(self.layers) - 1, -1, -1):
             delta = self.layers[number].backward(saved.pop(), delta, target, number == 0)
             if dphi is not None and number == len(self.layers) - 1:

@@ -1,7 +1,7 @@
 """Losses of a method's own, as deltas at the cut of a network: body → φ → last linear layer → z.
 
 Backpropagation is linear in the deltas that enter it at the logits z and at the features φ. A method that changes the
-loss there hands in dz = ∂loss/∂z, in place of that of the cross-entropy, and dφ = ∂loss/∂φ for what depends on φ other
+loss there hands in dz = ∂loss/∂z, in place of that of the task's loss, and dφ = ∂loss/∂φ for what depends on φ other
 than through z; every gradient path goes on from there as it always does, and the body is never differentiated twice.
 """
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch
-from kinfed.engine.linear import DenseStep, output_delta
+from kinfed.engine.linear import DenseStep
+from kinfed.engine.objective import Objective, output_delta
 from kinfed.errors import ModelError
 
-Deltas = tuple[Tensor | None, Tensor | None]  # (dz, dφ); None keeps the cross-entropy's dz, or adds nothing at φ
+Deltas = tuple[Tensor | None, Tensor | None]  # (dz, dφ); None keeps the dz of the task's loss, or adds nothing at φ
 KEEP: Deltas = (None, None)
 RowCut = Callable[[Tensor, Tensor], Deltas]  # the same for one row: φ [B, d_f], z [B, C]
 CutLoss = Callable[[Tensor, Tensor, Batch, Tensor], Tensor]  # (φ, z, batch, rows) to [n]
@@ -154,14 +155,14 @@ def of_row(cut: Cut, batch: Batch, row: int, x: Tensor, y: Tensor, weight: Tenso
 
 
 def top_deltas(
-    cut: Cut | None, phi: Tensor, z: Tensor, batch: Batch, step: DenseStep | None = None
+    objective: Objective, cut: Cut | None, phi: Tensor, z: Tensor, batch: Batch, step: DenseStep | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """(the delta at the logits, the delta to add at the features) with which a backward pass by hand begins, scaled as
     the step wants it. Overwrites z."""
     dz, dphi = answer(cut, phi, z, batch)
     if step is None:
-        return output_delta(z, batch.y, batch.weight) if dz is None else dz, dphi
-    top = output_delta(z, batch.y, step.example_weight(batch.weight)) if dz is None else step.scaled(dz)
+        return objective.delta(z, batch.y, batch.weight) if dz is None else dz, dphi
+    top = objective.delta(z, batch.y, step.example_weight(batch.weight)) if dz is None else step.scaled(dz)
     return top, None if dphi is None else step.scaled(dphi)
 
 

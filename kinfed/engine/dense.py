@@ -18,6 +18,7 @@ from kinfed.engine.cut import Cut, top_deltas
 from kinfed.engine.descent import Descent, LayerwiseDescent, Pull
 from kinfed.engine.linear import Dense, DenseStep, Params, write_gradient
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
 
@@ -28,9 +29,10 @@ class FeedForwardNet(StackedNet):
 
     steps: tuple[tuple[Dense, str], ...]
     flattens: bool  # the first layer is Flatten; without it examples must be vectors
+    objective: Objective = CROSS_ENTROPY
 
     @classmethod
-    def from_module(cls, module: nn.Module) -> FeedForwardNet | None:
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> FeedForwardNet | None:
         chain = chain_of(module, (nn.Linear, ClientLinear, nn.ReLU, nn.Tanh, nn.Flatten, nn.Identity))
         if chain is None or not owns_its_parameters(module, chain):
             return None
@@ -54,7 +56,7 @@ class FeedForwardNet(StackedNet):
                 return None
         if not steps or steps[-1][1]:
             return None
-        return cls(tuple(steps), isinstance(chain[0], nn.Flatten))
+        return cls(tuple(steps), isinstance(chain[0], nn.Flatten), objective)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._forward(self.layers_of(theta), x)[-1]
@@ -121,7 +123,7 @@ class FeedForwardNet(StackedNet):
         values = self._forward(layers, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
         slots = self.layers_of(out)
-        tops = top_deltas(cut, values[-2], values[-1], batch)
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch)
         for number, delta in self._backward(layers, values, *tops):
             write_gradient(slots[number], delta, values[number])
         return out
@@ -148,7 +150,7 @@ class FeedForwardNet(StackedNet):
         lam, center = (None, None) if pull is None else pull
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)
-        tops = top_deltas(cut, values[-2], values[-1], batch, step)
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], batch, step)
         for number, delta in self._backward(layers, values, *tops):
             step.apply_(layers[number], delta, values[number], None if center is None else center[number])
 
@@ -160,7 +162,7 @@ class FeedForwardNet(StackedNet):
         values = self._forward(layers, batch.x)
         ones = torch.ones(batch.y.shape, dtype=theta.dtype, device=theta.device)
         square = torch.zeros_like(ones)
-        tops = top_deltas(cut, values[-2], values[-1], replace(batch, weight=ones))
+        tops = top_deltas(self.objective, cut, values[-2], values[-1], replace(batch, weight=ones))
         for number, delta in self._backward(layers, values, *tops):
             below = values[number].square().sum(-1)
             square += delta.square().sum(-1) * (below if self.steps[number][0].bias is None else below + 1)

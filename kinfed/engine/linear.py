@@ -95,23 +95,6 @@ def write_gradient(params: Params, delta: Tensor, x: Tensor) -> None:
         torch.sum(delta, 1, out=params.bias)
 
 
-def output_delta(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """weight * (softmax(z) - onehot(y)): the gradient of the weighted cross-entropy. Overwrites the logits."""
-    delta = _softmax_(logits)
-    delta.scatter_add_(-1, y[..., None], delta.new_full((), -1.0).expand(*y.shape, 1))
-    return delta.mul_(weight[..., None])
-
-
-def _softmax_(z: Tensor) -> Tensor:
-    """softmax(z, -1); may overwrite z."""
-    if z.shape[-1] >= 16:
-        return torch.softmax(z, -1)
-    # torch's kernel works along the last axis with vectors of 16 and falls back to single numbers below that: for
-    # ten classes these three passes over everything take a quarter of its time.
-    z = z.sub_(z.amax(-1, keepdim=True)).exp_()
-    return z.div_(z.sum(-1, keepdim=True))
-
-
 def affine_norm(x: Tensor, scale_and_shift: Tensor, eps: float = 1e-5) -> Tensor:
     """LayerNorm of x [n, B, d] over its last axis, with a scale and a shift for every row: [n, 2 d]."""
     scale, shift = scale_and_shift.unsqueeze(1).chunk(2, -1)

@@ -22,6 +22,7 @@ from kinfed.engine.cut import Cut, top_deltas
 from kinfed.engine.descent import Pull
 from kinfed.engine.linear import Dense, DenseStep, write_gradient
 from kinfed.engine.module_checks import chain_of, owns_its_parameters
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
 
@@ -73,9 +74,10 @@ class OuterGradient:
 class RecurrentNet(StackedNet):
     layers: tuple[LSTMLayer, ...]
     head: Dense
+    objective: Objective = CROSS_ENTROPY
 
     @classmethod
-    def from_module(cls, module: nn.Module) -> RecurrentNet | None:
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> RecurrentNet | None:
         chain = chain_of(module, (nn.LSTM, LastOutput, nn.Linear))
         if chain is None or [type(layer) for layer in chain] != [nn.LSTM, LastOutput, nn.Linear]:
             return None
@@ -95,7 +97,7 @@ class RecurrentNet(StackedNet):
             )
             position, inputs = b_x + 8 * hidden, hidden
         bias = None if last.bias is None else position + last.weight.numel()
-        return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias))
+        return cls(tuple(layers), Dense(last.in_features, last.out_features, position, bias), objective)
 
     def is_faster_stacked(self, num_params: int) -> bool:
         return num_params <= STACKS_UP_TO
@@ -154,7 +156,7 @@ class RecurrentNet(StackedNet):
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         activations = self._forward_all(theta, batch.x)
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        tops = top_deltas(cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch)
+        tops = top_deltas(self.objective, cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch)
         for gradient in self._outer_gradients(theta, activations, *tops):
             write_gradient(gradient.dense.params_of(out), _by_client(gradient.delta), _by_client(gradient.x))
         return out
@@ -166,7 +168,7 @@ class RecurrentNet(StackedNet):
         lam, center = (None, None) if pull is None else pull
         activations = self._forward_all(theta, batch.x)
         step = DenseStep(lr, lam, theta.dtype)
-        tops = top_deltas(cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step)
+        tops = top_deltas(self.objective, cut, activations[-1].h[-1], self._logits(theta, activations[-1]), batch, step)
         for gradient in self._outer_gradients(theta, activations, *tops):
             dense, delta, x = gradient.dense, _by_client(gradient.delta), _by_client(gradient.x)
             step.apply_(dense.params_of(theta), delta, x, None if center is None else dense.params_of(center))

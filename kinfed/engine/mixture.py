@@ -36,7 +36,7 @@ class MixtureTask(Task):
         self.components = components
         self.device = task.device
         self.one_row_at_a_time = task.one_row_at_a_time
-        self.classifies = task.classifies
+        self.classifies, self.objective = task.classifies, task.objective
         P = task.num_params
         self.num_params = components * (P + 1)
         parts = [

@@ -27,7 +27,7 @@ ROUNDING_OF_16_BITS = 0.1
 
 def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> None:
     """Refuse a task whose module does not work on the batch `example` [B, ...], with the reason and what to do;
-    `outputs` is the number of classes, where it is known."""
+    `outputs` is the number of classes, or 1 for a regression, where it is known."""
     example = example.to(task.device)
     z = _output(task, example, training=True)
     _check_output(z, len(example), outputs, "in training")
@@ -96,7 +96,8 @@ def _failure(module: nn.Module, example: Tensor, error: Exception) -> str:
 
 
 def _check_output(z: Any, examples: int, outputs: int | None, when: str) -> None:
-    wanted = f"the model should give one row of logits per example, [{examples}, {outputs or 'classes'}]"
+    what = "one number per example" if outputs == 1 else "one row of logits per example"
+    wanted = f"the model should give {what}, [{examples}, {outputs or 'classes'}]"
     if not isinstance(z, Tensor):
         raise ModelError(f"{wanted}; {when} it gives a {type(z).__name__}: return the tensor of logits alone")
     if z.dim() != 2 or len(z) != examples or (outputs is not None and z.shape[1] != outputs):
@@ -112,6 +113,8 @@ def _check_output(z: Any, examples: int, outputs: int | None, when: str) -> None
 
 def _advice(z: Tensor, examples: int, outputs: int | None) -> str:
     if z.dim() == 2 and len(z) == examples:
+        if outputs == 1:
+            return f"its last layer has {z.shape[1]} outputs, and the target is one number (a regression)"
         one = " (two classes have two logits)" if z.shape[1] == 1 else ""
         return (
             f"its last layer has {z.shape[1]} output{'s' * (z.shape[1] > 1)}, and the data have {outputs} classes{one}"

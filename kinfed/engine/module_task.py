@@ -18,6 +18,7 @@ from kinfed.engine.draws import drops
 from kinfed.engine.head import Head, find_head
 from kinfed.engine.layout import RowLayout, freeze, norm_layers
 from kinfed.engine.module_checks import check_module
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.working_copy import WorkingCopy
 from kinfed.errors import ModelError
 
@@ -25,7 +26,7 @@ Build = Callable[[], nn.Module]
 
 
 class ModuleTask(Task):
-    """A classification task around a torch module: kinfed.engine.layout says what of it is in the row."""
+    """A task around a torch module: kinfed.engine.layout says what of it is in the row."""
 
     def __init__(
         self,
@@ -34,12 +35,14 @@ class ModuleTask(Task):
         *,
         module: nn.Module | None = None,
         frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
         """`module` is one that `build` made and `check_module` accepted, where there is one already; `frozen` are
         patterns of parameters that are not trained, besides those that the module itself has frozen."""
         self.device = torch.device(device)
         self.build = build
         self.module = (checked_module(build, frozen) if module is None else module).to(self.device).train()
+        self.objective, self.classifies = objective, objective.classifies
         self._per_thread = threading.local()
         self.layout = RowLayout.of(self.module)
         self.slots = self.layout.slots

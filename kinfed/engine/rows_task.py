@@ -14,6 +14,7 @@ from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
 from kinfed.engine.descent import Pull
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.working_copy import WorkingCopy
 
@@ -31,15 +32,16 @@ class RowsTask(ModuleTask):
         *,
         module: nn.Module | None = None,
         frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen)
+        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
         # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
         # the usual one: their forward may call view(), which the other layout does not allow.
         self._channels_last = all(
             type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
         )
         self._drew: bool | None = None  # whether any operation did so far, besides Dropout layers; None: not seen yet
-        self.net = ConvolutionalNet.from_module(self.module) if self.is_plain else None
+        self.net = ConvolutionalNet.from_module(self.module, objective) if self.is_plain else None
         self._trained = [slot for slot in self.slots if slot.trainable]
         self._has_dropout = any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules())
 
@@ -83,7 +85,7 @@ class RowsTask(ModuleTask):
             else:
                 with HeadProbe(working.module, self.head.name) as probe:
                     z, drew = self._training_forward(working, x, batch, i)
-            losses = nn.functional.cross_entropy(z, y, reduction="none")
+            losses = self.objective.losses(z, y)
             phi, deltas = z, KEEP
             if cut is not None:
                 phi = probe.features(z)

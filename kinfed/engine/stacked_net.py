@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from kinfed.data.batches import Batch
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 
 
 class StackedNet(ABC):
     """Forward and backward by hand on [n, ...] tensors, for rows theta [n, P] of n clients."""
 
+    objective: Objective
+
     @classmethod
     @abstractmethod
-    def from_module(cls, module: nn.Module) -> Self | None:
+    def from_module(cls, module: nn.Module, objective: Objective = CROSS_ENTROPY) -> Self | None:
         """The network of the module, or None where it is made of anything else."""
 
     def is_faster_stacked(self, num_params: int) -> bool:

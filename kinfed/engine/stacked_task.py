@@ -13,6 +13,7 @@ from kinfed.engine.dense import FeedForwardNet
 from kinfed.engine.descent import Descent, Pull
 from kinfed.engine.lstm import RecurrentNet
 from kinfed.engine.module_task import Build, ModuleTask
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.errors import ModelError
 
@@ -27,11 +28,12 @@ class StackedTask(ModuleTask):
         *,
         module: nn.Module | None = None,
         frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
         net: StackedNet | None = None,
     ) -> None:
         """`net` is that of the module, where there is one already."""
-        super().__init__(build, device, module=module, frozen=frozen)
-        net = net or (stacked_net(self.module) if self.is_plain else None)
+        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+        net = net or (stacked_net(self.module, objective) if self.is_plain else None)
         if net is None:
             raise ModelError(
                 "the stacked path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
@@ -73,6 +75,6 @@ class StackedTask(ModuleTask):
         return super().example_norms(theta, batch, cut) if norms is None else norms
 
 
-def stacked_net(module: nn.Module) -> StackedNet | None:
+def stacked_net(module: nn.Module, objective: Objective = CROSS_ENTROPY) -> StackedNet | None:
     """The hand-written network of many clients at once, where there is one for this module."""
-    return FeedForwardNet.from_module(module) or RecurrentNet.from_module(module)
+    return FeedForwardNet.from_module(module, objective) or RecurrentNet.from_module(module, objective)

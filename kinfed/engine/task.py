@@ -1,4 +1,4 @@
-"""Tasks of torch modules: classification with any of several ways to compute the same gradient.
+"""Tasks of torch modules, with any of several ways to compute the same gradient.
 
 `make_task` picks the backend per model:
 
@@ -32,6 +32,7 @@ from kinfed.engine.model_trial import try_model
 from kinfed.engine.module_checks import check_values
 from kinfed.engine.module_task import Build, checked_module
 from kinfed.engine.module_task import ModuleTask as ModuleTask
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows_task import RowsTask as RowsTask
 from kinfed.engine.stacked_task import StackedTask as StackedTask
 from kinfed.engine.stacked_task import stacked_net
@@ -60,10 +61,12 @@ def make_task(
     example: Tensor | None = None,
     batch: int | None = None,
     outputs: int | None = None,
+    objective: Objective = CROSS_ENTROPY,
 ) -> ModuleTask:
     """The task for the module that `build()` makes; `backend` forces one of stacked, rows, batched, vmap; `frozen` are
     patterns of parameters that are not trained; `head` names the last linear layer where the module does not declare it
-    last; `batch` is how many examples a step has, by which adapters are trained batched or in rows.
+    last; `batch` is how many examples a step has, by which adapters are trained batched or in rows; `objective` is the
+    loss, of classes or of numbers (kinfed.engine.objective).
 
     On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
     per example, is refused here and not in the first round, and one that only works for one client at a time (it
@@ -74,7 +77,7 @@ def make_task(
     module = checked_module(build, frozen)
     if example is not None:
         check_values(module)
-    task = _task_for(module, build, backend, device, example, batch)
+    task = _task_for(module, build, backend, device, example, batch, objective)
     if example is not None:
         if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch
             _try(task, example, clients=1)
@@ -99,12 +102,12 @@ def upper_task(
     upper = nn.Sequential(*layers)
     trained = sum(p.numel() for p in upper.parameters() if p.requires_grad)
     is_all = trained == whole.num_params == sum(p.numel() for p in upper.parameters())
-    net = stacked_net(upper) if is_all and backend in ("auto", "stacked") else None
+    net = stacked_net(upper, whole.objective) if is_all and backend in ("auto", "stacked") else None
     task: ModuleTask
     if net is not None:
-        task = StackedTask(whole.build, whole.device, module=module, net=net)
+        task = StackedTask(whole.build, whole.device, module=module, net=net, objective=whole.objective)
     else:
-        task = _task_for(module, whole.build, backend, whole.device, example, batch)
+        task = _task_for(module, whole.build, backend, whole.device, example, batch, whole.objective)
     if example is not None:
         task = _that_works(task, example, backend)
     return task.as_part_of(whole)
@@ -114,9 +117,9 @@ def _that_works(task: ModuleTask, example: Tensor, backend: str) -> ModuleTask:
     """The task, or one that trains row by row where many clients at once fail, gain nothing or give something else.
     A backend that was asked for is kept, or refused."""
     if isinstance(task, VmapTask) and backend == "auto" and not _gains_from_vmap(task, example):
-        return RowsTask(task.build, task.device, module=task.module)
+        return RowsTask(task.build, task.device, module=task.module, objective=task.objective)
     if isinstance(task, BatchedTask):
-        rows = RowsTask(task.build, task.device, module=task.module)
+        rows = RowsTask(task.build, task.device, module=task.module, objective=task.objective)
         if not _agree(task, rows, example):
             if backend != "auto":
                 raise ModelError(
@@ -134,7 +137,7 @@ def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
     start = many.flatten(many.module.state_dict()).to(many.device)
     theta = torch.stack([start, start + 0.1 * torch.sin(torch.arange(len(start), device=start.device))])
     x = torch.stack([example, example.flip(0)]).to(many.device)
-    y = torch.zeros(x.shape[:2], dtype=torch.int64, device=many.device)
+    y = torch.zeros(x.shape[:2], dtype=_label_type(many), device=many.device)
     batch = Batch(x, y, torch.full(y.shape, 1 / len(example), device=many.device), torch.arange(2))
     try:
         ours = many.grad(theta, batch)
@@ -147,10 +150,14 @@ def _agree(many: ModuleTask, single: ModuleTask, example: Tensor) -> bool:
 def _try(task: ModuleTask, example: Tensor, clients: int) -> None:
     """One gradient of so many clients on the example batch."""
     x = example.to(task.device).expand(clients, *example.shape)
-    y = torch.zeros(clients, len(example), dtype=torch.int64, device=task.device)
+    y = torch.zeros(clients, len(example), dtype=_label_type(task), device=task.device)
     weight = torch.full(y.shape, 1 / len(example), device=task.device)
     theta = task.flatten(task.module.state_dict()).repeat(clients, 1)
     task.grad(theta, Batch(x, y, weight, torch.arange(clients)))
+
+
+def _label_type(task: ModuleTask) -> torch.dtype:
+    return torch.int64 if task.classifies else torch.float32
 
 
 def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
@@ -170,17 +177,18 @@ def _task_for(
     device: torch.device | str,
     example: Tensor | None,
     batch: int | None,
+    objective: Objective,
 ) -> ModuleTask:
     """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
-        return _BACKENDS[backend](build, device, module=module)
+        return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
-    net = stacked_net(module) if layout.is_plain(module) else None
+    net = stacked_net(module, objective) if layout.is_plain(module) else None
     if net is not None and net.is_faster_stacked(layout.num_params):
-        return StackedTask(build, device, module=module, net=net)
+        return StackedTask(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
-        return BatchedTask(build, device, module=module)
+        return BatchedTask(build, device, module=module, objective=objective)
     gains_nothing = layout.has_statistics or drops(module) or layout.num_params > FEW_PARAMETERS
     if gains_nothing or any(isinstance(child, _ROW_BY_ROW) for child in module.modules()):
-        return RowsTask(build, device, module=module)
-    return VmapTask(build, device, module=module)
+        return RowsTask(build, device, module=module, objective=objective)
+    return VmapTask(build, device, module=module, objective=objective)

@@ -11,6 +11,7 @@ from kinfed.engine.cut import Cut, answer, pulled_back
 from kinfed.engine.draws import drops
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
+from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
 
 _HINT = '; if it works for one client alone, choose backend="rows"'
@@ -28,8 +29,9 @@ class VmapTask(ModuleTask):
         *,
         module: nn.Module | None = None,
         frozen: tuple[str, ...] = (),
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen)
+        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
         if self.layout.has_statistics or drops(self.module):
             raise ModelError(
                 'the vmap path takes no models with running statistics or dropout; use backend="rows" or "auto"'
@@ -37,7 +39,7 @@ class VmapTask(ModuleTask):
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         z = self._call(self.unflatten(row), x, training=True)
-        return (nn.functional.cross_entropy(z, y, reduction="none") * weight).sum()
+        return (self.objective.losses(z, y) * weight).sum()
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if cut is not None:
@@ -47,7 +49,7 @@ class VmapTask(ModuleTask):
 
     def _cut_losses(self, row: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         phi, z = self._cut_call(self.unflatten(row), x, training=True)
-        return phi, z, nn.functional.cross_entropy(z, y, reduction="none")
+        return phi, z, self.objective.losses(z, y)
 
     def _cut_grad(self, theta: Tensor, batch: Batch, cut: Cut) -> Tensor:
         leaf = theta.detach().requires_grad_()

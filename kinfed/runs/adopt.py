@@ -122,7 +122,7 @@ def newcomer_from_table(
         )
     elif text_column or tokenizer:
         raise ConfigError(f"the models of {run.folder} read no texts; leave out text_column and tokenizer")
-    source = load_like(path, options, columns, run.description.class_labels)
+    source = load_like(path, options, columns, run.description.problem)
     raw, inputs = source.features.raw, run.description.inputs
     if prod(raw.shape[1:]) != prod(run.shape):
         raise DataError(
@@ -144,12 +144,11 @@ def newcomer_from_table(
     return Federation(
         Features(raw.reshape(-1, *run.shape), mean, std),
         source.labels,
-        run.description.num_classes,
+        run.description.problem,
         train,
         val,
         test,
         [NAME],
-        class_names=run.description.class_labels,
         description={"dataset": str(path), "partition": "given"},
     )
 
@@ -281,11 +280,11 @@ def _cohort(run: FinishedRun, newcomer: Federation, round: int) -> Cohort:
 def _check_fits(run: FinishedRun, newcomer: Federation) -> None:
     if len(newcomer) != 1:
         raise ConfigError(f"one client joins at a time; got a federation of {len(newcomer)}")
-    classes = run.description.num_classes
-    if newcomer.features.shape != run.shape or newcomer.num_classes != classes:
+    problem, own = run.description.problem, newcomer.problem
+    if newcomer.features.shape != run.shape or own.num_classes != problem.num_classes:
         raise ConfigError(
-            f"the models of {run.folder} take examples of shape {list(run.shape)} and know {classes} classes; "
-            f"the newcomer has {list(newcomer.features.shape)} and {newcomer.num_classes}"
+            f"the models of {run.folder} take examples of shape {list(run.shape)} for {problem.in_words()}; "
+            f"the newcomer has {list(newcomer.features.shape)} for {own.in_words()}"
         )
 
 

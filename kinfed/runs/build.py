@@ -10,11 +10,13 @@ from torch import Tensor
 
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.problem import Problem
 from kinfed.data.source import names_clients
 from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
 from kinfed.engine.columns import parse_patterns
 from kinfed.engine.models import Builder, build_model, own_model
+from kinfed.engine.objective import make_objective
 from kinfed.engine.task import ModuleTask, make_task
 from kinfed.errors import ConfigError
 
@@ -30,6 +32,8 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out."""
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
+    if config.task != "auto":
+        columns["task"] = config.task
     if (Path(name) / "federation.json").is_file():
         _refuse(columns, f"{name} is a saved federation")
         return Federation.load(Path(name))
@@ -55,7 +59,7 @@ def partition_name(config: RunConfig) -> str:
 def build_task(
     config: RunConfig,
     shape: tuple[int, ...],
-    classes: int,
+    problem: Problem,
     *,
     build: Builder | None = None,
     device: torch.device | str = "cpu",
@@ -63,15 +67,16 @@ def build_task(
 ) -> ModuleTask:
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one."""
-    name, options = config.model.name, config.model.options
+    name, options, outputs = config.model.name, config.model.options, problem.outputs
     return make_task(
-        (lambda: build_model(name, shape, classes, options)) if build is None else own_model(build, shape, classes),
+        (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
         backend=config.backend,
         device=device,
         frozen=parse_patterns(config.frozen),
         example=example,
         batch=config.batch,
-        outputs=classes,
+        outputs=outputs,
+        objective=make_objective(problem, config.loss, config.huber_delta),
     )
 
 

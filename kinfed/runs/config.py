@@ -113,7 +113,10 @@ class RunConfig(BaseModel):
     )
     clients: int | None = setting(None, DATA, "Number of clients.", ge=1)
     client_column: str | None = setting(None, DATA, "Column that names the client (own tables).")
-    label_column: str | None = setting(None, DATA, "Column with the class (own tables).")
+    label_column: str | None = setting(None, DATA, "Column with the class, or the number to predict (own tables).")
+    task: Literal["auto", "classification", "regression"] = setting(
+        "auto", DATA, "What the label column holds, classes or numbers (own tables); auto decides and says so."
+    )
     group_column: str | None = setting(None, DATA, "Column with the client's group (own tables).")
     split_column: str | None = setting(None, DATA, "Column with train, val or test (own tables).")
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
@@ -143,6 +146,12 @@ class RunConfig(BaseModel):
         "fixed", ROUNDS, "Clients of a round: a fixed number, or each on its own with the chance participation."
     )
     stragglers: float = setting(0.0, ROUNDS, "Chance that a client does only part of its work.")
+    loss: Literal["auto", "cross_entropy", "squared", "absolute", "huber"] = setting(
+        "auto", TRAINING, "Loss of an example: cross_entropy of classes; squared, absolute or huber of numbers."
+    )
+    huber_delta: float = setting(
+        1.0, TRAINING, "Where loss huber turns from squared to absolute, in standard deviations of the target.", gt=0
+    )
     lr: float = setting(0.05, TRAINING, "Learning rate of local training.")
     batch: int = setting(20, TRAINING, "Batch size.")
     steps: int | None = setting(None, TRAINING, f"Local steps per round (default {DEFAULT_STEPS}).")

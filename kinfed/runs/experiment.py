@@ -204,7 +204,7 @@ class Experiment:
             return self._task
         data = self.federation(self.config.seeds[0])
         self._task = build_task(
-            self.config, data.features.shape, data.num_classes, build=self._model,
+            self.config, data.features.shape, data.problem, build=self._model,
             device=check_device(self.config.device), example=example_batch(data),
         )  # fmt: skip
         return self._task

@@ -65,7 +65,7 @@ class FinishedRun:
     def task(self, model: Builder | None, example: Tensor | None = None) -> ModuleTask:
         """The model of the run; `model` builds it where the run was given a module of the caller's own. It is tried on
         an `example` batch, where there is one."""
-        task = build_task(self.config, self.shape, self.description.num_classes, build=model, example=example)
+        task = build_task(self.config, self.shape, self.description.problem, build=model, example=example)
         layout = self.files.layout()
         what = "the model given" if model else f"model {self.config.model.name}, which the configuration names,"
         if layout.get("constants", "") != task.constants_digest():

@@ -18,6 +18,7 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.models import Builder, build_model, own_model
+from kinfed.engine.objective import make_objective
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
@@ -47,11 +48,13 @@ def simulate(
     if isinstance(model, Task):
         task = model
     else:
-        shape, classes = federation.features.shape, federation.num_classes
+        shape, outputs = federation.features.shape, federation.problem.outputs
         build = (
-            partial(build_model, model, shape, classes) if isinstance(model, str) else own_model(model, shape, classes)
+            partial(build_model, model, shape, outputs) if isinstance(model, str) else own_model(model, shape, outputs)
         )
-        task = make_task(build, example=example_batch(federation), outputs=classes)
+        task = make_task(
+            build, example=example_batch(federation), outputs=outputs, objective=make_objective(federation.problem)
+        )
     if isinstance(algorithm, str):
         algorithm = make_algorithm(algorithm, training or LocalTraining(), options)
     if "needs validation" in algorithm.traits and not int(federation.val.count.sum()):

@@ -16,7 +16,6 @@ from kinfed.data.batches import Batch
 from kinfed.data.federation import Federation
 from kinfed.deploy.wire import message_types
 from kinfed.engine.cut import Cut
-from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.dpsgd import PrivateTask
@@ -86,7 +85,7 @@ def gradients_are_declared(bench: Bench) -> None:
         return
     algorithm, rounds = _private(bench.algorithm), 3
     budget = make_budget(
-        Privacy(noise=1.0), algorithm, make_task(bench.model), seeded_noise(SEED), count, torch.full_like(count, rounds)
+        Privacy(noise=1.0), algorithm, bench.make_task(), seeded_noise(SEED), count, torch.full_like(count, rounds)
     )
     try:
         with bench.loop(Schedule(), algorithm=algorithm, task=budget.task, privacy=budget) as loop:
@@ -138,7 +137,7 @@ def _messages(bench: Bench, federation: Federation) -> State:
             sent[f"update {start + number}, {name}"] = tensor.clone()
         return client, up
 
-    task = _BlindTask(make_task(bench.model), 1.0, 0.0, seeded_noise(SEED))
+    task = _BlindTask(bench.make_task(), 1.0, 0.0, seeded_noise(SEED))
     watched = hooked(algorithm, client_update=client_update)
     with task.recording(), bench.loop(Schedule(), algorithm=watched, federation=federation, task=task) as loop:
         for _ in range(2):

@@ -8,7 +8,6 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from kinfed.core import rng
-from kinfed.engine.task import make_task
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
@@ -28,11 +27,11 @@ def workers_do_not_matter(bench: Bench) -> None:
 @check
 def gradient_paths_agree(bench: Bench) -> None:
     """Gradients of stacked models, row by row, or by vmap: nothing a method does depends on how a task works."""
-    chosen = make_task(bench.model).backend
+    chosen = bench.make_task().backend
     for path in ("rows", "vmap"):
         if path == chosen:
             continue
-        found = bench.run(task=make_task(bench.model, backend=path))
+        found = bench.run(task=bench.make_task(backend=path))
         expect_equal(found, bench.usual, f"gradients by {path} give what the task chosen for the model gives", 1e-4)
 
 
@@ -96,7 +95,7 @@ def held_out_data_do_not_matter(bench: Bench) -> None:
     """Training, aggregation and personalization never look at test examples or their labels."""
     data = bench.federation
     raw, labels, rows = data.features.raw.clone(), data.labels.clone(), data.test.rows
-    labels[rows] = (labels[rows] + 1) % data.num_classes
+    labels[rows] = labels[rows] + 1 if data.problem.is_regression else (labels[rows] + 1) % data.num_classes
     raw[rows] = raw[rows].flip(0)
     other = replace(data, features=replace(data.features, raw=raw), labels=labels)
     changed, usual = bench.run(federation=other), dict(bench.usual)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo, option_values
 from kinfed.core.tree import Tree
-from kinfed.engine.task import make_task
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
@@ -35,7 +34,7 @@ def settings_are_plain(bench: Bench) -> None:
 @check
 def trees_keep_their_shape(bench: Bench) -> None:
     """States and messages are trees of tensors with a row per client, of fields and types that never change."""
-    P, first_up = make_task(bench.model).num_params, State()
+    P, first_up = bench.make_task().num_params, State()
     models = f"float32 models [n, {P}], mixtures of them [n, K ({P} + 1)], or longer rows that end in a negative mark"
 
     def rows_of_models(theta: Tensor, count: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfed.algorithms.base import RoundInfo, check_algorithm_settings
 from kinfed.core.tree import Tree
 from kinfed.engine.personal import task_for
-from kinfed.engine.task import Task, make_task
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop
 from kinfed.server.screening import trained_columns
@@ -35,16 +35,16 @@ def running_statistics_stay_sound(bench: Bench) -> None:
     if bench.federation.features.is_tokens:
         return  # the model here takes numbers
     build = functools.partial(
-        normalized_model, math.prod(bench.federation.features.shape), bench.federation.num_classes
+        normalized_model, math.prod(bench.federation.features.shape), bench.federation.problem.outputs
     )
     method = _with_all_terms(bench.algorithm)
     try:
-        check_algorithm_settings(method, make_task(build), bench.federation.population(SEED))
+        check_algorithm_settings(method, bench.make_task(build), bench.federation.population(SEED))
     except (ConfigError, ModelError):
         return
     found = []
     for workers, chunk in ((1, None), (2, 1)):
-        task = make_task(build)
+        task = bench.make_task(build)
         watched = hooked(method, client_update=_client_update, aggregate=_aggregate(method, task))
         with bench.loop(algorithm=watched, task=task, workers=workers, chunk=chunk) as loop:
             for _ in range(ROUNDS):

@@ -19,8 +19,10 @@ from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
-from kinfed.engine.task import Task, make_task
+from kinfed.engine.objective import make_objective
+from kinfed.engine.task import ModuleTask, Task, make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.budget import PrivacyBudget
@@ -57,7 +59,7 @@ def tiny_federation(sizes: tuple[int, ...] = (1, 4, 16, 7, 13, 10), test: int = 
     rows = torch.arange(count)
     first = torch.tensor(sizes)[owner] > rows - torch.searchsorted(owner, owner)  # the first rows of a client train
     return Federation(
-        Features(raw), labels, classes,
+        Features(raw), labels, Problem.of_classes(classes),
         train=Ragged.grouped(rows[first], owner[first], clients),
         val=Ragged.empty(clients),
         test=Ragged.grouped(rows[~first], owner[~first], clients),
@@ -97,11 +99,15 @@ class Bench:
         population = self.federation.population(SEED)
         for build in MODELS:
             try:
-                check_algorithm_settings(self.algorithm, make_task(build), population)
+                check_algorithm_settings(self.algorithm, self.make_task(build), population)
             except (ConfigError, ModelError):
                 continue
             return build
         return tiny_model
+
+    def make_task(self, build: Callable[[], nn.Module] | None = None, backend: str = "auto") -> ModuleTask:
+        """The task of the bench's model, or of that of `build`, for the federation's problem."""
+        return make_task(build or self.model, backend=backend, objective=make_objective(self.federation.problem))
 
     def resized(self, sizes: tuple[int, ...], test: int) -> Federation:
         """The federation's examples dealt to other clients, with `sizes` training and `test` test examples."""
@@ -124,7 +130,7 @@ class Bench:
     @functools.cached_property
     def fewest(self) -> int:
         """The smallest population that the method accepts with these hyper-parameters."""
-        task = make_task(self.model)
+        task = self.make_task()
         for count in range(1, len(self.federation)):
             try:
                 check_algorithm_settings(self.algorithm, task, self.resized((1,) * count, 0).population(SEED))
@@ -148,7 +154,7 @@ class Bench:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
-        task = make_task(self.model) if task is None else task
+        task = self.make_task() if task is None else task
         federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
         pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
         try:

@@ -27,6 +27,7 @@ from kinfed.core import rng
 from kinfed.data.batches import Batch, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.engine.base import Score, Task
 from kinfed.engine.columns import ParameterSlot
@@ -108,7 +109,7 @@ def draw(case: Case | str, seed: int) -> GaussianWorld:
     federation = Federation(
         Features(x),
         torch.zeros(len(x), dtype=torch.int64),
-        num_classes=1,
+        problem=Problem.of_classes(1),
         train=train,
         val=Ragged.empty(case.clients),
         test=Ragged.grouped(rows[~trains], owner[~trains], case.clients),

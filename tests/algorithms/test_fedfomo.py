@@ -27,6 +27,7 @@ from kinfed.core.kernels import weighted_sum
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
@@ -49,7 +50,7 @@ def numbers(train: list[list[float]], val: list[list[float]]) -> tuple[Federatio
     rows = torch.arange(len(flat)).split([len(part) for part in parts])
     k = len(train)
     federation = Federation(
-        Features(flat[:, None]), torch.zeros(len(flat), dtype=torch.int64), 1,
+        Features(flat[:, None]), torch.zeros(len(flat), dtype=torch.int64), Problem.of_classes(1),
         Ragged.of(rows[:k]), Ragged.of(rows[k:]), Ragged.empty(k), [str(i) for i in range(k)],
     )  # fmt: skip
     return federation, GaussianTask(torch.ones(k), 1.0)

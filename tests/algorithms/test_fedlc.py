@@ -15,6 +15,7 @@ from kinfed.algorithms.heads import class_counts
 from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.testing import Bench
 
@@ -95,7 +96,7 @@ def rare_class(common: int, rare: int) -> Federation:
     train = torch.arange(len(labels)) < common + rare
     rows = torch.arange(len(labels))
     return Federation(
-        Features(raw), labels, 2,
+        Features(raw), labels, Problem.of_classes(2),
         train=Ragged.grouped(rows[train], torch.zeros(common + rare, dtype=torch.int64), 1),
         val=Ragged.empty(1),
         test=Ragged.grouped(rows[~train], torch.zeros(400, dtype=torch.int64), 1),

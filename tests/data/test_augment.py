@@ -17,6 +17,7 @@ from kinfed.data.augment import AUGMENTATIONS, draws
 from kinfed.data.batches import Batches, LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
@@ -82,8 +83,8 @@ def test_batches_are_the_usual_ones_changed(poisson: bool) -> None:
     federation = image_federation(standardize=True)
     training = LocalTraining(batch=4, steps=6, poisson=poisson)
     plain = Federation(
-        Features(federation.features.raw), federation.labels, 3, federation.train, federation.val, federation.test,
-        federation.names,
+        Features(federation.features.raw), federation.labels, Problem.of_classes(3), federation.train,
+        federation.val, federation.test, federation.names,
     )  # fmt: skip
     changed = list(batches_of(federation, replace(training, augment="crop_flip"), [0, 2]))
     usual = list(batches_of(plain, training, [0, 2]))

@@ -17,12 +17,13 @@ from kinfed.data.description import Description
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.data.sources import load_source
 from kinfed.errors import StorageError
 
 
-def clients_with(classes_each: list[list[int]], num_classes: int = 10, per_class: int = 6, **more) -> Federation:
+def clients_with(classes_each, num_classes: int = 10, per_class: int = 6, class_names=None, **more) -> Federation:
     """Client k holds `per_class` training examples of each of its classes, and one test example."""
     labels, train, test = [], [], []
     for mine in classes_each:
@@ -32,7 +33,7 @@ def clients_with(classes_each: list[list[int]], num_classes: int = 10, per_class
         test.append([len(labels) - 1])
     names = [f"c{k}" for k in range(len(train))]
     return Federation(
-        Features(torch.zeros(len(labels), 1)), torch.tensor(labels), num_classes,
+        Features(torch.zeros(len(labels), 1)), torch.tensor(labels), Problem.of_classes(num_classes, class_names),
         Ragged.of(train), Ragged.empty(len(train)), Ragged.of(test), names, **more,
     )  # fmt: skip
 
@@ -84,7 +85,7 @@ def test_description_is_json_with_the_agreed_fields():
     d = describe(f)
     content = json.loads(json.dumps(d.to_json()))
     assert content.keys() >= {
-        "names", "num_classes", "class_names", "train", "val", "test", "groups", "group_names",
+        "names", "problem", "targets", "train", "val", "test", "groups", "group_names",
         "emd", "emd_code", "mean_emd", "description", "notes",
     }  # fmt: skip
     assert content["train"] == f.class_counts("train").tolist()
@@ -100,17 +101,17 @@ def test_a_description_reads_itself_back(groups):
     d = describe(clients_with([[0], [1, 2], [0, 9]], groups=groups, group_names=None if groups is None else ["x", "y"]))
     assert Description.from_json(json.loads(json.dumps(d.to_json())), "federation-0.json") == d
     assert d.class_labels == [str(number) for number in range(10)]
-    assert replace(d, num_classes=2, class_names=["a", "b"]).class_labels == ["a", "b"]
+    assert replace(d, problem=Problem.of_classes(2, ["a", "b"])).class_labels == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"names": None}, "names: Input should be a valid list"),
-        ({"num_classes": "many"}, "num_classes"),
+        ({"problem": {"kind": "many"}}, "problem"),
         ({"train": [[1, 2]]}, r"train should hold 2 clients with 3 counts each, got 1 clients with \[2\] counts"),
         ({"groups": [0]}, "1 groups given for 2 clients"),
-        ({"class_names": ["a"]}, "1 class names given for 3 classes"),
+        ({"problem": {"kind": "multiclass", "num_classes": 3, "class_names": ["a"]}}, "3 classes but 1 class names"),
     ],
 )
 def test_what_does_not_describe_a_federation_is_refused(change, message):
@@ -151,7 +152,11 @@ def test_many_clients_are_sampled_from_largest_to_smallest():
     f = clients_with(classes)
     keep = torch.arange(100) % 6 + 1  # unequal sizes
     train, _ = f.train.split_at(keep)
-    d = describe(Federation(f.features, f.labels, 10, train, f.val, f.test, f.names, notes=["something to know"]))
+    d = describe(
+        Federation(
+            f.features, f.labels, Problem.of_classes(10), train, f.val, f.test, f.names, notes=["something to know"]
+        )
+    )
     text = printed(d)
     assert f"{MOST_CLIENTS} of 100 clients, from the largest to the smallest" in text
     shown = [line for line in text.splitlines() if line.strip().startswith("c") and "·" in line]

@@ -9,6 +9,7 @@ import torch
 
 from kinfed.data.features import Features
 from kinfed.data.partitions import FeatureShift, make_federation
+from kinfed.data.problem import Problem
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
@@ -16,7 +17,7 @@ from kinfed.errors import ConfigError
 def source(dtype: torch.dtype = torch.uint8, channels: int = 3) -> Source:
     generator = torch.Generator().manual_seed(1)
     raw = torch.randint(0, 256, (240, channels, 4, 4), generator=generator).to(dtype)
-    return Source("images", Features(raw), torch.arange(240) % 4, 4)
+    return Source("images", Features(raw), torch.arange(240) % 4, Problem.of_classes(4))
 
 
 def shared_out(options: dict[str, Any], seed: int = 0, clients: int = 5) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kinfed.core import rng, storage
 from kinfed.data.features import Features, fingerprint
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.errors import ConfigError, DataError, StorageError
 
@@ -22,7 +23,7 @@ def small(**changes):
     fields = {
         "features": Features(torch.arange(20, dtype=torch.float32).reshape(10, 2)),
         "labels": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0]),
-        "num_classes": 3,
+        "problem": Problem.of_classes(3),
         "train": Ragged.of([[0, 1, 2], [4, 5], [7]]),
         "val": Ragged.empty(3),
         "test": Ragged.of([[3], [6], [8, 9]]),
@@ -200,7 +201,7 @@ def test_cohort_sees_its_clients_only():
         ({"train": Ragged.of([[-1], [4], [7]])}, "split train points outside"),
         ({"labels": torch.zeros(9, dtype=torch.int64)}, "10 examples but 9 labels"),
         ({"names": ["a", "a", "b"]}, "a name of its own"),
-        ({"num_classes": 2}, r"labels must lie in 0\.\.1; found 0\.\.2"),
+        ({"problem": Problem.of_classes(2)}, r"labels must lie in 0\.\.1; found 0\.\.2"),
         ({"groups": torch.zeros(2, dtype=torch.int64)}, "2 group labels"),
         ({"train": Ragged.of([[0], [], [7]])}, r"1 client\(s\) have no training example \(b\)"),
         ({"test": Ragged.of([[3], [0], [8]])}, r"test example\(s\) are training examples too \(first: row 0\)"),
@@ -340,7 +341,7 @@ def rich_federation() -> Federation:
         ),
         groups=torch.tensor([0, 1, 0]),
         group_names=["x", "ÿ"],
-        class_names=["u", "v", "w"],
+        problem=Problem.of_classes(3, ["u", "v", "w"]),
         description={"dataset": "toy", "options": {"alpha": 0.5}},
         notes=["a note"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kinfed.data.features import Features
 from kinfed.data.partitions import embedding, latent, make_federation
 from kinfed.data.partitions.embedding import Embedder, principal_components, small_cnn, vgg11
 from kinfed.data.partitions.latent import Latent
+from kinfed.data.problem import Problem
 from kinfed.data.source import Source
 from kinfed.data.sources import load_source
 from kinfed.errors import ConfigError
@@ -43,7 +45,7 @@ def blobs(per_blob: int = 40, kinds: int = 3, *, official: bool = True, side: in
     labels = torch.from_numpy(draw.integers(0, 2, len(kind)))
     is_test = torch.from_numpy(draw.random(len(kind)) < 0.25) if official else None
     features = Features(torch.from_numpy(raw.astype(np.uint8)), None, torch.tensor(255.0))
-    return Source("blobs", features, labels, 2, None, is_test), torch.from_numpy(kind)
+    return Source("blobs", features, labels, Problem.of_classes(2), is_test), torch.from_numpy(kind)
 
 
 def members(rows: Tensor, kind: Tensor) -> set[int]:
@@ -118,16 +120,16 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], clients: 
 
 def test_too_few_kinds_of_examples_are_refused() -> None:
     raw = torch.tensor([[0.0]] * 10 + [[1.0]] * 10)
-    source = Source("two", Features(raw), torch.zeros(20, dtype=torch.int64), 1)
+    source = Source("two", Features(raw), torch.zeros(20, dtype=torch.int64), Problem.of_classes(1))
     with pytest.raises(ConfigError, match="only 2 kinds"):
         make_federation(source, "latent", 5, {"groups": 3})
 
 
 def test_networks_and_tokens_have_their_limits() -> None:
-    table = Source("table", Features(torch.rand(30, 4)), torch.zeros(30, dtype=torch.int64), 1)
+    table = Source("table", Features(torch.rand(30, 4)), torch.zeros(30, dtype=torch.int64), Problem.of_classes(1))
     with pytest.raises(ConfigError, match="is for images"):
         make_federation(table, "latent", 5, {"groups": 2, "embedder": "cnn"})
-    words = Source("words", Features(torch.ones(30, 4, dtype=torch.int64)), torch.zeros(30, dtype=torch.int64), 1)
+    words = replace(table, features=Features(torch.ones(30, 4, dtype=torch.int64)))
     with pytest.raises(ConfigError, match="tokens"):
         make_federation(words, "latent", 5, {"groups": 2})
 
@@ -139,7 +141,8 @@ def test_a_table_is_scaled_before_it_is_embedded() -> None:
     x = np.stack([1e4 * draw.normal(size=100), kind + 0.01 * draw.normal(size=100)], 1).astype(np.float32)
     features, labels = Features(torch.from_numpy(x)), torch.zeros(100, dtype=torch.int64)
     for scaled in (True, False):
-        label, _ = Latent(groups=2)._clusters(Source("table", features, labels, 1, standardize=scaled))
+        source = Source("table", features, labels, Problem.of_classes(1), standardize=scaled)
+        label, _ = Latent(groups=2)._clusters(source)
         agree = float((label.numpy() == kind).mean())
         assert (max(agree, 1 - agree) > 0.9) == scaled
 

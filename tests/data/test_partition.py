@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,7 @@ from kinfed.data.partitions import PARTITIONS, dealing, make_federation
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet, _dirichlet
 from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
 from kinfed.data.sources import load_source
@@ -37,7 +40,7 @@ def source_of(per_class, test_per_class=None, *, owners=None, seed=0):
         "toy",
         Features((order % 251).to(torch.uint8)[:, None]),
         labels[order],
-        len(counts),
+        Problem.of_classes(len(counts)),
         is_test=is_test[order] if test_per_class is not None else None,
         owners=named,
         owner_names=None if owners is None else [f"o{k}" for k in range(owners)],
@@ -418,7 +421,13 @@ def mnist_labels():
     parts = [pq.read_table(data / f"{s}-00000-of-00001.parquet", columns=["label"])["label"] for s in ("train", "test")]
     labels = torch.tensor(np.concatenate([part.to_numpy() for part in parts]))
     is_test = torch.arange(len(labels)) >= len(parts[0])
-    return Source("mnist", Features(torch.zeros(len(labels), 1, dtype=torch.uint8)), labels, 10, is_test=is_test)
+    return Source(
+        "mnist",
+        Features(torch.zeros(len(labels), 1, dtype=torch.uint8)),
+        labels,
+        Problem.of_classes(10),
+        is_test=is_test,
+    )
 
 
 def test_powerlaw_on_mnist_has_fedprox_statistics():
@@ -580,9 +589,7 @@ def test_column_split_is_keyed_by_name():
     assert [sorted(a + b) for a, b in zip(lists(f.train), lists(f.test), strict=True)] == [
         list(range(k, 60, 4)) for k in range(4)
     ]
-    turned = Source(
-        "toy", source.features, source.labels, 2, owners=3 - source.owners, owner_names=["o3", "o2", "o1", "o0"]
-    )
+    turned = replace(source, owners=3 - source.owners, owner_names=["o3", "o2", "o1", "o0"])
     g = make_federation(turned, "column", None, seed=5)
     assert g.names == f.names[::-1]
     assert lists(g.test) == lists(f.test)[::-1], "the order of clients does not matter"

@@ -18,6 +18,7 @@ from realdata import real_data
 
 from kinfed.core.cache import cache_folder
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.source import Source, names_clients
 from kinfed.data.sources import SOURCES, class_names, hub, images, load_source
 from kinfed.data.sources.image_sets import standardized
@@ -360,7 +361,8 @@ def test_every_entry_is_documented():
 
 def test_the_registry_is_open():
     def load(options, data_dir, seed):
-        return Source("constant", Features(torch.full((4, 1), float(seed))), torch.tensor([0, 1, 0, 1]), 2)
+        features = Features(torch.full((4, 1), float(seed)))
+        return Source("constant", features, torch.tensor([0, 1, 0, 1]), Problem.of_classes(2))
 
     try:
         SOURCES.register("constant", load, summary="a constant", names_clients=True)

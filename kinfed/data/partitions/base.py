@@ -105,6 +105,7 @@ class CountPartition(Partition):
         return False
 
     def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
+        check_has_classes(source, self.name)
         rows, official = self.train_and_test_rows(source)
         classes = dealing.by_class(rows, source.labels, source.num_classes, self.key(seed, "rows"))
         counts, notes = self.counts(classes.count, self.clients(num_clients), seed, source)
@@ -134,6 +135,15 @@ class CountPartition(Partition):
         return (
             dealing.deal_overlapping(train, train_pool, self.key(seed, "draw-train")),
             dealing.deal_overlapping(test, test_pool, self.key(seed, "draw-test")),
+        )
+
+
+def check_has_classes(source: Source, partition: str) -> None:
+    """For partitions that deal rows by class."""
+    if source.problem.is_regression:
+        raise ConfigError(
+            f"partition {partition} deals rows by class, and the target of {source.name} is a number; name the clients "
+            "(client_column), or use partition iid"
         )
 
 

@@ -23,7 +23,7 @@ from kinfed.core import cache, rng, storage
 from kinfed.core.options import option
 from kinfed.data.features import fingerprint
 from kinfed.data.partitions import dealing, embedding
-from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
+from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition, check_has_classes
 from kinfed.data.partitions.embedding import Embedder
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -59,6 +59,7 @@ class Latent(Partition):
         return Embedder(self.embedder, self.components, self.epochs, self.image_size)
 
     def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
+        check_has_classes(source, self.name)
         clients = self.clients(num_clients)
         if clients < self.groups:
             raise ConfigError(

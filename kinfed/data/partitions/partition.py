@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.core.options import make_options
-from kinfed.data.federation import Federation
+from kinfed.data.federation import Federation, fitted_problem
 from kinfed.data.partitions.base import PARTITIONS, Partition
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -56,14 +56,13 @@ def make_federation(
     return Federation(
         features=features.standardized(assignment.train.rows) if source.standardize else features,
         labels=source.labels,
-        num_classes=source.num_classes,
+        problem=fitted_problem(source.problem, source.labels, assignment.train),
         train=assignment.train,
         val=assignment.val or Ragged.empty(clients),
         test=assignment.test,
         names=assignment.names or [f"client-{k:0{width}d}" for k in range(clients)],
         groups=assignment.groups,
         group_names=assignment.group_names,
-        class_names=source.class_names,
         description={
             "dataset": source.name,
             "dataset_options": source.options,

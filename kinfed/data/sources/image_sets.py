@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kinfed.core.options import NoOptions, option
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.source import SOURCES, Source, subsample
 from kinfed.data.sources import class_names, hub, images
 from kinfed.data.sources.hub import ParquetSet
@@ -65,8 +66,8 @@ class ImageSet:
         is_test = stored["is_test"]
         has_both = bool(is_test.any()) and not bool(is_test.all())  # test rows alone cannot be told from others
         source = Source(
-            self.name, standardized(stored["raw"], options.standardize), labels, len(names), names,
-            is_test if has_both else None, notes=list(self.notes),
+            self.name, standardized(stored["raw"], options.standardize), labels,
+            Problem.of_classes(len(names), names), is_test if has_both else None, notes=list(self.notes),
         )  # fmt: skip
         return source if options.examples is None else subsample(source, options.examples, "images")
 
@@ -151,7 +152,7 @@ def load_digits(options: NoOptions, data_dir: Path | None, seed: int) -> Source:
     bunch = fetch()
     raw = torch.from_numpy(bunch.images).to(torch.uint8)[:, None]
     labels = torch.from_numpy(bunch.target).to(torch.int64)
-    return Source("digits", Features(raw, None, torch.tensor(16.0)), labels, 10, class_names.DIGITS)
+    return Source("digits", Features(raw, None, torch.tensor(16.0)), labels, Problem.of_classes(10, class_names.DIGITS))
 
 
 _BOTH = ("train", "test")

@@ -19,6 +19,7 @@ import torch
 from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.source import SOURCES, Source, subsample
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
@@ -66,8 +67,7 @@ def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> So
         "reviews",
         Features(tokens),
         torch.from_numpy(table["label"].to_numpy().astype(np.int64)[keep]),
-        2,
-        ["negative", "positive"],
+        Problem.of_classes(2, ["negative", "positive"]),
         is_test=torch.from_numpy((splits == "test")[keep]),
         owners=owners,
         owner_names=names,

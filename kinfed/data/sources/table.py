@@ -1,7 +1,8 @@
 """The user's own data: one CSV or Parquet file, a row per example.
 
     client_column   who owns the row (any labels); without it, share the rows out with a partition
-    label_column    the class (any labels; they become 0..C-1 in natural order and keep their names)
+    label_column    the class (any labels; they become 0..C-1 in natural order and keep their names), or a number to
+                    predict: kinfed.data.target decides, unless `task` does
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
@@ -28,11 +29,13 @@ import torch
 from torch import Tensor
 
 from kinfed.core.options import option
-from kinfed.data.arrays import encode, encode_known_labels, encode_labels
+from kinfed.data.arrays import encode
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.source import Source
 from kinfed.data.sources import hub, images
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
+from kinfed.data.target import Target, TaskName, read_known_target, read_target
 from kinfed.errors import ConfigError, DataError
 
 MANY_CLASSES = 100  # more than these must have two rows each on average
@@ -46,7 +49,7 @@ _SPLIT_WORDS = {
 
 @dataclass(frozen=True)
 class TableOptions:
-    label_column: str | None = option(None, "the column with the class of each row (required)")
+    label_column: str | None = option(None, "the column with the class of each row, or a number to predict (required)")
     client_column: str | None = option(None, "the column that names the owner of each row")
     group_column: str | None = option(None, "a column with one value per client: device type, region, ...")
     split_column: str | None = option(None, "a column with train, val or test")
@@ -56,6 +59,7 @@ class TableOptions:
     text_column: str | None = option(None, "a column of texts; all other columns are then left out")
     tokenizer: str | None = option(None, "folder with tokenizer.json or vocab.txt, for text_column")
     length: int = option(LENGTH, "tokens of a text that are read, for text_column", ge=3)
+    task: TaskName = option("auto", "what label_column holds: classes or numbers; auto decides, and says so")
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -82,17 +86,11 @@ def load_table(path: Path, options: TableOptions) -> Source:
     table = _read(path)
     used = _roles(table, options, path)
     assert options.label_column is not None
-    labels, class_names = encode_labels(_values(table, options.label_column, path), f"column {options.label_column}")
-    if len(class_names) < 2:
-        raise DataError(f"column {options.label_column} of {path} holds one class only ({class_names[0]})")
-    if len(class_names) > MANY_CLASSES and len(labels) < 2 * len(class_names):
-        raise DataError(
-            f"column {options.label_column} of {path} has {len(class_names):,} different values in {len(labels):,} "
-            "rows: fewer than two examples of a class cannot be learned and tested. Is it a number or an identifier "
-            "rather than a class? Choose another label_column, or join classes"
-        )
+    target = read_target(_values(table, options.label_column, path), f"column {options.label_column}", options.task)
+    _check_classes(target, options.label_column, path)
     columns = _feature_columns(table, options, used)
-    source = Source(str(path), _features(table, path, options, columns), labels, len(class_names), class_names)
+    source = Source(str(path), _features(table, path, options, columns), target.labels, target.problem)
+    source.notes.append(target.note)
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
@@ -105,19 +103,33 @@ def load_table(path: Path, options: TableOptions) -> Source:
     return source
 
 
-def load_like(path: Path, options: TableOptions, columns: list[str] | None, classes: list[str]) -> Source:
+def _check_classes(target: Target, column: str, path: Path) -> None:
+    names, rows = target.problem.class_labels, len(target.labels)
+    if target.problem.is_regression:
+        return
+    if len(names) < 2:
+        raise DataError(f"column {column} of {path} holds one class only ({names[0]})")
+    if len(names) > MANY_CLASSES and rows < 2 * len(names):
+        raise DataError(
+            f"column {column} of {path} has {len(names):,} different values in {rows:,} rows: fewer than two examples "
+            "of a class cannot be learned and tested. Is it a number or an identifier rather than a class? Choose "
+            "another label_column, join classes, or predict a number with --task regression"
+        )
+
+
+def load_like(path: Path, options: TableOptions, columns: list[str] | None, problem: Problem) -> Source:
     """A table of data like others seen before: their feature `columns` (None: all without another role), in their
-    order, and labels among their `classes`. Features are not standardized; other columns are left out."""
+    order, and labels of their `problem`. Features are not standardized; other columns are left out."""
     table = _read(path)
     used = _roles(table, options, path)
     assert options.label_column is not None
-    labels = encode_known_labels(
-        _values(table, options.label_column, path), classes, f"column {options.label_column} of {path}"
+    labels = read_known_target(
+        _values(table, options.label_column, path), problem, f"column {options.label_column} of {path}"
     )
     if columns is None or not options.has_columns:
         columns = _feature_columns(table, options, used)
     _check_present(table, columns, path)
-    source = Source(str(path), _features(table, path, options, columns), labels, len(classes), classes)
+    source = Source(str(path), _features(table, path, options, columns), labels, problem)
     source.options = asdict(options) | {"columns": columns}
     if options.split_column is not None:
         source.is_test, source.is_val = _splits(table, options.split_column, path)

@@ -29,6 +29,7 @@ from torch import Tensor
 from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.source import SOURCES, Source
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
@@ -94,8 +95,7 @@ class TweetSet:
             self.name,
             Features(encoded["raw"], vectors=encoded["vectors"]),
             torch.tensor([sentiment // 4 for sentiment in tweets["sentiment"].to_pylist()]),
-            2,
-            ["negative", "positive"],
+            Problem.of_classes(2, ["negative", "positive"]),
             owners=owners,
             owner_names=names,
             notes=notes,

@@ -25,6 +25,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.options import option
 from kinfed.data.features import Features
+from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import SOURCES, Source
 from kinfed.data.sources import audio, hub, speech
@@ -122,8 +123,7 @@ def load(options: WakewordDataOptions, data_dir: Path | None, seed: int) -> Sour
         "wakeword",
         Features(rendered["raw"], torch.tensor(_MEAN), torch.tensor(_STD)),
         rendered["labels"],
-        2,
-        ["other words", options.keyword],
+        Problem.of_classes(2, ["other words", options.keyword]),
         rendered["is_test"],
         owners=owners,
         owner_names=names,
