@@ -119,6 +119,7 @@ class GPFL(Algorithm[Server, Client, Down, Up]):
     guide: bool = option(True, "cross-entropy of cosines between common features and embeddings; off: without it")
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
+    traits = frozenset({"needs classes"})
     averages = ("delta", "valve", "embeddings")
 
     def check(self, task: Task, population: Population) -> None:

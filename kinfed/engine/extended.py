@@ -57,7 +57,7 @@ class ExtendedTask(Task):
         self.loss = loss
         self.device = task.device
         self.one_row_at_a_time = task.one_row_at_a_time
-        self.classifies = task.classifies
+        self.classifies, self.objective = task.classifies, task.objective
         P = task.num_params
         self.num_params = P + width + 1
         parts = [replace(slot, name=f"model.{slot.name}") for slot in task.slots]
