@@ -134,7 +134,7 @@ class FedCP(Algorithm[Server, Client, Down, Up]):
     tau: float = option(1.0, "τ: temperature of the gate in training", gt=0)
     weights: Weights = option("examples", "weights of the average: by N_m, or equal")
 
-    traits = frozenset({"draws by client"})
+    traits = frozenset({"needs classes", "draws by client"})
     averages = ("delta", "policy")
 
     def check(self, task: Task, population: Population) -> None:
