@@ -38,9 +38,11 @@ from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure,
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe
+from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.observer import NullObserver
+from kinfed.runs.reader import Final, JournalRound, Run, Trial
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN"}
 
@@ -405,3 +407,16 @@ def test_recipes_are_listed() -> None:
     result = CliRunner().invoke(app, ["list", "recipes"])
     assert result.exit_code == 0
     assert all(name in result.output for name in RECIPES)
+
+
+def test_roughness_is_the_mean_move_over_the_second_half() -> None:
+    accuracies = [0.1, 0.9, 0.5, 0.6, 0.4, 0.4]  # the late three of them: moves of 0.2 and 0
+    rounds = tuple(
+        JournalRound(number, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": value}}, {})
+        for number, value in enumerate(accuracies, 1)
+    )
+    unscored = JournalRound(7, 0.0, 1, 0, 0.0, 0.0, {}, {})
+    final = Final(6, 6, {}, 0.0, 0.0, 0.0)
+    trial = Trial("selffl", 3, (*rounds, unscored), (), final, finished=True)
+    run = Run(Path("r"), "r", {}, "", {}, "", (trial,), {})
+    assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.1)}}}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
-from kinfed.reproduce.recipe import Scale
+from kinfed.reproduce.recipe import Claim, Measurements, Scale
+from kinfed.runs.reader import Run
 
 NAMES = {
     "local": "Local",
@@ -40,6 +43,38 @@ LETTERS_STAND_INS: Mapping[Scale, str] = {
     "small": _LETTERS,
     "paper": _LETTERS,
 }
+
+
+ROUGHNESS = "personal.roughness"
+
+
+def roughness(run: Run) -> Measurements:
+    """How far the accuracy of personal models moves from one evaluation to the next, on average over the second half of
+    the rounds: the paper sees "more stable convergence" in its curves and prints no number for it."""
+    measured: Measurements = {}
+    for trial in run.trials:
+        curve = [
+            (record.all_clients or record.metrics)["personal"]["accuracy"]
+            for record in trial.rounds
+            if "personal" in record.metrics
+        ]
+        late = curve[len(curve) // 2 :]
+        moves = [abs(after - before) for before, after in pairwise(late)]
+        if moves:
+            measured.setdefault(trial.algorithm, {}).setdefault(ROUGHNESS, {})[trial.seed] = fmean(moves)
+    return measured
+
+
+def stable_convergence(part: str, place: str) -> Claim:
+    return Claim.above(
+        "Self-FL's curve moves less from one evaluation to the next than all baselines' (second half of the rounds)",
+        part,
+        "selffl",
+        RIVALS,
+        ROUGHNESS,
+        lower_is_better=True,
+        place=place,
+    )
 
 
 def named(*labels: str) -> dict[str, str]:

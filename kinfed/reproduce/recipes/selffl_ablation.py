@@ -40,8 +40,11 @@ RECIPE = Recipe(
             "selffl_init",
             ["selffl_steps", "selffl_agg"],
             "server.accuracy",
+            place="Section 4.2, Figure 2b",
         ),
-        Claim.above("All three parts above FedAvg, global model", "letters", "selffl", ["fedavg"], "server.accuracy"),
+        Question.above(
+            "All three parts above FedAvg, global model", "letters", "selffl", ["fedavg"], "server.accuracy"
+        ),
         *(
             Question.above(
                 f"{METHODS[row]} above smoothing alone, {kind} model",

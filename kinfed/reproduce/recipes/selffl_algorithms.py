@@ -24,7 +24,8 @@ def within(part: str, points: float) -> Claim:
         one, two = (results.get(part, row, ACCURACY) for row in ("selffl", "selffl_augmented"))
         return {"": {seed: points / 100 - abs(one[seed] - two[seed]) for seed in one.keys() & two.keys()}}
 
-    return Claim(f"The two differ by less than {points:g} point, {HEADINGS[part]} (margin to that)", margins)
+    text = f"The two differ by less than {points:g} point, {HEADINGS[part]} (margin to that)"
+    return Claim(text, margins, place="Appendix E.2, Figure 6")
 
 
 RECIPE = Recipe(

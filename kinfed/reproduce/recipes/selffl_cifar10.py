@@ -37,7 +37,7 @@ RECIPE = Recipe(
     parts=parts,
     tables=[ResultTable("Accuracy (%)", METHODS, ResultColumn.by_metric("cifar10", ACCURACIES))],
     claims=[
-        Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS),
+        Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS, place="Section 4.2, Figure 2a"),
         Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
         Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
         Untestable("The curves of Figure 2a", "the paper prints no numbers for them"),

@@ -13,6 +13,8 @@ from kinfed.reproduce.recipes.common_selffl import (
     letters_settings,
     method_options,
     named,
+    roughness,
+    stable_convergence,
 )
 
 METHODS = named("local", *COMPARED, *VARIANTS)
@@ -37,7 +39,7 @@ FORTY_STEPS = parse_published("""
 def parts(scale: Scale) -> list[RunPart]:
     letters = letters_settings(scale)
     return [
-        RunPart("steps-20", {**letters, "algorithms": method_options(METHODS)}),
+        RunPart("steps-20", {**letters, "algorithms": method_options(METHODS)}, roughness),
         RunPart("steps-40", {**letters, "steps": 40, "algorithms": method_options(COMPARED)}),
     ]
 
@@ -56,18 +58,35 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim.above(
-            "Self-FL above all baselines, largest 10 % of the users (Table 1)",
+            "Self-FL above all baselines, largest 10 % of the users",
             "steps-20",
             "selffl",
             RIVALS,
             "personal.top10",
+            place="Section 4.2, Table 1",
         ),
         Claim.above(
-            "Self-FL above all baselines, worst 10 % (Table 1)", "steps-20", "selffl", RIVALS, "personal.worst10"
+            "Self-FL above all baselines, worst 10 %",
+            "steps-20",
+            "selffl",
+            RIVALS,
+            "personal.worst10",
+            place="Section 4.2, Table 1",
         ),
-        Claim.above("Self-FL above all baselines, all users (Fig. 1b)", "steps-20", "selffl", RIVALS),
         Claim.above(
-            "Self-FL above all baselines with 40 local steps", "steps-40", "selffl", ("ditto", "pfedme", "perfedavg")
+            "Self-FL above all baselines, all users",
+            "steps-20",
+            "selffl",
+            RIVALS,
+            place="Section 4.2, Figure 1b (ii)",
+        ),
+        stable_convergence("steps-20", "Section 4.2, Figure 1b (i)"),
+        Claim.above(
+            "Self-FL above all baselines with 40 local steps",
+            "steps-40",
+            "selffl",
+            ("ditto", "pfedme", "perfedavg"),
+            place="Section 4.2, text",
         ),
         Question.above("Self-FL above smoothing alone, all users", "steps-20", "selffl", ["selffl_control"]),
         Question.above(
