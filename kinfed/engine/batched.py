@@ -68,6 +68,7 @@ class BatchedTask(ModuleTask):
             losses = self.objective.losses(z, batch.y).flatten()
             deltas = answer(cut, phi.detach(), z.detach(), batch)
             grads = pulled_back(losses, batch.weight.flatten(), phi, z, deltas, list(named.values()))
+        self._working_copy(training=True).check_still()
         for slot, g in zip(self.slots, grads, strict=True):
             out[:, slot.start : slot.stop] = g.flatten(1)
 

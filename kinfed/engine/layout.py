@@ -4,9 +4,9 @@
     constants  frozen parameters (requires_grad=False) and all other buffers: of any type, one copy for all clients
 
 Running statistics are the module's float32 buffers that `state_dict` holds: those of BatchNorm and InstanceNorm, and
-any other. Constants never travel and are in no checkpoint; their digest identifies them. A normalization layer all
-of whose parameters are frozen is frozen as a whole: it normalizes by its running statistics, in training
-too, and keeps them.
+any other, except those that never move (kinfed.engine.still_buffers). Constants never travel and are in no checkpoint;
+their digest identifies them. A normalization layer all of whose parameters are frozen is frozen as a whole: it
+normalizes by its running statistics, in training too, and keeps them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kinfed.errors import ModelError
 Norm = nn.modules.batchnorm._NormBase  # all of BatchNorm and InstanceNorm
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
+STILL = "_kinfed_still_buffers"  # attribute of a layer: names of its own buffers that never move
 NORM_KINDS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, Norm)
 
 
@@ -37,9 +38,9 @@ class RowLayout:
     def of(cls, module: nn.Module) -> RowLayout:
         frozen_norms = tuple(name for name, child in module.named_modules() if _is_frozen_norm(child))
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        statistics = list(_statistics(module, frozen_norms))
+        moving = [(name, t) for name, t in statistics(module) if name.rpartition(".")[0] not in frozen_norms]
         slots, position = [], 0
-        for trainable, tensors in ((True, trained), (False, statistics)):
+        for trainable, tensors in ((True, trained), (False, moving)):
             for name, tensor in tensors:
                 kind = type(module.get_submodule(name.rpartition(".")[0])).__name__
                 stop = position + tensor.numel()
@@ -103,8 +104,18 @@ def _is_frozen_norm(layer: nn.Module) -> bool:
     return isinstance(layer, Norm) and bool(own) and not any(p.requires_grad for p in own)
 
 
-def _statistics(module: nn.Module, frozen_norms: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    lasting = module.state_dict(keep_vars=True)
+def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Float32 buffers that `state_dict` holds, without those that were seen never to move."""
+    lasting, still = module.state_dict(keep_vars=True), set(still_buffers(module))
     for name, buffer in module.named_buffers():
-        if buffer.dtype == torch.float32 and name in lasting and name.rpartition(".")[0] not in frozen_norms:
+        if buffer.dtype == torch.float32 and name in lasting and name not in still:
             yield name, buffer
+
+
+def still_buffers(module: nn.Module) -> list[str]:
+    """Names of the buffers that kinfed.engine.still_buffers marked."""
+    return [
+        f"{layer}.{own}" if layer else own
+        for layer, child in module.named_modules()
+        for own in sorted(getattr(child, STILL, ()))
+    ]

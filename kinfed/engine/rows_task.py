@@ -92,6 +92,7 @@ class RowsTask(ModuleTask):
                 deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
                 grads = pulled_back(losses, weight, phi, z, deltas, working.leaves)
+        working.check_still()
         if moving:
             working.store_statistics(row)
         self._drew = drew or bool(self._drew)  # it may draw in some passes only

@@ -27,15 +27,16 @@ from kinfed.engine.batched import BatchedTask, few_positions
 from kinfed.engine.client_linear import runs_batched
 from kinfed.engine.descent import Pull as Pull
 from kinfed.engine.draws import drops
-from kinfed.engine.layout import RowLayout
+from kinfed.engine.layout import RowLayout, still_buffers
 from kinfed.engine.model_trial import try_model
 from kinfed.engine.module_checks import check_values
-from kinfed.engine.module_task import Build, checked_module
+from kinfed.engine.module_task import Build, build_seeded, checked_module
 from kinfed.engine.module_task import ModuleTask as ModuleTask
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows_task import RowsTask as RowsTask
 from kinfed.engine.stacked_task import StackedTask as StackedTask
 from kinfed.engine.stacked_task import stacked_net
+from kinfed.engine.still_buffers import example_like, mark_still_buffers
 from kinfed.engine.vmap_task import VmapTask as VmapTask
 from kinfed.errors import ModelError
 
@@ -59,14 +60,15 @@ def make_task(
     frozen: tuple[str, ...] = (),
     head: str | None = None,
     example: Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
     batch: int | None = None,
     outputs: int | None = None,
     objective: Objective = CROSS_ENTROPY,
 ) -> ModuleTask:
     """The task for the module that `build()` makes; `backend` forces one of stacked, rows, batched, vmap; `frozen` are
     patterns of parameters that are not trained; `head` names the last linear layer where the module does not declare it
-    last; `batch` is how many examples a step has, by which adapters are trained batched or in rows; `objective` is the
-    loss, of classes or of numbers (kinfed.engine.objective).
+    last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by which adapters
+    are trained batched or in rows; `objective` is the loss, of classes or of numbers (kinfed.engine.objective).
 
     On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
     per example, is refused here and not in the first round, and one that only works for one client at a time (it
@@ -77,6 +79,9 @@ def make_task(
     module = checked_module(build, frozen)
     if example is not None:
         check_values(module)
+    if example is not None or shape is not None:
+        examples = example_like(shape or ()) if example is None else (example,)
+        mark_still_buffers(module, lambda: build_seeded(build, 1), examples)
     task = _task_for(module, build, backend, device, example, batch, objective)
     if example is not None:
         if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch
@@ -188,7 +193,8 @@ def _task_for(
         return StackedTask(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)
-    gains_nothing = layout.has_statistics or drops(module) or layout.num_params > FEW_PARAMETERS
+    has_state = layout.has_statistics or bool(still_buffers(module))
+    gains_nothing = has_state or drops(module) or layout.num_params > FEW_PARAMETERS
     if gains_nothing or any(isinstance(child, _ROW_BY_ROW) for child in module.modules()):
         return RowsTask(build, device, module=module, objective=objective)
     return VmapTask(build, device, module=module, objective=objective)

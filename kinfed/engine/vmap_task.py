@@ -10,6 +10,7 @@ from kinfed.data.batches import Batch
 from kinfed.engine.cut import Cut, answer, pulled_back
 from kinfed.engine.draws import drops
 from kinfed.engine.head import HeadProbe
+from kinfed.engine.layout import still_buffers
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
@@ -32,9 +33,10 @@ class VmapTask(ModuleTask):
         objective: Objective = CROSS_ENTROPY,
     ) -> None:
         super().__init__(build, device, module=module, frozen=frozen, objective=objective)
-        if self.layout.has_statistics or drops(self.module):
+        if self.layout.has_statistics or still_buffers(self.module) or drops(self.module):
             raise ModelError(
-                'the vmap path takes no models with running statistics or dropout; use backend="rows" or "auto"'
+                "the vmap path takes no models with running statistics, other float buffers that state_dict holds, or "
+                'dropout; use backend="rows" or "auto"'
             )
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.engine.draws import Draws, prepare_dropout
-from kinfed.engine.layout import RowLayout
+from kinfed.engine.layout import RowLayout, still_buffers
 from kinfed.engine.running_norms import prepare_norms
+from kinfed.errors import ModelError
 
 
 class WorkingCopy:
@@ -22,6 +23,8 @@ class WorkingCopy:
         named = dict(self.module.named_parameters())
         self.leaves = [named[slot.name] for slot in layout.slots if slot.trainable]
         self._statistics = [self._place_of(slot.name) for slot in layout.slots if not slot.trainable]
+        self._still = [(*self._place_of(name), self.module.get_buffer(name)) for name in still_buffers(self.module)]
+        self._versions = [value._version for *_, value in self._still]
         self._row: Tensor | None = None  # to which parameters are bound
         self._values: list[Tensor] = []  # views of it, one for each leaf
         self._shapes = [slot.shape for slot in layout.slots]
@@ -68,6 +71,15 @@ class WorkingCopy:
             value = buffers[name]
             if value is not None and value.data_ptr() != place.data_ptr():
                 place.copy_(value.detach().reshape(-1))
+
+    def check_still(self) -> None:
+        """Refuse a model that has moved a buffer which is a constant of all clients."""
+        for (buffers, name, value), version in zip(self._still, self._versions, strict=True):
+            if buffers[name] is not value or value._version != version:
+                raise ModelError(
+                    f"training has moved the buffer {name!r}, which did not move when the model was tried and is "
+                    "shared by all clients; move it in every training pass, from the first on"
+                )
 
     def _pieces(self, row: Tensor) -> tuple[Tensor, ...]:
         # Of `.data`: rows of one theta share a version counter, and threads that train them would mark each other's

@@ -74,6 +74,7 @@ def build_task(
         device=device,
         frozen=parse_patterns(config.frozen),
         example=example,
+        shape=shape,
         batch=config.batch,
         outputs=outputs,
         objective=make_objective(problem, config.loss, config.huber_delta),

@@ -294,7 +294,7 @@ def test_random_operations_are_refused_where_clients_share_them(make_batch: Make
     task = make_task(FunctionalDropout, backend="vmap")
     with pytest.raises(ModelError, match=r"random operation.*choose backend"):
         task.grad(task.init(0).expand(2, -1), make_batch(2, 4, VECTOR, 3))
-    with pytest.raises(ModelError, match=r"vmap path takes no models with running statistics or dropout"):
+    with pytest.raises(ModelError, match=r"vmap path takes no models with running statistics, other float buffers"):
         make_task(lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout()), backend="vmap")
 
 

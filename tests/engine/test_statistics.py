@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kinfed.data.batches import Batch
 from kinfed.engine.columns import ColumnSplit
 from kinfed.engine.task import make_task
+from kinfed.errors import ModelError
 
 
 class Block(nn.Module):
@@ -196,3 +197,63 @@ def test_the_start_is_the_modules_own() -> None:
     assert bool((state["1.running_var"] == 1).all())
     assert bool((state["1.running_mean"] == 0).all())
     assert state["1.num_batches_tracked"] == 0
+
+
+class Positions(nn.Module):
+    """A table that `state_dict` has and nothing moves, beside statistics; moved after all in the pass `moves_in`."""
+
+    table: Tensor
+    mean: Tensor
+    noise: Tensor
+
+    def __init__(self, moves_in: int = 0, in_place: bool = True) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.register_buffer("table", torch.arange(6.0))
+        self.register_buffer("noise", torch.randn(6))  # another one for every seed
+        self.register_buffer("mean", torch.zeros(6))
+        self.moves_in, self.in_place, self.passes = moves_in, in_place, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+            self.passes += 1
+            if self.passes == self.moves_in:
+                self.table = self.table.add_(1) if self.in_place else self.table + 1
+        return self.fc((x + 0.1 * self.table + self.noise) - self.mean)
+
+
+def test_a_table_that_never_moves_is_a_constant(make_batch: MakeBatch) -> None:
+    batch = make_batch(2, 4, (6,), 3)
+    task = make_task(Positions, example=batch.x[0])
+    assert [slot.name for slot in task.slots] == ["fc.weight", "fc.bias", "noise", "mean"]
+    assert "table" in task.layout.constants(task.module)
+    assert task.module_of(task.init(0)).state_dict().keys() == Positions().state_dict().keys()
+    same = make_task(Positions, shape=(6,))  # a node without an example at hand
+    assert (same.slots, same.constants_digest()) == (task.slots, task.constants_digest())
+    row = make_task(Positions)  # nothing is known of the examples: all may move
+    assert [slot.name for slot in row.slots][2:] == ["table", "noise", "mean"]
+    theta, whole = task.init(0).repeat(2, 1), row.init(0).repeat(2, 1)
+    for one, model in ((task, theta), (row, whole)):
+        for _ in range(3):
+            one.descend_(model, batch, 0.1)
+    named, wanted = task.unflatten(theta), row.unflatten(whole)
+    assert all(torch.equal(named[name], wanted[name]) for name in named)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_constant_that_moves_after_all_is_refused(make_batch: MakeBatch, in_place: bool) -> None:
+    batch = make_batch(1, 4, (6,), 3)
+    task = make_task(lambda: Positions(moves_in=6, in_place=in_place), shape=(6,))
+    theta = task.init(0)[None].clone()
+    for _ in range(5):
+        task.descend_(theta, batch, 0.1)
+    with pytest.raises(ModelError, match=r"moved the buffer 'table', which did not move when the model was tried"):
+        task.descend_(theta, batch, 0.1)
+    moving = make_task(lambda: Positions(moves_in=1, in_place=in_place), shape=(6,))
+    assert "table" in [slot.name for slot in moving.slots]
+
+
+def test_models_that_take_no_example_keep_their_buffers_in_the_row() -> None:
+    task = make_task(Positions, shape=(5,))
+    assert [slot.name for slot in task.slots][2:] == ["table", "noise", "mean"]
