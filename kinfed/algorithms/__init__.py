@@ -126,6 +126,13 @@ _add(
     "GPFL",
     "features through a valve: class embeddings guide the common ones, own heads read theirs",
 )
+_add(
+    "knnper",
+    "knnper:KNNPer",
+    "kNN-Per",
+    "FedAvg's model beside the nearest examples of the client's own",
+    preset={"knn": 10},
+)
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
 _add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")

@@ -28,10 +28,11 @@ from kinfed.core.options import check_options, option
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Population
+from kinfed.engine.neighbours import with_neighbours
 from kinfed.engine.personal import task_for, trained_columns
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import Task
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, ModelError
 
 Server = TypeVar("Server", bound=Tree)
 Client = TypeVar("Client", bound=Tree)
@@ -44,6 +45,7 @@ Trait = Literal[
 
 EXAMPLE_COUNT = "the number of training examples of each client"
 WITHOUT_FINETUNING = "without_finetuning"  # the name of a fine-tuned algorithm's model before the extra steps
+WITHOUT_NEIGHBOURS = "without_neighbours"  # and of one without its client's nearest examples beside it
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     _: KW_ONLY
     finetune: int = option(0, "k: local steps on the personal model before it is used; 0 is the algorithm itself", ge=0)
     finetune_lr: float | None = option(None, "learning rate of those steps; the local one where none is given", gt=0)
+    knn: int = option(0, "k: nearest own training examples that predict beside the personal model; 0: none", ge=0)
+    knn_share: float | None = option(None, "λ: their share; by validation examples where none is given", ge=0, le=1)
+    knn_capacity: int = option(1000, "most examples that a client's memory of them holds", ge=1)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
     """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs
@@ -106,6 +111,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
         check_options(self)
         if self.finetune_lr is not None and not self.finetune:
             raise ConfigError("finetune_lr is the rate of fine-tuning steps, of which there are none; set finetune too")
+
+        if self.knn_share is not None and not self.knn:
+            raise ConfigError("knn_share is the share of nearest neighbours, of which there are none; set knn too")
 
     # ---- written by all ----
 
@@ -205,6 +213,15 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
                 f"{type(algorithm).__name__}'s local steps are its own, without {lacking}; got {value}; set {remedy} "
                 "for this method"
             )
+    if algorithm.knn and not task.classifies:
+        raise ConfigError("knn: nearest neighbours vote for classes, and a regression has none; set knn to 0")
+    if algorithm.knn:
+        try:
+            _ = task.head
+        except ModelError as error:
+            raise ConfigError(
+                f"knn: nearest neighbours are found by features, which this model lacks: {error}"
+            ) from error
     algorithm.check(task, population)
 
 
@@ -226,25 +243,49 @@ def deployed_models(
 
     Fine-tuning takes `finetune` SGD steps from the algorithm's personal model, on batches of their own of the round
     just completed; training is untouched and nothing is sent. The steps of a mixture follow the gradient of the
-    mixture's loss and leave its proportions as they are."""
+    mixture's loss and leave its proportions as they are. Nearest neighbours are those under the model after such
+    steps."""
     models = algorithm.personalize(task, client, down, data)
     by_name = dict(models) if isinstance(models, Mapping) else {"personal": models}
     name, theta = next(iter(by_name.items()))
     if trained is not None and server_model is not None and client.named() and server_model.shape == theta.shape:
         theta = by_name[name] = own_or_server(trained, theta, server_model.to(theta.device))
+    by_name = _fine_tuned(algorithm, task, by_name, data)
+    return _with_neighbours(algorithm, task, by_name, data)
+
+
+def _fine_tuned(algorithm: AnyAlgorithm, task: Task, by_name: dict[str, Tensor], data: Cohort) -> dict[str, Tensor]:
     if not algorithm.finetune:
         return by_name
+    name, theta = next(iter(by_name.items()))
     model = task_for(task, theta)
     training = algorithm.training.with_steps(algorithm.finetune)
     if algorithm.finetune_lr is not None:
         training = replace(training, lr=algorithm.finetune_lr, lr_decay=1.0, lr_floor=0.0)
     batches = data.train.batches(training, stream="finetune")
     tuned = sgd(model, theta, batches, mask=trained_columns(model, training))
-    return {name: tuned} | {other: row for other, row in by_name.items() if other != name} | {WITHOUT_FINETUNING: theta}
+    return {**by_name, name: tuned, WITHOUT_FINETUNING: theta}
+
+
+def _with_neighbours(
+    algorithm: AnyAlgorithm, task: Task, by_name: dict[str, Tensor], data: Cohort
+) -> dict[str, Tensor]:
+    if not algorithm.knn:
+        return by_name
+    name, theta = next(iter(by_name.items()))
+    if theta.shape[1] != task.num_params:
+        raise ConfigError(
+            f"knn: nearest neighbours go beside one plain model; those of {type(algorithm).__name__} are more; "
+            "set knn to 0 for this method"
+        )
+    rows = with_neighbours(task, theta, data, algorithm.knn, share=algorithm.knn_share, capacity=algorithm.knn_capacity)
+    return {**by_name, name: rows, WITHOUT_NEIGHBOURS: theta}
 
 
 def privacy_profile(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile | None:
-    """What the algorithm declares, and the steps of fine-tuning."""
+    """What the algorithm declares, and the steps of fine-tuning. A memory of examples is nothing that noise hides."""
+    if algorithm.knn:
+        return PrivacyProfile(None, impossible="the features of its examples, in its personal model,")
     profile = algorithm.privacy(count)
     if profile is None or not algorithm.finetune:
         return profile

@@ -55,6 +55,7 @@ from kinfed.algorithms.facade import (
     sgd,
 )
 from kinfed.algorithms.heads import class_counts, required_body
+from kinfed.engine.client_features import features_by_client
 from kinfed.engine.linear import Dense
 
 EPS = 1e-4  # ε
@@ -170,7 +171,8 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
     ) -> list[Distribution]:
         """(M_m, S_m) of every client under its body in theta [n, P]."""
         mixed = []
-        for i, (phi, y) in enumerate(features_by_client(task, theta, split)):
+        for i, (features, y) in enumerate(features_by_client(task, theta, split)):
+            phi = features.to(torch.float64)
             beta = self._beta(phi, y, common[i], prior[i], split)
             mixed.append(common[i].toward(local_distribution(phi, y, common[i].means, self.ridge), beta))
         return mixed
@@ -245,19 +247,6 @@ def with_classifiers(head: Head, theta: Tensor, by_client: list[Distribution], p
     parts = [one.classifier(p) for one, p in zip(by_client, prior, strict=True)]
     weight, bias = (torch.stack(column).to(theta) for column in zip(*parts, strict=True))
     return head.join(theta, weight, bias)
-
-
-def features_by_client(task: Task, theta: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
-    """(φ [N, d_f] in float64, y [N]) of every client's examples, on the processor."""
-    pieces: list[list[tuple[Tensor, Tensor]]] = [[] for _ in theta]
-    everyone = torch.arange(len(theta))
-    for rows, batch in split.in_order():
-        phi, valid = task.features(theta[rows], batch.x).cpu(), (batch.weight > 0).cpu()
-        for place, i in enumerate(everyone[rows].tolist()):
-            pieces[i].append((phi[place][valid[place]], batch.y[place].cpu()[valid[place]]))
-    return [
-        (torch.cat([phi for phi, _ in parts]).to(torch.float64), torch.cat([y for _, y in parts])) for parts in pieces
-    ]
 
 
 def local_distribution(phi: Tensor, y: Tensor, fallback: Tensor, ridge: float) -> Distribution:

@@ -15,11 +15,12 @@ from kinfed.engine.extended import ExtendedModule, ExtendedTask, Extension
 from kinfed.engine.feature_gate import FeatureGate
 from kinfed.engine.feature_valve import FeatureValve
 from kinfed.engine.mixture import MixtureModule, MixtureTask, num_components
+from kinfed.engine.neighbours import Neighbours
 from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ModelError
 
 # By mark. The method of a plugin adds its own, in the process that reads its models as well.
-EXTENSIONS: dict[int, Extension] = {one.mark: one for one in (FeatureGate(), FeatureValve())}
+EXTENSIONS: dict[int, Extension] = {one.mark: one for one in (FeatureGate(), FeatureValve(), Neighbours())}
 
 
 def extension_of(row: Tensor) -> Extension | None:
