@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from method_bench import ALL, by_hand, close, deep, models, run, server
-from torch import Tensor
+from torch import Tensor, nn
 
 import kinfed
 from kinfed.algorithms import make_algorithm
@@ -145,6 +145,9 @@ def test_what_cannot_be_is_refused() -> None:
         pytest.raises(Exception, match="beside one plain model; those of FedEM are more"),
     ):
         loop.evaluate()
-    bowl = GaussianTask(torch.ones(2), 1.0)
+    population = tiny_federation().population(0)
+    with pytest.raises(ConfigError, match="vote for classes, and a regression has none"):
+        check_algorithm_settings(make_algorithm("ditto", ALL, {"knn": 2}), GaussianTask(torch.ones(2), 1.0), population)
+    headless = make_task(lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()))
     with pytest.raises(ConfigError, match="found by features, which this model lacks"):
-        check_algorithm_settings(KNNPer(ALL, knn=3), bowl, tiny_federation().population(0))
+        check_algorithm_settings(KNNPer(ALL, knn=3), headless, population)
