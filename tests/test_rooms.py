@@ -30,6 +30,7 @@ OPTIONAL: dict[str, set[str]] = {
     "Crypto": {"deploy.masks"},
     "optuna": {"runs.tune"},
     "soundfile": {"data.sources.speech"},
+    "numba": {"engine.tiles", "engine.products", "engine.fused_steps", "engine.fused_kernels"},
     "tokenizers": {"data.sources.wordpiece"},
 }
 

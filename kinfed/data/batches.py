@@ -255,11 +255,15 @@ class Batches:
         the cache."""
         return self._poisson() if self.training.poisson else self._windows(reusing_memory=True)
 
-    def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
-        split, steps = self.split, self.steps
+    def windows(self) -> Windows:
+        """Which examples form the batches of every client, for loops that fetch them on their own."""
+        split = self.split
         key = rng.fold(_round_key(split.seed, self.stream, split.round), split.ids)
-        batch, by_epoch = self.training.batch, self.training.epochs is not None
-        window = Windows(split.rows, split.start, split.count, steps, key, batch, by_epoch)
+        by_epoch = self.training.epochs is not None
+        return Windows(split.rows, split.start, split.count, self.steps, key, self.training.batch, by_epoch)
+
+    def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
+        split, steps, window = self.split, self.steps, self.windows()
         total = len(self)
         step = 0
         while step < total:

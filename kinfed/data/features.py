@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ class Features:
         self._shift = None if self.mean is None else self.mean.to(self.device, torch.float32)
         self._scale = None if self.std is None else (1.0 / self.std.to(torch.float32)).to(self.device)
         self._vectors = None if self.vectors is None else self.vectors.to(self.device)
+        self._standardization: tuple[np.ndarray, np.ndarray] | None = None  # once it was asked for
 
     def _check_vectors(self, vectors: Tensor) -> None:
         if vectors.dim() != 2 or vectors.dtype != torch.float32 or not bool(torch.isfinite(vectors).all()):
@@ -107,6 +109,15 @@ class Features:
         if self._scale is not None:
             x = x.mul_(self._scale)
         return x
+
+    def standardization(self) -> tuple[np.ndarray, np.ndarray]:
+        """(mean, 1 / std), float32 [numbers of an example] each: a gathered value is (raw - mean) * that."""
+        if self._standardization is None:
+            zero, one = torch.zeros(self.shape), torch.ones(self.shape)
+            mean = zero if self._shift is None else self._shift.cpu().expand(self.shape)
+            factor = one if self._scale is None else self._scale.cpu().expand(self.shape)
+            self._standardization = mean.flatten().numpy(), factor.flatten().numpy()
+        return self._standardization
 
     def on(self, device: torch.device) -> Features:
         """The same features, gathered to another device; the raw array stays where it is."""

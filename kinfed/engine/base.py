@@ -7,12 +7,13 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kinfed.data.batches import Batch, Split
+from kinfed.data.batches import Batch, Batches, Split
 from kinfed.engine import columns
 from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
@@ -116,6 +117,29 @@ class Task(ABC):
         """Up to `steps` such steps, with `drift` [n, P] added to every gradient. A task may know a faster way than one
         `descend_` after the other."""
         return StepwiseDescent(self.descend_, theta, pull, drift, cut)
+
+    def descend_often_(self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None) -> None:
+        """`times` times `descend_` on the same batch, towards a proximal point, say."""
+        for _ in range(times):
+            self.descend_(theta, batch, lr, pull)
+
+    def runs_whole_loops(self, batches: Batches) -> bool:
+        """Whether `train_` takes all steps of this local training; else `sgd` leads through it batch by batch."""
+        return False
+
+    def train_(
+        self,
+        theta: Tensor,
+        batches: Batches,
+        rate: float,
+        pull: Pull | None,
+        drift: Tensor | None,
+        mask: Tensor | None,
+        moments: Mapping[str, Tensor],
+    ) -> None:
+        """All steps of `sgd` (which see) in place, where the task `runs_whole_loops`. `moments` of the optimizer
+        (kinfed.engine.optimizers) change in place, too."""
+        raise NotImplementedError(f"{type(self).__name__} trains batch by batch")
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] the loss of every example."""

@@ -45,6 +45,8 @@ def sgd(
         if trainable < theta.shape[1]:
             drift = drift.clone()
             drift[:, trainable:] = 0
+    if cut is None and task.runs_whole_loops(batches):
+        return _whole_loop(task, theta, batches, rate, pull, drift, mask)
     order = _longest_first(batches.steps)
     if order is not None:
         back = torch.argsort(order)
@@ -76,6 +78,23 @@ def sgd(
                 now[:, block] = theta[rows, block]
             pieces = [_with_terms(g[:, block], now[:, block], block, rows, pull, drift) for block in columns]
             optimizer.step(rows, now, pieces if largest is None else clipped(pieces, largest), rate)
+    return x
+
+
+def _whole_loop(
+    task: Task,
+    theta: Tensor,
+    batches: Batches,
+    rate: float,
+    pull: Pull | None,
+    drift: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """By a task that takes all steps in one call."""
+    x = theta.clone(memory_format=torch.contiguous_format)
+    optimizer = make_optimizer(batches.training, [slice(0, x.shape[1])] if mask is None else runs(mask), x)
+    with _remembering(optimizer, batches):
+        task.train_(x, batches, rate, pull, drift, mask, optimizer.moments)
     return x
 
 

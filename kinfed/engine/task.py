@@ -2,6 +2,8 @@
 
 `make_task` picks the backend per model:
 
+  fused    compiled loops over clients of dense networks, without the interpreter's lock (kinfed.engine.fused_task;
+           extra `fast`), for runs long enough to earn what loading compiled code costs
   stacked  hand-written forward and backward on [n, ...]: dense layers (kinfed.engine.dense), 5-9x a plain loop, and
            LSTM layers (kinfed.engine.lstm)
   rows     one row after the other: by hand for chains of convolutions (kinfed.engine.cnn), which gain nothing
@@ -27,6 +29,8 @@ from kinfed.engine.batched import BatchedTask, few_positions
 from kinfed.engine.client_linear import runs_batched
 from kinfed.engine.descent import Pull as Pull
 from kinfed.engine.draws import drops
+from kinfed.engine.fused_task import FusedTask as FusedTask
+from kinfed.engine.fused_task import compiles, is_installed
 from kinfed.engine.layout import RowLayout, still_buffers
 from kinfed.engine.model_trial import try_model
 from kinfed.engine.module_checks import check_values
@@ -43,8 +47,12 @@ from kinfed.errors import ModelError
 # Of a module, up to which vmap is faster than rows. Processor time of rows / vmap for two dense layers, 20 clients,
 # steps of 10: 3.1 at 2,410 parameters, 1.6 at 8,906, 1.2 at 24,040, 0.8 at 49,330, 0.7 at 50,890 (medians of 7 turns).
 FEW_PARAMETERS = 30_000
+# Multiplications and additions of local training in a whole run, from which `auto` takes the fused path: two to three
+# seconds on the stacked one, of which it saves more than numba and its cached code take to load (one second).
+FUSED_FROM = 2e10
 _ROW_BY_ROW = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 _BACKENDS: dict[str, type[ModuleTask]] = {
+    "fused": FusedTask,
     "stacked": StackedTask,
     "rows": RowsTask,
     "batched": BatchedTask,
@@ -64,11 +72,13 @@ def make_task(
     batch: int | None = None,
     outputs: int | None = None,
     objective: Objective = CROSS_ENTROPY,
+    examples: float = 0,
 ) -> ModuleTask:
-    """The task for the module that `build()` makes; `backend` forces one of stacked, rows, batched, vmap; `frozen` are
-    patterns of parameters that are not trained; `head` names the last linear layer where the module does not declare it
-    last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by which adapters
-    are trained batched or in rows; `objective` is the loss, of classes or of numbers (kinfed.engine.objective).
+    """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
+    `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
+    not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
+    which adapters are trained batched or in rows; `objective` is the loss, of classes or of numbers (kinfed.engine.objective); `examples` is how many all local steps
+    of a run have together, by which compiled loops are worth loading.
 
     On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
     per example, is refused here and not in the first round, and one that only works for one client at a time (it
@@ -80,9 +90,9 @@ def make_task(
     if example is not None:
         check_values(module)
     if example is not None or shape is not None:
-        examples = example_like(shape or ()) if example is None else (example,)
-        mark_still_buffers(module, lambda: build_seeded(build, 1), examples)
-    task = _task_for(module, build, backend, device, example, batch, objective)
+        tried = example_like(shape or ()) if example is None else (example,)
+        mark_still_buffers(module, lambda: build_seeded(build, 1), tried)
+    task = _task_for(module, build, backend, device, example, batch, objective, examples)
     if example is not None:
         if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch
             _try(task, example, clients=1)
@@ -107,10 +117,11 @@ def upper_task(
     upper = nn.Sequential(*layers)
     trained = sum(p.numel() for p in upper.parameters() if p.requires_grad)
     is_all = trained == whole.num_params == sum(p.numel() for p in upper.parameters())
-    net = stacked_net(upper, whole.objective) if is_all and backend in ("auto", "stacked") else None
+    net = stacked_net(upper, whole.objective) if is_all and backend in ("auto", "stacked", "fused") else None
     task: ModuleTask
     if net is not None:
-        task = StackedTask(whole.build, whole.device, module=module, net=net, objective=whole.objective)
+        kind = FusedTask if backend == "fused" else StackedTask
+        task = kind(whole.build, whole.device, module=module, net=net, objective=whole.objective)
     else:
         task = _task_for(module, whole.build, backend, whole.device, example, batch, whole.objective)
     if example is not None:
@@ -175,6 +186,11 @@ def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
     return not any("performance drop" in str(warning.message) for warning in caught)
 
 
+def worth_compiling(num_params: int, examples: float) -> bool:
+    """Whether local training on so many examples, of all rounds and clients, is long enough for the fused path."""
+    return 6.0 * num_params * examples >= FUSED_FROM
+
+
 def _task_for(
     module: nn.Module,
     build: Build,
@@ -183,6 +199,7 @@ def _task_for(
     example: Tensor | None,
     batch: int | None,
     objective: Objective,
+    examples: float = 0,
 ) -> ModuleTask:
     """The task of a module that `build` made, by a rule that was measured (docs/models.md)."""
     if backend != "auto":
@@ -190,7 +207,9 @@ def _task_for(
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
     if net is not None and net.is_faster_stacked(layout.num_params):
-        return StackedTask(build, device, module=module, net=net, objective=objective)
+        may = compiles(net, device, objective) and is_installed() and worth_compiling(layout.num_params, examples)
+        kind = FusedTask if may else StackedTask
+        return kind(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)
     has_state = layout.has_statistics or bool(still_buffers(module))

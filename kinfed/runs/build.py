@@ -64,9 +64,10 @@ def build_task(
     build: Builder | None = None,
     device: torch.device | str = "cpu",
     example: Tensor | None = None,
+    examples: float = 0,
 ) -> ModuleTask:
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
-    on an `example` batch at once, where there is one."""
+    on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
     name, options, outputs = config.model.name, config.model.options, problem.outputs
     return make_task(
         (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
@@ -78,7 +79,16 @@ def build_task(
         batch=config.batch,
         outputs=outputs,
         objective=make_objective(problem, config.loss, config.huber_delta),
+        examples=examples,
     )
+
+
+def local_examples(config: RunConfig, data: Federation) -> float:
+    """Examples in all local steps of a run, on average over who takes part: those of one loop for every method."""
+    count, training = data.train.count, config.training
+    a_round = float((training.num_steps(count) * count.clamp_max(training.batch)).to(torch.float64).mean())
+    active = config.schedule.size(data.num_clients)
+    return a_round * active * config.rounds * len(config.algorithms) * len(config.seeds)
 
 
 def example_batch(data: Federation) -> Tensor:

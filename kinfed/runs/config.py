@@ -202,8 +202,8 @@ class RunConfig(BaseModel):
     )
     save_models: bool = setting(True, EVALUATION, "Save all personal models at the end.")
     device: str = setting("cpu", PLACE, "cpu, cuda or mps.")
-    backend: Literal["auto", "stacked", "rows", "batched", "vmap"] = setting(
-        "auto", PLACE, "How gradients are computed."
+    backend: Literal["auto", "fused", "stacked", "rows", "batched", "vmap"] = setting(
+        "auto", PLACE, "How gradients are computed; fused: in compiled loops (extra `fast`)."
     )
     pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
     ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: one of this machine, for this run).")

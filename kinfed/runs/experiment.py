@@ -39,7 +39,7 @@ from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import UserLevel, update_template
 from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
-from kinfed.runs.build import build_federation, build_task, example_batch
+from kinfed.runs.build import build_federation, build_task, example_batch, local_examples
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
@@ -178,6 +178,8 @@ class Experiment:
             contents["model"] = _digest(_outline(self.task()))
         if digest := self.task().constants_digest():
             contents["frozen weights"] = digest
+        if self.task().backend == "fused":
+            contents["backend (fused needs numba)"] = "fused"
         for label, algorithm in self.algorithms.items():
             if (source := _foreign_source(type(algorithm))) is not None:
                 contents[f"code of {label}"] = _digest(source)
@@ -206,6 +208,7 @@ class Experiment:
         self._task = build_task(
             self.config, data.features.shape, data.problem, build=self._model,
             device=check_device(self.config.device), example=example_batch(data),
+            examples=local_examples(self.config, data),
         )  # fmt: skip
         return self._task
 

@@ -43,7 +43,7 @@ def save_layout(folder: Path, name: str, task: ModuleTask) -> None:
     aliases = task.aliases()
     layout = {
         "model": name, "parameters": task.num_params, "layers": layers, "aliases": aliases,
-        "constants": task.constants_digest(),
+        "constants": task.constants_digest(), "backend": task.backend,
     }  # fmt: skip
     storage.write_json(folder / "model.json", layout)
     in_row = {layer["name"] for layer in layers} | aliases.keys()

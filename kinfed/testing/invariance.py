@@ -8,6 +8,8 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from kinfed.core import rng
+from kinfed.engine.fused_task import compiles, is_installed
+from kinfed.engine.task import StackedTask
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
@@ -26,10 +28,12 @@ def workers_do_not_matter(bench: Bench) -> None:
 
 @check
 def gradient_paths_agree(bench: Bench) -> None:
-    """Gradients of stacked models, row by row, or by vmap: nothing a method does depends on how a task works."""
-    chosen = bench.make_task().backend
-    for path in ("rows", "vmap"):
-        if path == chosen:
+    """Gradients of stacked models, row by row, by vmap or in compiled loops: nothing a method does depends on how a
+    task works."""
+    task = bench.make_task()
+    compiled = ("fused",) if isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed() else ()
+    for path in ("rows", "vmap", *compiled):
+        if path == task.backend:
             continue
         found = bench.run(task=bench.make_task(backend=path))
         expect_equal(found, bench.usual, f"gradients by {path} give what the task chosen for the model gives", 1e-4)

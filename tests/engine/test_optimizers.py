@@ -75,7 +75,7 @@ def textbook(
 # --- torch.optim
 
 
-@pytest.mark.parametrize("backend", ["stacked", "rows"])
+@pytest.mark.parametrize("backend", ["fused", "stacked", "rows"])
 @pytest.mark.parametrize("kind", ["alone", "with pull, drift and clip", "all that on one layer"])
 @pytest.mark.parametrize("rule", RULES)
 def test_training_is_that_of_torch_optim_client_by_client(

@@ -223,6 +223,7 @@ def wide() -> nn.Module:
 BACKENDS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = {
     "dense": (net, "stacked", (5,)),
     "transposed": (wide, "stacked", (5,)),
+    "compiled": (net, "fused", (5,)),
     "recurrent": (recurrent, "stacked", (5, 1)),
     "rows by autograd": (net, "rows", (5,)),
     "rows by hand": (convolution, "rows", (1, 1, 5)),

@@ -66,7 +66,7 @@ CONVOLUTIONAL: dict[str, tuple[Build, tuple[int, ...]]] = {
     "cnn_fomo": (lambda: cnn_fomo((1, 18, 18), 3), (1, 18, 18)),
     "cnn": (lambda: cnn((1, 16, 16), 3), (1, 16, 16)),
 }
-CASES = [(name, path) for name in DENSE for path in ("stacked", "rows", "vmap")]
+CASES = [(name, path) for name in DENSE for path in ("fused", "stacked", "rows", "vmap")]
 CASES += [(name, path) for name in CONVOLUTIONAL for path in ("rows", "vmap")]
 every_case = pytest.mark.parametrize(("name", "path"), CASES)
 # What does not depend on the kind of model is checked on one dense net per path and one with convolutions.
@@ -564,7 +564,7 @@ def test_dense_chains_are_stacked_and_convolutions_go_row_by_row() -> None:
 
 
 def test_paths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ModelError, match="auto, stacked, rows, batched, vmap; got 'fast'"):
+    with pytest.raises(ModelError, match="auto, fused, stacked, rows, batched, vmap; got 'fast'"):
         make_task(tanh_net, backend="fast")
     with pytest.raises(ModelError, match="the stacked path takes chains"):
         make_task(CONVOLUTIONAL["cnn_small"][0], backend="stacked")

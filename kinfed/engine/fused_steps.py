@@ -1,0 +1,222 @@
+"""A step of one client, compiled: forward, delta of the loss, backward, and the optimizer.
+
+A network is a table `net` with one row per dense layer and these columns; rows of models, examples and work memory are
+addresses of float32. Nothing here allocates memory, and no sum depends on other clients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from kinfed.engine.products import add_products, products_of_rows
+from kinfed.engine.tiles import pointer_to_bytes, pointer_to_floats
+
+INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
+ABSENT = -1  # the BIAS of a layer without one
+RELU, TANH = 1, 2
+KIND, DECAY, MOMENTUM, NESTEROV, CLIP, BETA_1, BETA_2, EPS = range(8)  # of an optimizer's `rule`
+PLAIN, SGD, ADAM, ADAMW = range(4)
+CLIP_MARGIN = 1e-6  # as kinfed.engine.optimizers adds it to a norm that divides
+
+# numba compiles a function anew for a literal whole number among its arguments: np.int64(1) is none.
+compiled = njit(nogil=True, error_model="numpy")
+inlined = njit(nogil=True, error_model="numpy", inline="always")  # in what calls it, of which there is one
+
+
+@compiled
+def floats(address, count):
+    """The array of so many numbers at an address."""
+    return carray(pointer_to_floats(address), count)
+
+
+@compiled
+def read_example(raw, is_bytes, number, mean, factor, x):
+    """Write (raw - mean) * factor of one example to x; raw holds bytes, or float32."""
+    size = len(mean)
+    out = floats(x, size)
+    if is_bytes:
+        whole = carray(pointer_to_bytes(raw + number * size), size)
+        for d in range(size):
+            out[d] = (np.float32(whole[d]) - mean[d]) * factor[d]
+    else:
+        real = floats(raw + 4 * number * size, size)
+        for d in range(size):
+            out[d] = (real[d] - mean[d]) * factor[d]
+
+
+@compiled
+def forward(net, row, x, hidden, batch):
+    """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
+    below = x
+    for layer in range(len(net)):
+        inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
+        above = hidden + 4 * batch * net[layer, PLACE]
+        weight = row + 4 * net[layer, WEIGHT]
+        products_of_rows(batch, outputs, inputs, below, inputs, weight, inputs, above, outputs)
+        h = floats(above, batch * outputs)
+        if bias != ABSENT:
+            shift = floats(row + 4 * bias, outputs)
+            for b in range(batch):
+                for o in range(outputs):
+                    h[b * outputs + o] += shift[o]
+        if net[layer, ACTIVATION] == RELU:
+            for i in range(batch * outputs):
+                h[i] = np.float32(0.0) if h[i] < np.float32(0.0) else h[i]  # NaN stays
+        elif net[layer, ACTIVATION] == TANH:
+            for i in range(batch * outputs):
+                h[i] = math.tanh(h[i])
+        below = above
+    return below
+
+
+@compiled
+def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
+    """weight * (softmax(z) - onehot(y))."""
+    z, d = floats(logits, batch * classes), floats(delta, batch * classes)
+    for b in range(batch):
+        at = b * classes
+        largest = z[at]
+        for c in range(1, classes):
+            largest = max(largest, z[at + c])
+        total = np.float32(0.0)
+        for c in range(classes):
+            d[at + c] = math.exp(z[at + c] - largest)
+            total += d[at + c]
+        share = weight[b] / total
+        for c in range(classes):
+            d[at + c] *= share
+        d[at + y[b]] -= weight[b]
+
+
+@inlined
+def _delta_below(net, layer, row, hidden, delta, below, batch):
+    """The delta at the outputs of the layer before, from the delta at those of this one."""
+    inputs, outputs = net[layer, INPUTS], net[layer, OUTPUTS]
+    d, h = floats(below, batch * inputs), floats(hidden + 4 * batch * net[layer - 1, PLACE], batch * inputs)
+    d[:] = np.float32(0.0)
+    weight = row + 4 * net[layer, WEIGHT]
+    add_products(batch, inputs, outputs, 1.0, delta, outputs, np.int64(1), weight, inputs, below, inputs)
+    if net[layer - 1, ACTIVATION] == RELU:
+        for i in range(batch * inputs):
+            d[i] = np.float32(0.0) if h[i] <= np.float32(0.0) else d[i]
+    elif net[layer - 1, ACTIVATION] == TANH:
+        for i in range(batch * inputs):
+            d[i] *= np.float32(1.0) - h[i] * h[i]
+
+
+@compiled
+def shift(row, begin, count, rate, lam, center, drift, decay):
+    """x <- x - rate * (lam * (x - center) + drift + decay * x) for some columns; address 0 is no center, no drift."""
+    x, step, kappa, hold = floats(row + 4 * begin, count), np.float32(rate), np.float32(decay), np.float32(lam)
+    if center != 0:
+        c = floats(center + 4 * begin, count)
+        for i in range(count):
+            x[i] -= step * (hold * (x[i] - c[i]) + kappa * x[i])
+    elif decay != 0:
+        for i in range(count):
+            x[i] -= step * (kappa * x[i])
+    if drift != 0:
+        g = floats(drift + 4 * begin, count)
+        for i in range(count):
+            x[i] -= step * g[i]
+
+
+@compiled
+def backward(
+    net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay
+):  # fmt: skip
+    """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns
+    make the rest of the step before. `trains` [layers, 2]: whether weights and biases are trained."""
+    lowest = 0
+    while lowest < len(net) - 1 and trains[lowest, 0] + trains[lowest, 1] == 0:
+        lowest += 1
+    for layer in range(len(net) - 1, lowest - 1, -1):
+        inputs, outputs, bias = net[layer, INPUTS], net[layer, OUTPUTS], net[layer, BIAS]
+        values = x if layer == 0 else hidden + 4 * batch * net[layer - 1, PLACE]
+        if layer > lowest:
+            _delta_below(net, layer, row, hidden, delta, spare, batch)
+        if trains[layer, 0]:
+            begin = net[layer, WEIGHT]
+            if target == row:
+                shift(row, begin, inputs * outputs, rate, lam, center, drift, decay)
+            add_products(
+                outputs, inputs, batch, scale, delta, np.int64(1), outputs, values, inputs, target + 4 * begin, inputs
+            )
+        if bias != ABSENT and trains[layer, 1]:
+            if target == row:
+                shift(row, bias, outputs, rate, lam, center, drift, decay)
+            d, out, factor = floats(delta, batch * outputs), floats(target + 4 * bias, outputs), np.float32(scale)
+            for b in range(batch):
+                for o in range(outputs):
+                    out[o] += factor * d[b * outputs + o]
+        delta, spare = spare, delta
+
+
+@inlined
+def move(
+    row, gradient, mask, rule, rate, lam, center, drift, first, second, steps
+):  # fmt: skip
+    """One step of an optimizer along gradient + lam * (x - center) + drift, clipped, on the columns of the mask.
+    `first` and `second` are its moments, `steps` how many it took, this one included."""
+    count = len(mask)
+    x, g = floats(row, count), floats(gradient, count)
+    if center != 0:
+        c, hold = floats(center, count), np.float32(lam)
+        for i in range(count):
+            g[i] += hold * (x[i] - c[i])
+    if drift != 0:
+        d = floats(drift, count)
+        for i in range(count):
+            g[i] += d[i]
+    if rule[CLIP] > 0:
+        square = 0.0
+        for i in range(count):
+            if mask[i]:
+                square += np.float64(g[i]) * np.float64(g[i])
+        factor = np.float32(min(1.0, rule[CLIP] / (math.sqrt(square) + CLIP_MARGIN)))
+        if factor != np.float32(1.0):
+            for i in range(count):
+                g[i] *= factor
+    if rule[KIND] == ADAM or rule[KIND] == ADAMW:
+        _adam(x, g, mask, rule, rate, floats(first, count), floats(second, count), steps)
+    else:
+        _sgd(x, g, mask, rule, rate, first)
+
+
+@inlined
+def _sgd(x, g, mask, rule, rate, velocity):
+    """g <- g + decay x, v <- momentum v + g, x <- x - rate v; Nesterov's form steps along g + momentum v."""
+    step, decay, momentum = np.float32(rate), np.float32(rule[DECAY]), np.float32(rule[MOMENTUM])
+    if velocity == 0:
+        for i in range(len(mask)):
+            if mask[i]:
+                x[i] -= step * (g[i] + decay * x[i])
+        return
+    v, ahead = floats(velocity, len(mask)), rule[NESTEROV] != 0
+    for i in range(len(mask)):
+        if mask[i]:
+            along = g[i] + decay * x[i]
+            v[i] = momentum * v[i] + along
+            x[i] -= step * (along + momentum * v[i] if ahead else v[i])
+
+
+@inlined
+def _adam(x, g, mask, rule, rate, first, second, steps):
+    """As torch.optim defines Adam and AdamW."""
+    beta_1, beta_2, decay = np.float32(rule[BETA_1]), np.float32(rule[BETA_2]), np.float32(rule[DECAY])
+    step = np.float32(rate / (1.0 - rule[BETA_1] ** steps))
+    root, eps = np.float32(math.sqrt(1.0 - rule[BETA_2] ** steps)), np.float32(rule[EPS])
+    shrink = np.float32(1.0 - rate * rule[DECAY])
+    for i in range(len(mask)):
+        if mask[i]:
+            along = g[i]
+            if rule[KIND] == ADAMW:
+                x[i] *= shrink
+            else:
+                along += decay * x[i]
+            first[i] += (np.float32(1.0) - beta_1) * (along - first[i])
+            second[i] = beta_2 * second[i] + (np.float32(1.0) - beta_2) * along * along
+            x[i] -= step * first[i] / (np.sqrt(second[i]) / root + eps)

@@ -1,0 +1,291 @@
+"""Compiled loops against the torch path, which is their oracle, and against themselves in other company."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.data.batches import LocalTraining, Split
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation
+from kinfed.engine import fused_task
+from kinfed.engine.fused_task import FusedTask
+from kinfed.engine.objective import SQUARED
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import ModuleTask, make_task, worth_compiling
+from kinfed.errors import KinfedError, ModelError
+from kinfed.pools.local_pool import LocalPool
+from kinfed.runs.experiment import run
+from kinfed.server.loop import Loop
+
+RULES = {
+    "plain": {},
+    "decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.01},
+    "nesterov": {"momentum": 0.5, "nesterov": True},
+    "clip": {"clip": 0.3},
+    "adam": {"optimizer": "adam", "weight_decay": 0.1, "eps": 1e-2},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "eps": 1e-2, "clip": 0.5},
+}
+
+
+def network(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> Callable[[], nn.Module]:
+    """sizes: of the input, of every hidden layer, and of the output."""
+
+    def build() -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs, bias=bias), activation()]
+        return nn.Sequential(*layers[:-1])
+
+    return build
+
+
+def random_split(counts: Sequence[int], inputs: int, classes: int, *, as_bytes: bool) -> Split:
+    """Clients with so many examples each, in an order of rows that is not that of the data."""
+    generator = torch.Generator().manual_seed(sum(counts) + inputs)
+    total = sum(counts)
+    if as_bytes:
+        raw = torch.randint(0, 256, (total, inputs), generator=generator).to(torch.uint8)
+        features = Features(raw, torch.linspace(100, 130, inputs), torch.linspace(60, 80, inputs))
+    else:
+        features = Features(torch.randn(total, inputs, generator=generator))
+    count = torch.tensor(counts)
+    return Split(
+        features=features,
+        labels=torch.randint(0, classes, (total,), generator=generator),
+        ids=torch.arange(len(counts)),
+        start=count.cumsum(0) - count,
+        count=count,
+        rows=torch.randperm(total, generator=generator),
+        seed=3,
+        round=2,
+    )
+
+
+def random_rows(n: int, size: int, seed: int) -> Tensor:
+    return torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
+
+
+def both(build: Callable[[], nn.Module]) -> tuple[ModuleTask, ModuleTask]:
+    """The compiled path and its oracle."""
+    return make_task(build, backend="fused"), make_task(build, backend="stacked")
+
+
+@st.composite
+def local_trainings(draw: st.DrawFn) -> tuple[Callable[[], nn.Module], Split, LocalTraining, dict[str, object]]:
+    """A network, data, local training, and which terms join its gradient."""
+    sizes = [
+        draw(st.integers(1, 37)),
+        *draw(st.lists(st.integers(1, 19), max_size=3)),
+        draw(st.sampled_from([2, 3, 10, 17])),
+    ]
+    counts = draw(st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any))
+    activation = draw(st.sampled_from([nn.Tanh, nn.ReLU]))
+    build = network(sizes, activation, draw(st.booleans()))
+    split = random_split(counts, sizes[0], sizes[-1], as_bytes=draw(st.booleans()))
+    lengths = draw(st.sampled_from([{"steps": 3}, {"steps": None, "epochs": 2}]))
+    rule = RULES[draw(st.sampled_from(sorted(RULES)))]
+    training = LocalTraining(lr=0.05, batch=draw(st.integers(1, 9)), **lengths, **rule)  # type: ignore[arg-type]
+    terms = {
+        "pull": draw(st.sampled_from(["", "number", "by client", "one center"])),
+        "drift": draw(st.booleans()),
+        "mask": draw(st.sampled_from(["", "last layer", "first layer", "biases", "every other"])),
+        "own steps": draw(st.booleans()),
+    }
+    return build, split, training, terms
+
+
+def mask_of(task: ModuleTask, which: str) -> Tensor | None:
+    names = task.layer_names()
+    if which == "every other":
+        return torch.arange(task.num_params) % 2 == 0
+    if which == "biases":
+        return torch.tensor([slot.name.endswith("bias") for slot in task.slots]).repeat_interleave(
+            torch.tensor([slot.stop - slot.start for slot in task.slots])
+        )
+    layers = {"": (), "last layer": names[-1:], "first layer": names[:1]}[which]
+    return task.layer_mask(tuple(layers)) if layers else None
+
+
+@settings(max_examples=40)
+@given(local_trainings())
+def test_a_whole_loop_is_that_of_the_torch_path(
+    case: tuple[Callable[[], nn.Module], Split, LocalTraining, dict[str, object]],
+) -> None:
+    build, split, training, terms = case
+    fused, stacked = both(build)
+    n, size = len(split.count), fused.num_params
+    theta = torch.stack([fused.init(0, number) for number in range(n)])
+    center = random_rows(1, size, 1).expand(n, -1) if terms["pull"] == "one center" else random_rows(n, size, 1)
+    lam: float | Tensor = torch.linspace(0, 2, n) if terms["pull"] == "by client" else 0.5
+    steps = torch.arange(1, n + 1) if terms["own steps"] else None
+    results = [
+        sgd(
+            task, theta, split.batches(training, steps),
+            pull=(lam, center) if terms["pull"] else None,
+            drift=random_rows(n, size, 2) if terms["drift"] else None,
+            mask=mask_of(task, str(terms["mask"])),
+        )
+        for task in (fused, stacked)
+    ]  # fmt: skip
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    ours, theirs = (task.score(results[0], split) for task in (fused, stacked))
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.correct, theirs.correct)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_client_is_trained_the_same_in_any_company(rule: str) -> None:
+    """Bit for bit: alone, and among others; and its score."""
+    task = make_task(network([29, 13, 5], nn.ReLU), backend="fused")
+    split = random_split([12, 3, 30, 7], 29, 5, as_bytes=True)
+    theta = torch.stack([task.init(0, number) for number in range(4)])
+    pull, drift = random_rows(4, task.num_params, 1), random_rows(4, task.num_params, 2)
+    training = LocalTraining(lr=0.05, batch=5, steps=6, **RULES[rule])  # type: ignore[arg-type]
+
+    def trained(who: Tensor) -> Tensor:
+        batches = split.take(who).batches(training)
+        return sgd(task, theta[who], batches, pull=(0.3, pull[who]), drift=drift[who])
+
+    together = trained(torch.arange(4))
+    for client in range(4):
+        alone = torch.tensor([client])
+        assert torch.equal(trained(alone), together[alone])
+        assert torch.equal(task.score(together[alone], split.take(alone)).loss, task.score(together, split).loss[alone])
+
+
+def test_steps_on_a_batch_are_those_of_the_torch_path() -> None:
+    """Gradients and steps where a method leads through the batches itself; with rates and centers of clients' own,
+    and examples of any weight."""
+    fused, stacked = both(network([29, 13, 5], nn.ReLU))
+    split = random_split([12, 3, 30, 7], 29, 5, as_bytes=False)
+    theta, center = (torch.stack([fused.init(seed, number) for number in range(4)]) for seed in (0, 1))
+    lam, lr = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64), torch.tensor([0.1, 0.2, 0.0, 0.05])
+    _, batch = next(iter(split.batches(LocalTraining(batch=8))))
+    batch = replace(batch, weight=batch.weight * torch.rand(batch.weight.shape))
+    torch.testing.assert_close(fused.grad(theta, batch), stacked.grad(theta, batch), rtol=1e-4, atol=1e-6)
+    ours, theirs = theta.clone(), theta.clone()
+    fused.descend_often_(ours, batch, 3, lr, (lam, center))
+    for _ in range(3):
+        stacked.descend_(theirs, batch, lr, (lam, center))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_left_the_numbers_is_never_right() -> None:
+    task = make_task(network([4, 3, 2], nn.ReLU), backend="fused")
+    split = random_split([5], 4, 2, as_bytes=False)
+    score = task.score(torch.full((1, task.num_params), torch.nan), split)
+    assert float(score.correct) == 0
+    assert bool(score.loss.isnan())
+
+
+def test_workers_do_not_matter(federation: Federation) -> None:
+    """Bit for bit, at any number of threads and clients per chunk."""
+    inputs = int(federation.features.raw[0].numel())
+    task = make_task(network([inputs, 8, federation.num_classes], nn.ReLU), backend="fused")
+    results = []
+    for workers, chunk in ((1, None), (2, 1), (2, 4)):
+        algorithm = FedAvg(LocalTraining(lr=0.1, batch=4, steps=5, momentum=0.9))
+        pool = LocalPool(algorithm, task, federation, 0, workers=workers, chunk=chunk)
+        loop = Loop(algorithm, task, pool, federation.population(0))
+        for _ in range(2):
+            loop.round()
+        results.append((loop.server.named()["w"], loop.evaluate("train").personal.loss))
+        pool.close()
+    for w, loss in results[1:]:
+        assert torch.equal(w, results[0][0])
+        assert torch.equal(loss, results[0][1])
+
+
+def test_examples_that_loops_cannot_read_are_gathered(federation: Federation) -> None:
+    """Poisson samples and augmented images come batch by batch; half-precision examples by torch."""
+    fused, stacked = both(network([6, 4, 3]))
+    split = random_split([9, 4], 6, 3, as_bytes=False)
+    theta = torch.stack([fused.init(0), fused.init(1)])
+    training = LocalTraining(batch=3, steps=4, poisson=True)
+    assert not fused.runs_whole_loops(split.batches(training))
+    torch.testing.assert_close(*(sgd(task, theta, split.batches(training)) for task in (fused, stacked)))
+    halves = replace(split, features=Features(split.features.raw.to(torch.float16)))
+    training = LocalTraining(batch=3, steps=4)
+    assert not fused.runs_whole_loops(halves.batches(training))
+    torch.testing.assert_close(*(sgd(task, theta, halves.batches(training)) for task in (fused, stacked)))
+
+
+def test_a_task_travels_to_other_processes() -> None:
+    task = FusedTask(network([4, 3]), module=network([4, 3])())
+    state = task.__getstate__() | {"build": None}
+    copy = object.__new__(FusedTask)
+    copy.__setstate__(pickle.loads(pickle.dumps(state)))
+    split = random_split([5], 4, 3, as_bytes=False)
+    theta = task.init(0)[None]
+    assert torch.equal(copy.score(theta, split).loss, task.score(theta, split).loss)
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="chains of Flatten, Linear, ReLU and Tanh"):
+        make_task(lambda: nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)), backend="fused")
+    with pytest.raises(ModelError, match="use backend = stacked with loss squared"):
+        make_task(network([4, 1]), backend="fused", objective=SQUARED)
+    with pytest.raises(ModelError, match="use backend = stacked on meta"):
+        make_task(network([4, 3]), backend="fused", device="meta")
+    monkeypatch.setattr(fused_task, "is_installed", lambda: False)
+    with pytest.raises(ModelError, match=r"pip install 'kinfed\[fast\]'"):
+        make_task(network([4, 3]), backend="fused")
+
+
+def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
+    build = network([50, 10])
+    assert make_task(build).backend == make_task(build, examples=1e5).backend == "stacked"
+    assert make_task(build, examples=1e9).backend == "fused"
+    assert worth_compiling(100, 1e9)
+    assert (
+        make_task(lambda: nn.Sequential(nn.Linear(50, 9), nn.GELU(), nn.Linear(9, 2)), examples=1e9).backend == "vmap"
+    )
+
+
+def test_a_run_goes_on_with_the_backend_it_began_with(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(resume: bool = False) -> None:
+        run(federation=federation, out=tmp_path / "run", algorithms="fedavg", rounds=2, batch=4, resume=resume)
+
+    monkeypatch.setattr("kinfed.engine.task.FUSED_FROM", 1.0)
+    go()
+    assert '"backend": "fused"' in (tmp_path / "run" / "model.json").read_text()
+    go(resume=True)
+    monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
+    with pytest.raises(KinfedError, match=r"other backend \(fused needs numba\)"):
+        go(resume=True)
+
+
+def test_code_compiles_without_a_cache_and_beside_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+    from numba import types
+
+    from kinfed.engine.fused_kernels import _compile
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    here: dict[str, Callable[[int], int]] = {}
+    exec("def nowhere(x): return x + 1", here)  # of no file, so that numba finds no place for its code
+    assert _compile(here["nowhere"], types.intp(types.intp))(1) == 2  # type: ignore[func-returns-value]
+
+    def twice(x):  # type: ignore[no-untyped-def]
+        return 2 * x
+
+    for _ in range(2):
+        assert _compile(twice, types.intp(types.intp))(4) == 8  # type: ignore[func-returns-value]
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert files
+        for path in files:
+            path.write_bytes(b"broken")
