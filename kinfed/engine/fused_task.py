@@ -176,7 +176,8 @@ class FusedTask(StackedTask):
         """Whether compiled loops can read these examples where they are."""
         raw = features.raw
         return (
-            raw.dtype in (torch.uint8, torch.float32)
+            type(features) is Features  # others look up their examples in a way of their own
+            and raw.dtype in (torch.uint8, torch.float32)
             and features.vectors is None
             and raw.is_contiguous()
             and self._takes(tuple(raw.shape[1:]))

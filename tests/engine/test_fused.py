@@ -39,6 +39,11 @@ RULES = {
 }
 
 
+class TwiceTheFeatures(Features):
+    def rows(self, index: Tensor) -> Tensor:
+        return 2 * super().rows(index)
+
+
 def network(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> Callable[[], nn.Module]:
     """sizes: of the input, of every hidden layer, and of the output."""
 
@@ -209,13 +214,17 @@ def test_workers_do_not_matter(federation: Federation) -> None:
 
 
 def test_examples_that_loops_cannot_read_are_gathered(federation: Federation) -> None:
-    """Poisson samples and augmented images come batch by batch; half-precision examples by torch."""
+    """Poisson samples come batch by batch, and so do half-precision examples and such as a subclass looks up."""
     fused, stacked = both(network([6, 4, 3]))
     split = random_split([9, 4], 6, 3, as_bytes=False)
     theta = torch.stack([fused.init(0), fused.init(1)])
     training = LocalTraining(batch=3, steps=4, poisson=True)
     assert not fused.runs_whole_loops(split.batches(training))
     torch.testing.assert_close(*(sgd(task, theta, split.batches(training)) for task in (fused, stacked)))
+    strangers = replace(split, features=TwiceTheFeatures(split.features.raw))
+    whole = LocalTraining(batch=3, steps=4)
+    assert not fused.runs_whole_loops(strangers.batches(whole))
+    torch.testing.assert_close(*(sgd(task, theta, strangers.batches(whole)) for task in (fused, stacked)))
     halves = replace(split, features=Features(split.features.raw.to(torch.float16)))
     training = LocalTraining(batch=3, steps=4)
     assert not fused.runs_whole_loops(halves.batches(training))
