@@ -63,7 +63,9 @@ class FusedTask(StackedTask):
         if not isinstance(self.net, FeedForwardNet):
             raise ModelError("the fused path takes chains of Flatten, Linear, ReLU and Tanh only")
         if not objective.classifies:
-            raise ModelError(f"the fused path knows the cross-entropy; use backend = stacked with loss {objective.name}")
+            raise ModelError(
+                f"the fused path knows the cross-entropy; use backend = stacked with loss {objective.name}"
+            )
         if self.device.type != "cpu":
             raise ModelError(f"the fused path computes on the processor; use backend = stacked on {self.device}")
         if not is_installed():

@@ -31,7 +31,11 @@ def gradient_paths_agree(bench: Bench) -> None:
     """Gradients of stacked models, row by row, by vmap or in compiled loops: nothing a method does depends on how a
     task works."""
     task = bench.make_task()
-    compiled = ("fused",) if isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed() else ()
+    compiled = (
+        ("fused",)
+        if isinstance(task, StackedTask) and compiles(task.net, "cpu", task.objective) and is_installed()
+        else ()
+    )
     for path in ("rows", "vmap", *compiled):
         if path == task.backend:
             continue
