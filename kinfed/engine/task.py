@@ -77,8 +77,9 @@ def make_task(
     """The task for the module that `build()` makes; `backend` forces one of fused, stacked, rows, batched, vmap;
     `frozen` are patterns of parameters that are not trained; `head` names the last linear layer where the module does
     not declare it last; `shape` is that of an example, where none is given; `batch` is how many examples a step has, by
-    which adapters are trained batched or in rows; `objective` is the loss, of classes or of numbers (kinfed.engine.objective); `examples` is how many all local steps
-    of a run have together, by which compiled loops are worth loading.
+    which adapters are trained batched or in rows; `objective` is the loss, of classes or of numbers
+    (kinfed.engine.objective); `examples` is how many all local steps of a run have together, by which compiled loops
+    are worth loading.
 
     On an `example` batch [B, ...] the model is tried at once: one that fails, or gives anything but `outputs` logits
     per example, is refused here and not in the first round, and one that only works for one client at a time (it
