@@ -44,6 +44,7 @@ _add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received mod
 _add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
 _add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
 _add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates divided by the work behind them")
+_add("heterofl", "heterofl:HeteroFL", "HeteroFL", "one network, of which weaker clients train narrower parts")
 _add("fedpa", "fedpa:FedPA", "FedPA", "FedAvg of posterior samples, weighed by what clients are sure of")
 _add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses weigh more: accuracy spread more evenly")
 _add(
@@ -195,6 +196,7 @@ _add(
 )
 _add("fedcac", "fedcac:FedCAC", "FedCAC", "parameters that matter to a client from its like, all others from everyone")
 _add("pfedsim", "pfedsim:PFedSim", "pFedSim", "FedAvg first; then own heads, and bodies mixed by how alike heads are")
+_add("lotteryfl", "lotteryfl:LotteryFL", "LotteryFL", "sparse networks of one's own, pruned once they do well enough")
 _add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learnt proportions")
 _add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
 _add(

@@ -52,8 +52,7 @@ from kinfed.algorithms.facade import (
 )
 from kinfed.algorithms.fedavg import Client
 from kinfed.algorithms.server_memory import check_memory
-
-BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+from kinfed.core.bits import packed, unpacked
 
 
 @dataclass
@@ -156,18 +155,6 @@ class FedCAC(Algorithm[Server, Client, ModelDown, Up]):
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return gradient_steps(self.training.num_steps(count), weights=self.weights)
-
-
-def packed(mask: Tensor) -> Tensor:
-    """[n, ⌈T/8⌉] uint8: eight columns of a mask [n, T] in a byte."""
-    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8))
-    return (padded.reshape(len(mask), -1, 8) * BITS.to(mask.device)).sum(2, dtype=torch.uint8)
-
-
-def unpacked(bits: Tensor, width: int) -> Tensor:
-    """bool [..., width]: the columns behind those that were packed are False."""
-    mask = (bits[..., None] & BITS.to(bits.device) > 0).flatten(-2)
-    return torch.nn.functional.pad(mask[..., :width], (0, max(width - mask.shape[-1], 0)))
 
 
 def overlaps(bits: Tensor, width: int) -> Tensor:

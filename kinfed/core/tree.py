@@ -11,7 +11,8 @@ messages every tensor has one row per client, so a cohort's state is the same cl
     state.take(index)         the rows of some clients
     state.put(index, rows)    write rows back (in place)
     state.named()             {"v": tensor}, nested names joined by dots: what a checkpoint stores
-    state.nbytes              size of all tensors; an expand() counts as the rows it stands for
+    state.nbytes              size of all tensors; an expand() counts as the rows it stands for, a field that is
+                              `masked_by` another as the numbers it holds
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor
+
+from kinfed.core.bits import count_bits
+
+MASKED_BY = "masked_by"  # in the metadata of a field
+
+
+def masked_by(name: str) -> dict[str, str]:
+    """Metadata of a field [n, P] of a message of which only some numbers travel, and are counted: those whose bit is
+    set in the field `name`, [n, ⌈P/8⌉] uint8 (kinfed.core.bits). All others are zero.
+
+    w: Tensor = field(metadata=masked_by("bits"))"""
+    return {MASKED_BY: name}
 
 
 @dataclasses.dataclass
@@ -110,7 +123,15 @@ class Tree:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.named().values())
+        total = 0
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tree):
+                total += value.nbytes
+            elif value is not None:
+                mask = field.metadata.get(MASKED_BY)
+                total += (value.numel() if mask is None else count_bits(getattr(self, mask))) * value.element_size()
+        return total
 
     def finite_rows(self, rows: int) -> Tensor:
         """bool [rows]: which clients' rows hold no NaN and no infinity."""

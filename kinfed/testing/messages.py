@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import RoundInfo, option_values
-from kinfed.core.tree import Tree
+from kinfed.core.bits import unpacked
+from kinfed.core.tree import MASKED_BY, Tree
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import Bench, ContractError, State, check, expect, expect_equal, hooked
 
@@ -153,6 +154,10 @@ def _bytes_by_hand(tree: Tree) -> int:
         if isinstance(value, Tree):
             total += _bytes_by_hand(value)
         elif isinstance(value, Tensor):
+            if (mask := field.metadata.get(MASKED_BY)) is not None:
+                held = unpacked(getattr(tree, mask), value.shape[-1])
+                expect(not bool(value[~held].any()), f"{field.name} holds nothing but zeros outside of {mask}")
+                value = value[held]
             total += value.numel() * value.element_size()
         else:
             expect(value is None, f"messages hold tensors; {field.name} is {type(value).__name__}")

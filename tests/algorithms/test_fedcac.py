@@ -8,8 +8,9 @@ from method_bench import ALL, LR, WORKS, by_hand, close, deep, gradient, info, m
 from torch import Tensor
 
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.fedcac import FedCAC, Server, Up, overlaps, packed, unpacked
+from kinfed.algorithms.fedcac import FedCAC, Server, Up, overlaps
 from kinfed.algorithms.local import Local
+from kinfed.core.bits import packed, unpacked
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Population
 from kinfed.engine.task import make_task
@@ -22,18 +23,6 @@ SLOTS = (slice(0, 16), slice(16, 20), slice(20, 32), slice(32, 35), slice(35, 44
 
 def mask(*rows: str) -> Tensor:
     return torch.tensor([[bit == "1" for bit in row] for row in rows])
-
-
-def test_masks_travel_as_bits() -> None:
-    for width in (1, 7, 8, 9, 20):
-        rows = torch.arange(3 * width).reshape(3, width) % 5 < 2
-        bits = packed(rows)
-        assert bits.dtype == torch.uint8
-        assert bits.shape == (3, (width + 7) // 8)
-        assert torch.equal(unpacked(bits, width), rows)
-        wider = unpacked(bits, width + 30)  # running statistics behind are never critical
-        assert torch.equal(wider[:, :width], rows)
-        assert not bool(wider[:, width:].any())
 
 
 def test_overlaps_by_hand() -> None:

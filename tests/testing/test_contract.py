@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mocha": {"model": linear_model},
     "fedala": {"options": {"max_passes": 3}},  # fifty show no more, and take their time
     "pfedsim": {"options": {"fedavg_rounds": 1}},  # the second phase is what is new in it
+    "lotteryfl": {"options": {"accuracy": 0.3}},  # so that some prune in a few rounds
     "fedpa": {"options": {"fedavg_rounds": 1}},
     "fedbn": {"options": {"own": "1"}},  # the usual model has no normalization layers
     # A hypernetwork is trained for hundreds of rounds; in a dozen only larger steps show that it learns.
