@@ -40,7 +40,13 @@ Down = TypeVar("Down", bound=Tree)
 Up = TypeVar("Up", bound=Tree)
 
 Trait = Literal[
-    "needs validation", "needs classes", "keeps stragglers", "no momentum", "no weight decay", "draws by client"
+    "needs validation",
+    "needs classes",
+    "keeps stragglers",
+    "no momentum",
+    "no weight decay",
+    "draws by client",
+    "state to deploy",
 ]
 
 EXAMPLE_COUNT = "the number of training examples of each client"
@@ -105,7 +111,10 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     classes" (its loss, messages or models are about classes: not for a regression), "keeps stragglers" (partial work
     of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its local steps are its own and
     have no place for them; without momentum there is no other optimizer and no clipping of gradients either), "draws
-    by client" (draws of the server go by the clients' numbers, so that renumbering them changes results)."""
+    by client" (draws of the server go by the clients' numbers, so that renumbering them changes results), "state to
+    deploy" (a client's state is what it deploys, and its training does not read it: states of clients that are never
+    evaluated need not be kept. Not inherited: a class derived from such an algorithm may read the state, and says so
+    anew)."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -280,6 +289,11 @@ def _with_neighbours(
         )
     rows = with_neighbours(task, theta, data, algorithm.knn, share=algorithm.knn_share, capacity=algorithm.knn_capacity)
     return {**by_name, name: rows, WITHOUT_NEIGHBOURS: theta}
+
+
+def deploys_state(algorithm: AnyAlgorithm) -> bool:
+    """Whether the class of the algorithm itself, not one it is derived from, has the trait "state to deploy"."""
+    return "state to deploy" in vars(type(algorithm)).get("traits", ())
 
 
 def privacy_profile(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile | None:

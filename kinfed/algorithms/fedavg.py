@@ -60,6 +60,7 @@ class FedAvg(Algorithm[Server, Client, ModelDown, DeltaUp]):
         1.0, "c in w ← (1 − c) w + c ŵ: a number, or the participation rate", gt=0, le=1
     )
 
+    traits = frozenset({"state to deploy"})
     averages = ("delta",)
 
     def init_server(self, task: Task, population: Population) -> Server:

@@ -45,7 +45,7 @@ class FedAvgData(FedAvg):
     )
     warm_steps: int = option(0, "steps on the pool by which the server trains the first model; 0 for none", ge=0)
 
-    traits = frozenset({"draws by client"})
+    traits = frozenset({"draws by client", "state to deploy"})
 
     def init_server(self, task: Task, population: Population) -> Server:
         if population.pool is None:

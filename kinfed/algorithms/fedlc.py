@@ -53,7 +53,7 @@ class FedLC(FedAvg):
     tau: float = option(1.0, "τ: size of the margins; 0 is FedAvg", ge=0, tune=Range(0.1, 1.0))
     floor: float = option(0.0, "what a class counts as that a client lacks; 0 leaves it out of the softmax", ge=0)
 
-    traits = FedAvg.traits | {"needs classes"}
+    traits = frozenset({"needs classes", "state to deploy"})
 
     def check(self, task: Task, population: Population) -> None:
         required_head("FedLC", task)

@@ -62,7 +62,7 @@ class FedNTD(FedAvg):
     beta: float = option(1.0, "β: strength of the distillation; 0 is FedAvg", ge=0, tune=Range(0.1, 10.0))
     tau: float = option(1.0, "τ: temperature of both softmaxes", gt=0)
 
-    traits = FedAvg.traits | {"needs classes"}
+    traits = frozenset({"needs classes", "state to deploy"})
 
     def check(self, task: Task, population: Population) -> None:
         required_head("FedNTD", task)

@@ -26,7 +26,7 @@ from kinfed.algorithms.fedavg import FedAvg
 class FedProx(FedAvg):
     mu: float = option(0.1, "μ: strength of the proximal term; 0 is FedAvg", ge=0, tune=Range(1e-3, 1.0))
 
-    traits = frozenset({"keeps stragglers"})
+    traits = frozenset({"keeps stragglers", "state to deploy"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

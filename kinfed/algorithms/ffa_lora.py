@@ -20,6 +20,8 @@ from kinfed.engine.columns import matches
 
 @dataclass(frozen=True)
 class FFALoRA(FedAvg):
+    traits = frozenset({"state to deploy"})
+
     def check(self, task: Task, population: Population) -> None:
         names = [slot.name for slot in task.slots]
         advice = "kinfed.lora(model, targets, freeze_a=True), or --model minilm --set model.lora_freeze_a=true"

@@ -75,6 +75,8 @@ class MOON(FedAvg):
     mu: float = option(1.0, "μ: strength of the contrast; 0 is FedAvg", ge=0, tune=Range(0.1, 10.0))
     tau: float = option(0.5, "τ: temperature of the contrast", gt=0)
 
+    traits = frozenset()  # the contrast is with the client's last model
+
     def check(self, task: Task, population: Population) -> None:
         required_body("MOON", task)
 

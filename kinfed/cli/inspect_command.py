@@ -27,7 +27,7 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """Show what there is, or the options of one method, data set, partition or model."""
-    from kinfed.cli.listing import KINDS, RECIPES, kind_of, model_sizes, names, options_of, owner
+    from kinfed.cli.listing import KINDS, RECIPES, gradient_path, kind_of, model_sizes, names, options_of, owner
 
     kinds = (*KINDS, RECIPES)
     what = "algorithms" if what == "methods" else what
@@ -35,7 +35,7 @@ def list_(
         kind = kind_of(what)
         say(f"{what}: {names(kind)[what]}")
         if kind == "models" and (sizes := model_sizes(what))[0]:
-            say("  {} parameters for examples {}; gradients: {}".format(*sizes))
+            say("  {} parameters for examples {}; gradients: {}".format(*sizes, gradient_path(what)))
         for option in options_of(what):
             say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
             if option.text:
@@ -58,12 +58,12 @@ def list_(
 
 
 def _model_table() -> Table:
-    """Models with their sizes, which take a moment to find out."""
+    """Models with their sizes."""
     from kinfed.cli.listing import model_sizes, names
 
     table = Table(title="models", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
-    for heading in ("parameters", "for examples", "gradients"):
+    for heading in ("parameters", "for examples"):
         table.add_column(heading, no_wrap=heading != "parameters")
     table.add_column("")
     for name, summary in names("models").items():

@@ -14,23 +14,36 @@ RECIPES = "recipes"
 def names(kind: str) -> dict[str, str]:
     """Name -> one line, for one kind of thing."""
     if kind == RECIPES:
-        from kinfed.reproduce.recipes import summaries
+        from kinfed.reproduce.recipes import RECIPES as RECIPE_SUMMARIES
 
-        return summaries()
+        return dict(RECIPE_SUMMARIES)
     return {name: entry.summary for name, entry in registry_of(KINDS[kind]).items()}
 
 
-def model_sizes(name: str) -> tuple[str, str, str]:
-    """For a model: its parameters, the examples that they are counted for, and the path of its gradients; empty where
-    it was registered without an example."""
+def model_sizes(name: str) -> tuple[str, str]:
+    """For a model: its parameters, and the examples that they are counted for; empty where it was registered without
+    an example."""
+    facts = registry_of("model")[name].facts
+    if "example" not in facts:
+        return "", ""
+    trained, frozen = facts.get("trained"), facts.get("frozen", 0)
+    if trained is None:
+        from kinfed.engine.model_outline import model_outline
+
+        outline = model_outline(name)
+        assert outline is not None  # it has an example
+        trained, frozen = outline.trained, outline.frozen
+    shape, classes = facts["example"]
+    shared = f" + {_short(frozen)} frozen" if frozen else ""
+    return f"{_short(trained)}{shared}", f"{'x'.join(map(str, shape))} -> {classes}"
+
+
+def gradient_path(name: str) -> str:
+    """How a model's gradients are computed; "" where it was registered without an example."""
     from kinfed.engine.model_outline import model_outline
 
     outline = model_outline(name)
-    if outline is None:
-        return "", "", ""
-    frozen = f" + {_short(outline.frozen)} frozen" if outline.frozen else ""
-    shape = "x".join(map(str, outline.shape))
-    return f"{_short(outline.trained)}{frozen}", f"{shape} -> {outline.classes}", outline.backend
+    return "" if outline is None else outline.backend
 
 
 def _short(count: int) -> str:

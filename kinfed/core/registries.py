@@ -18,8 +18,8 @@ from kinfed.errors import unknown_name
 
 REGISTRIES = {
     "algorithm": "kinfed.algorithms:ALGORITHMS",
-    "dataset": "kinfed.data.sources:SOURCES",
-    "partition": "kinfed.data.partitions:PARTITIONS",
+    "dataset": "kinfed.data.registered:SOURCES",
+    "partition": "kinfed.data.registered:PARTITIONS",
     "model": "kinfed.engine.models:MODELS",
     "metric": "kinfed.runs.metrics:METRICS",
     "robust rule": "kinfed.server.robust:RULES",

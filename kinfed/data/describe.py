@@ -17,27 +17,34 @@ from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Federation
 
 
-def describe(federation: Federation) -> Description:
+def describe(federation: Federation, ids: Tensor | None = None) -> Description:
+    """Who holds what: all clients, or only those of `ids` [n], measured against all."""
     counts = {split: federation.class_counts(split) for split in SPLITS}
+    everyone = slice(None) if ids is None else ids
+    distances = {"emd": emd(counts["train"])[everyone], "emd_code": emd_code(counts["train"])[everyone]}
+    counts = {split: rows[everyone] for split, rows in counts.items()}
     return Description(
-        names=list(federation.names),
+        names=list(federation.names) if ids is None else [federation.names[k] for k in ids.tolist()],
         problem=federation.problem,
         train=counts["train"].tolist(),
         val=counts["val"].tolist(),
         test=counts["test"].tolist(),
-        groups=None if federation.groups is None else federation.groups.tolist(),
+        groups=None if federation.groups is None else federation.groups[everyone].tolist(),
         group_names=federation.group_names,
-        emd=None if federation.problem.is_regression else emd(counts["train"]).tolist(),
-        emd_code=None if federation.problem.is_regression else emd_code(counts["train"]).tolist(),
+        emd=None if federation.problem.is_regression else distances["emd"].tolist(),
+        emd_code=None if federation.problem.is_regression else distances["emd_code"].tolist(),
         description=federation.description,
         notes=list(federation.notes),
         inputs=_inputs(federation.features),
-        targets=_targets(federation) if federation.problem.is_regression else None,
+        targets=_targets(federation, ids) if federation.problem.is_regression else None,
+        listed=None if ids is None else ids.tolist(),
+        clients=None if ids is None else federation.num_clients,
     )
 
 
-def _targets(federation: Federation) -> list[tuple[float, float]]:
-    own = [federation.labels[rows].to(torch.float64) for rows in federation.train.lists()]
+def _targets(federation: Federation, ids: Tensor | None) -> list[tuple[float, float]]:
+    lists = (federation.train if ids is None else federation.train.take(ids)).lists()
+    own = [federation.labels[rows].to(torch.float64) for rows in lists]
     return [(float(y.mean()), float(y.std(correction=0))) for y in own]
 
 

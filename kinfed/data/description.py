@@ -30,10 +30,13 @@ class Description:
     notes: list[str]
     inputs: dict[str, Any]  # what models are fed: shape of an example, and (x - mean) / std; for clients who join later
     targets: list[tuple[float, float]] | None = None  # [K] mean and deviation of the training target of a regression
+    listed: list[int] | None = None  # numbers of the clients that the lists above are of; None: all of them
+    clients: int | None = None  # how many there are in all, where not all are listed
 
     @property
     def num_clients(self) -> int:
-        return len(self.names)
+        """In all, listed or not."""
+        return len(self.names) if self.clients is None else self.clients
 
     @property
     def num_classes(self) -> int:
@@ -67,7 +70,12 @@ class Description:
         return None if self.emd_code is None else sum(self.emd_code) / len(self.emd_code)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"mean_emd": self.mean_emd, "mean_emd_code": self.mean_emd_code}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # asdict would copy all
+        return fields | {
+            "problem": dataclasses.asdict(self.problem),
+            "mean_emd": self.mean_emd,
+            "mean_emd_code": self.mean_emd_code,
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], where: str) -> Description:
@@ -83,7 +91,7 @@ class Description:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
             raise StorageError(f"{where} does not describe a federation: {place}: {problem['msg']}") from None
-        clients, classes = description.num_clients, max(description.num_classes, 1)
+        clients, classes = len(description.names), max(description.num_classes, 1)
         splits = {"train": description.train, "val": description.val, "test": description.test}
         for split, counts in splits.items():
             widths = {len(row) for row in counts}
@@ -92,7 +100,12 @@ class Description:
                     f"{where}: {split} should hold {clients} clients with {classes} counts each, "
                     f"got {len(counts)} clients with {sorted(widths)} counts"
                 )
-        lists = {"groups": description.groups, "emd": description.emd, "emd_code": description.emd_code}
+        lists = {
+            "listed": description.listed,
+            "groups": description.groups,
+            "emd": description.emd,
+            "emd_code": description.emd_code,
+        }
         for name, values in lists.items():
             if values is not None and len(values) != clients:
                 raise StorageError(f"{where}: {len(values)} {name} given for {clients} clients")

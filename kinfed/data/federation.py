@@ -116,11 +116,9 @@ class Federation:
         splits = {}
         for name in SPLITS:
             ragged = self.split(name)
-            start = ragged.offsets[ids]
-            count = ragged.offsets[ids + 1] - start
             splits[name] = Split(
-                self.features, self.targets, ids, start, count, ragged.rows, seed, round,
-                effort if name == "train" else None, int(ragged.count.max()),
+                self.features, self.targets, ids, ragged.offsets[ids], ragged.counts(ids), ragged.rows, seed, round,
+                effort if name == "train" else None, ragged.longest,
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
         return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,15 @@ class Ragged:
     @property
     def count(self) -> Tensor:
         return self.offsets[1:] - self.offsets[:-1]
+
+    def counts(self, ids: Tensor) -> Tensor:
+        """count[ids], in time that does not grow with the number of clients."""
+        return self.offsets[ids + 1] - self.offsets[ids]
+
+    @cached_property
+    def longest(self) -> int:
+        """Entries of the longest list."""
+        return int(self.count.max())
 
     @property
     def owner(self) -> Tensor:

@@ -9,16 +9,13 @@ options, `names_clients` says that the data set is shared out by its own clients
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
-from kinfed.core.registry import Registry
 from kinfed.data.features import Features
 from kinfed.data.federation import check_labels
 from kinfed.data.problem import Problem
@@ -102,11 +99,3 @@ def subsample(source: Source, count: int, noun: str) -> Source:
         notes=[*source.notes, f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"],
         **sample,
     )
-
-
-SOURCES: Registry[Callable[[Any, Path | None, int], Source]] = Registry("data set")
-
-
-def names_clients(name: str) -> bool:
-    """Whether a registered data set is shared out by its own clients unless another partition is named."""
-    return name in SOURCES and bool(SOURCES[name].facts.get("names_clients", False))

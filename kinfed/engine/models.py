@@ -1,10 +1,11 @@
 """The registry of models: one line each. A model is a function of (input shape, number of classes) and of its options.
 
-    _add(name, "module:function", summary, example, options="Options")
+    _add(name, "module:function", summary, example, options="Options", trained=7_850)
 
-`example` is the input (shape, number of classes) for which `kinfed list models` counts parameters. Where a model needs
-files, `outline` names a function of (shape, classes) that builds it without them, for the same list. Functions are
-imported when they are first used.
+`example` is the input (shape, number of classes) for which `kinfed list models` says how many parameters there are:
+`trained` ones, and `frozen` ones that all clients share. They are written down because counting them needs torch; a
+test counts. Where a model needs files, `outline` names a function of (shape, classes) that builds it without them, for
+such counts. Functions are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -36,28 +37,59 @@ def _add(name: str, location: str, summary: str, example: Example, options: str 
     MODELS.register(name, f"kinfed.engine.{location}", summary=summary, example=example, options=where, **about)
 
 
-_add("mlr", "zoo.classics:mlr", "multinomial logistic regression", _DIGITS)
-_add("mlp", "zoo.classics:mlp", "one hidden layer of 128 ReLU units", _DIGITS)
-_add("lenet5", "zoo.classics:lenet5", "conv 6/16 5x5, fc 120/84, tanh (LeCun et al. 1998)", _DIGITS, "LeNetOptions")
-_add("cnn_tutorial", "zoo.classics:cnn_tutorial", "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)", _CIFAR)
-_add("cnn_fomo", "zoo.classics:cnn_fomo", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR)
-_add("cnn", "zoo.classics:cnn", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR)
-_add("cnn_small", "zoo.classics:cnn_small", "conv 16/32 3x3, fc 64, for images from 8x8", ((1, 8, 8), 10))
+_add("mlr", "zoo.classics:mlr", "multinomial logistic regression", _DIGITS, trained=7_850)
+_add("mlp", "zoo.classics:mlp", "one hidden layer of 128 ReLU units", _DIGITS, trained=101_770)
+_add(
+    "lenet5",
+    "zoo.classics:lenet5",
+    "conv 6/16 5x5, fc 120/84, tanh (LeCun et al. 1998)",
+    _DIGITS,
+    "LeNetOptions",
+    trained=61_706,
+)
+_add(
+    "cnn_tutorial",
+    "zoo.classics:cnn_tutorial",
+    "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)",
+    _CIFAR,
+    trained=62_006,
+)
+_add("cnn_fomo", "zoo.classics:cnn_fomo", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR, trained=122_570)
+_add("cnn", "zoo.classics:cnn", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR, trained=878_538)
+_add(
+    "cnn_small", "zoo.classics:cnn_small", "conv 16/32 3x3, fc 64, for images from 8x8", ((1, 8, 8), 10), trained=13_706
+)
 _add(
     "wakeword_cnn",
     "zoo.classics:wakeword_cnn",
     "seven conv 3x3 and four pools, 3 million parameters (Self-FL on wake words)",
     ((1, 40, 50), 2),
     "WakewordCNNOptions",
+    trained=2_958_818,
 )
-_add("resnet18", "zoo.resnet:resnet18", "18 layers for images from 8x8 (He et al. 2016)", _CIFAR, "ResNetOptions")
-_add("mobilenet", "zoo.mobilenet:mobilenet", "MobileNetV2 for images from 8x8 (2018)", _CIFAR, "MobileNetOptions")
+_add(
+    "resnet18",
+    "zoo.resnet:resnet18",
+    "18 layers for images from 8x8 (He et al. 2016)",
+    _CIFAR,
+    "ResNetOptions",
+    trained=11_173_962,
+)
+_add(
+    "mobilenet",
+    "zoo.mobilenet:mobilenet",
+    "MobileNetV2 for images from 8x8 (2018)",
+    _CIFAR,
+    "MobileNetOptions",
+    trained=2_236_682,
+)
 _add(
     "lstm",
     "zoo.classics:lstm",
     "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
     ((25, 300), 2),
     "LSTMOptions",
+    trained=1_098_242,
 )
 _add(
     "transformer",
@@ -65,6 +97,7 @@ _add(
     "a small encoder from scratch, for tokens or for images in patches",
     _TEXT,
     "TransformerOptions",
+    trained=4_180_482,
 )
 _add(
     "minilm",
@@ -73,6 +106,8 @@ _add(
     _TEXT,
     "MiniLMOptions",
     outline="kinfed.engine.bert:minilm_outline",
+    trained=74_498,
+    frozen=22_565_376,
 )
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.base import AnyAlgorithm, deployed_models
+from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
@@ -43,7 +43,9 @@ THREAD_START_SECONDS = 60.0  # for worker threads to start; they need millisecon
 
 class LocalPool:
     """`workers`: threads, by default one per core; `chunk`: clients that train together, by default what suits the
-    model; `state_folder`: keep client states in memory-mapped files there."""
+    model; `state_folder`: keep client states in memory-mapped files there, once they are more than `state_bytes`;
+    `evaluated` [n]: the only clients that will be evaluated, where not all are. Of methods whose clients keep a state
+    only to deploy it, the states of the others are let go."""
 
     def __init__(
         self,
@@ -55,6 +57,8 @@ class LocalPool:
         workers: int | None = None,
         chunk: int | None = None,
         state_folder: Path | None = None,
+        state_bytes: int = 0,
+        evaluated: Tensor | None = None,
     ) -> None:
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
@@ -70,18 +74,23 @@ class LocalPool:
             state: Tree = algorithm.init_client(task, self._cohort(ids, 0))
             return state
 
-        self.clients: ClientStore[Tree] = ClientStore(federation.num_clients, fresh, state_folder)
+        clients = federation.num_clients
+        self.clients: ClientStore[Tree] = ClientStore(clients, fresh, state_folder, state_bytes)
         self.moments: MomentStore | None = None  # of local optimizers, where clients keep them
         if algorithm.training.optimizer_state == "kept":
-            self.moments = MomentStore(federation.num_clients, state_folder)
+            self.moments = MomentStore(clients, state_folder, state_bytes)
+        self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
+        if evaluated is not None and self.moments is None and deploys_state(algorithm):
+            self._keeps = torch.zeros(clients, dtype=torch.bool)
+            self._keeps[evaluated] = True
 
     def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
         """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
-        counts = self.federation.train.count[ids]
+        counts = self.federation.train.counts(ids)
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        updates = _OrderedUpdates(ids, self.clients, self.moments)
+        updates = _OrderedUpdates(ids, self.clients, self.moments, self._keeps)
 
         def train_chunk(number: int) -> None:
             piece = pieces[number]
@@ -110,7 +119,7 @@ class LocalPool:
         keep_models: bool = False,
     ) -> Evaluation:
         """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
-        counts = self.federation.split(split).count[ids]
+        counts = self.federation.split(split).counts(ids)
         order = torch.argsort(counts, descending=True, stable=True)
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
@@ -216,9 +225,12 @@ class _OrderedUpdates:
     workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
     would then take the cores from the workers while they wait for the next piece."""
 
-    def __init__(self, ids: Tensor, clients: ClientStore[Tree], moments: MomentStore | None) -> None:
+    def __init__(
+        self, ids: Tensor, clients: ClientStore[Tree], moments: MomentStore | None, keeps: Tensor | None
+    ) -> None:
         self._ids = ids
         self._clients = clients
+        self._keeps = keeps
         self._moments = moments
         self._collector = ReplyCollector(ids)
         self._lock = threading.Lock()
@@ -242,7 +254,10 @@ class _OrderedUpdates:
         self._collector.add(update.piece, update.up, nbytes, rejected=rejected)
         if len(update.piece):
             who = self._ids[update.piece]
-            self._clients.put(who, update.client)
+            if self._keeps is None:
+                self._clients.put(who, update.client)
+            elif bool((kept := self._keeps[who]).any()):
+                self._clients.put(who[kept], update.client.take(kept.nonzero().squeeze(1)))
             if self._moments is not None and update.moments is not None:
                 self._moments.put(who, update.moments)
 

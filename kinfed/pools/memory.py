@@ -8,10 +8,19 @@ less than a tenth of theirs."""
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 
 KEEP_BYTES = 64 << 20  # what may lie free at the end of the heap, and from where a tensor has pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names in malloc.h
+
+
+def physical_memory() -> int | None:
+    """Bytes of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 @cache

@@ -75,7 +75,7 @@ def make_shard(federation: Federation, ids: Tensor) -> Shard:
         "tags": None if federation.tags is None else federation.tags[rows],
         **{name: Ragged(ragged.offsets, new_rows[name]) for name, ragged in owned.items()},
     }
-    longest = {name: int(federation.split(name).count.max()) for name in SPLITS}
+    longest = {name: federation.split(name).longest for name in SPLITS}
     return Shard(**(whole | own), is_local=is_local, longest=longest)
 
 

@@ -23,13 +23,18 @@ class ClientStore(Generic[Client]):
     """Rows of client state by client id.
 
     `fresh(ids)` makes the state of clients that have none; it is asked again on every look-up until a state is
-    put, so an evaluation of an unseen client leaves no trace."""
+    put, so an evaluation of an unseen client leaves no trace. Rows are in files of `folder`, where there is one, once
+    they take more than `bound` bytes."""
 
-    def __init__(self, num_clients: int, fresh: Callable[[Tensor], Client], folder: Path | None = None) -> None:
+    def __init__(
+        self, num_clients: int, fresh: Callable[[Tensor], Client], folder: Path | None = None, bound: int = 0
+    ) -> None:
         self.slot = torch.full((num_clients,), -1, dtype=torch.int64)
         self._fresh = fresh
         self._folder = folder
+        self._bound = bound
         self._rows: Client | None = None
+        self._used = 0  # slots taken
 
     @property
     def seen(self) -> Tensor:
@@ -58,9 +63,10 @@ class ClientStore(Generic[Client]):
     def put(self, ids: Tensor, rows: Client) -> None:
         new = ids[self.slot[ids] < 0]
         if len(new):
-            used = int((self.slot >= 0).sum())
+            used = self._used
             self._reserve(used + len(new), rows)
             self.slot[new] = torch.arange(used, used + len(new))
+            self._used += len(new)
         if self._rows is not None:
             # A method may hand back what it borrowed, even as another field.
             ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()}
@@ -73,15 +79,17 @@ class ClientStore(Generic[Client]):
             self._rows = like if self._rows is None else self._rows
             return
         capacity = min(max(capacity, 2 * capacity_before), len(self.slot))
-        tensors = {name: self._allocate((capacity, *t.shape[1:]), t) for name, t in like.named().items()}
+        row_bytes = sum(t[:1].numel() * t.element_size() for t in like.named().values())
+        allocate = torch.Tensor.new_zeros if capacity * row_bytes <= self._bound else self._allocate
+        tensors = {name: allocate(t, (capacity, *t.shape[1:])) for name, t in like.named().items()}
         rows = like.like(tensors)
         if self._rows is not None:
             rows.put(slice(0, capacity_before), self._rows)
         self._rows = rows
 
-    def _allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         if self._folder is None:
-            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+            return like.new_zeros(shape)
         count = math.prod(shape)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +130,7 @@ class ClientStore(Generic[Client]):
             _check_rows(rows, like, len(ids))
         self.slot.fill_(-1)
         self._rows = None
+        self._used = 0
         if like is not None:
             self.put(ids, like.like(rows))
 
@@ -130,8 +139,8 @@ class MomentStore(ClientStore[Moments]):
     """What local optimizers keep between rounds, by client id. Which moments there are is known once some were put, and
     clients without any have zeros: an optimizer that has not taken a step."""
 
-    def __init__(self, num_clients: int, folder: Path | None = None) -> None:
-        super().__init__(num_clients, self._zeros, folder)
+    def __init__(self, num_clients: int, folder: Path | None = None, bound: int = 0) -> None:
+        super().__init__(num_clients, self._zeros, folder, bound)
 
     def _zeros(self, ids: Tensor) -> Moments:
         if self._rows is None:

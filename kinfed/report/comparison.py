@@ -18,7 +18,7 @@ from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column"),
-    *("validation", "foreign_targets"),
+    *("validation", "foreign_targets", "eval_clients"),
 )
 # Settings that a federation's own description repeats with all defaults filled in.
 _DESCRIBED = {"partition", "clients", "validation"}

@@ -205,7 +205,10 @@ def data_sentence(federation: Description) -> str:
     sizes = sorted(federation.sizes())
     held = [sum(count > 0 for count in counts) for counts in federation.train]
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
-    return (
+    all_of_them = (
+        "" if federation.listed is None else f"In a sample of {len(sizes):,} of {federation.num_clients:,} clients: "
+    )
+    return all_of_them + (
         f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} each "
         f"(median {median(sizes):g}), of {classes} out of {len(federation.class_labels)} classes."
     )

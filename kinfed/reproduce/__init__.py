@@ -15,19 +15,23 @@ Everything else is here, the same for all:
 
 from __future__ import annotations
 
-from kinfed.reproduce.recipe import (
-    Claim,
-    Question,
-    Recipe,
-    ResultColumn,
-    Results,
-    ResultTable,
-    RunPart,
-    Study,
-    Untestable,
-    difference,
-    parse_published,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinfed.reproduce.recipe import (
+        Claim,
+        Question,
+        Recipe,
+        ResultColumn,
+        Results,
+        ResultTable,
+        RunPart,
+        Study,
+        Untestable,
+        difference,
+        parse_published,
+    )
 
 __all__ = [
     "Claim",
@@ -42,3 +46,10 @@ __all__ = [
     "difference",
     "parse_published",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Names are fetched on first use, so that `kinfed list recipes` does not wait for what recipes are made of.
+    if name not in __all__:
+        raise AttributeError(f"module 'kinfed.reproduce' has no attribute {name!r}")
+    return getattr(importlib.import_module("kinfed.reproduce.recipe"), name)

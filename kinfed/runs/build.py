@@ -11,7 +11,7 @@ from torch import Tensor
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.problem import Problem
-from kinfed.data.source import names_clients
+from kinfed.data.registered import names_clients
 from kinfed.data.sources import load_source
 from kinfed.data.sources.table import is_table
 from kinfed.engine.columns import parse_patterns

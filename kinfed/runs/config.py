@@ -197,10 +197,13 @@ class RunConfig(BaseModel):
     )  # fmt: skip
     largest_norm: float = setting(0.0, ROBUSTNESS, "Reject updates with a larger norm (0: none).", ge=0)
     eval_every: int = setting(5, EVALUATION, "Rounds between evaluations (0: only the last).", ge=0)
+    eval_clients: int | None = setting(
+        None, EVALUATION, "Evaluate a fixed sample of so many clients (default: all).", ge=1
+    )
     checkpoint_every: int | None = setting(
         None, EVALUATION, "Rounds between checkpoints (default: 20 seconds between them).", ge=1
     )
-    save_models: bool = setting(True, EVALUATION, "Save all personal models at the end.")
+    save_models: bool = setting(True, EVALUATION, "Save the personal models of evaluated clients at the end.")
     device: str = setting("cpu", PLACE, "cpu, cuda or mps.")
     backend: Literal["auto", "fused", "stacked", "rows", "batched", "vmap"] = setting(
         "auto", PLACE, "How gradients are computed; fused: in compiled loops (extra `fast`)."
@@ -208,7 +211,9 @@ class RunConfig(BaseModel):
     pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
     ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: one of this machine, for this run).")
     workers: int | None = setting(None, PLACE, "Worker threads or Ray workers (default: all cores).", ge=1)
-    state: Literal["memory", "disk"] = setting("memory", PLACE, "Where client states live.")
+    state: Literal["auto", "memory", "disk"] = setting(
+        "auto", PLACE, "Where client states live; auto: on disk from a quarter of the machine's memory on."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
 from kinfed.data.augment import augmentation
 from kinfed.data.describe import describe
+from kinfed.data.description import Description
 from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
@@ -33,6 +34,7 @@ from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
+from kinfed.pools.memory import physical_memory
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
@@ -133,6 +135,7 @@ class Experiment:
         self._activations: dict[str, tuple[ModuleTask, Features]] = {}  # by the examples that they are of
         self._cluster: RayCluster | None = None
         self._starts: dict[int, CommonStart] = {}
+        self._evaluated: dict[int, Tensor] = {}
         self.left_out: dict[str, str] = {}  # of "all", what cannot run here, and why
         self.algorithms = self._make_algorithms()
         if any(choice.get(OPTIONAL) for choice in config.algorithms.values()):
@@ -235,6 +238,18 @@ class Experiment:
         """Refuse the last method's settings before the first one runs."""
         for label in self.algorithms:
             self._check_algorithm(label)
+        self._check_models_fit()
+
+    def _check_models_fit(self) -> None:
+        """Personal models of all evaluated clients are in memory at once when they are saved."""
+        ids, memory = self.evaluated(self.config.seeds[0]), physical_memory()
+        clients = self.federation(self.config.seeds[0]).num_clients if ids is None else len(ids)
+        size = 4 * clients * self.task().num_params
+        if self.config.save_models and memory is not None and size > memory:
+            raise ConfigError(
+                f"personal models of {clients:,} clients take {size / 1e9:.0f} GB and this machine has "
+                f"{memory / 1e9:.0f}; give --eval-clients N, a sample whose models are kept, or --no-save-models"
+            )
 
     def _check_algorithm(self, label: str) -> None:
         algorithm, rule = self.algorithms[label], self.config.robust_rule
@@ -272,7 +287,7 @@ class Experiment:
         self._write_notes()
         for seed in self.config.seeds:
             if folder is not None:
-                folder.write_federation(seed, describe(self.federation(seed)).to_json())
+                folder.write_federation(seed, self._description(seed).to_json())
             self._starts[seed] = self._common_start(seed, None if folder is None else folder.checkpoints)
             for label in self.algorithms:
                 results.append(self._run_method(label, seed, folder))
@@ -280,14 +295,40 @@ class Experiment:
             folder.write_summary({"results": [result.summary() for result in results]})
         return RunResult(self.config, results, self._data, self.task(), None if folder is None else folder.path)
 
+    def evaluated(self, seed: int) -> Tensor | None:
+        """[n] ids of the clients that are evaluated, where these are not all."""
+        data, count = self.federation(seed), self.config.eval_clients
+        if count is None or count >= data.num_clients:
+            return None
+        if seed not in self._evaluated:
+            rounds = range(self.config.warm_start + 1, self.config.warm_start + self.config.rounds + 1)
+            self._evaluated[seed] = self.config.schedule.evaluated(seed, rounds, data.num_clients, count)
+        return self._evaluated[seed]
+
+    def _description(self, seed: int) -> Description:
+        """Who holds what, of the clients that are evaluated; a note where these are not all."""
+        data, ids = self.federation(seed), self.evaluated(seed)
+        description = describe(data, ids)
+        return description if ids is None else replace(description, notes=[*data.notes, self._note_on_sample(seed)])
+
+    def _note_on_sample(self, seed: int) -> str:
+        ids, clients = self.evaluated(seed), self.federation(seed).num_clients
+        if ids is None:
+            return ""
+        return (
+            f"figures, clients.csv and saved models are of a fixed sample of {len(ids):,} of {clients:,} clients, "
+            "drawn from those whom the rounds call (and from others where these are too few), the same for all methods"
+        )
+
     def _write_notes(self) -> None:
         """What a reader should know about the data and their privacy; other seeds say the same in other numbers."""
         data, privacy = self.federation(self.config.seeds[0]), self.config.privacy
         user_privacy, sampling = self.config.user_privacy, self.config.schedule.client_sampling(data.num_clients)
         for note in (*self.left_out_notes(), *data.notes):
             self.observer.note(note)
-        if note := self._note_on_calls(data.num_clients):
-            self.observer.note(note)
+        for note in (self._note_on_calls(data.num_clients), self._note_on_sample(self.config.seeds[0])):
+            if note:
+                self.observer.note(note)
         if privacy is not None:
             for label, algorithm in self.algorithms.items():
                 for note in privacy.notes(label, algorithm, data.train.count):
@@ -316,7 +357,7 @@ class Experiment:
 
     def _run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
         config = self.config
-        states = folder.path / "states" if folder is not None and config.state == "disk" else None
+        states = folder.path / "states" if folder is not None and config.state != "memory" else None
         with self.make_loop(self.algorithms[label], seed, states) as loop:
             if loop.privacy is not None and config.dp_epsilon is not None:
                 noise = f"noise {loop.privacy.noise:.4g} for epsilon {config.dp_epsilon:g}"
@@ -367,10 +408,15 @@ class Experiment:
         if config.pool == "ray":
             pool = self._ray().pool(algorithm, task, data, seed)
         else:
-            pool = LocalPool(algorithm, task, data, seed, workers=config.workers, state_folder=state_folder)
+            pool = LocalPool(
+                algorithm, task, data, seed, workers=config.workers, state_folder=state_folder,
+                state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
+                evaluated=self.evaluated(seed),
+            )  # fmt: skip
         return Loop(
             algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
             user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm, secure=secure,
+            evaluated=self.evaluated(seed),
         )  # fmt: skip
 
     def _user_level(

@@ -15,7 +15,7 @@ from kinfed.data.description import Description
 from kinfed.data.federation import Population
 from kinfed.engine.models import Builder
 from kinfed.engine.task import ModuleTask, Task
-from kinfed.errors import ModelError
+from kinfed.errors import ConfigError, ModelError
 from kinfed.runs.build import build_task
 from kinfed.runs.config import RunConfig
 from kinfed.runs.run_files import RunFiles
@@ -82,6 +82,11 @@ class FinishedRun:
     def population(self, newcomers: int = 0, group: int = 0) -> Population:
         """The run's clients, and `newcomers` more at the end, of this group where clients have groups."""
         groups = self.description.groups
+        if groups is not None and self.description.listed is not None:
+            raise ConfigError(
+                f"{self.folder} says the groups of a sample of its clients only (eval_clients), and newcomers need "
+                "those of all; run without eval_clients"
+            )
         return Population(
             self.num_clients + newcomers,
             self.seed,

@@ -346,7 +346,7 @@ class RunFolder:
 
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
         self._require_lock()
-        storage.write_json(self.path / f"federation-{seed}.json", federation)
+        storage.write_json(self.path / f"federation-{seed}.json", federation, indent=None)
 
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor

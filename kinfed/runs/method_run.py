@@ -209,7 +209,10 @@ class MethodRun:
         models = algorithm.server_models(server)
         if models is not None and models.assignment is not None:
             figures = {"assignment": models.assignment} | figures  # a method may know who has none yet
-        if evaluation.figures and len(evaluation.ids) == len(self.clients.names):
+        sample = self.loop.evaluated
+        if sample is not None:
+            figures = of_sample(figures, sample, len(self.clients.names))
+        if evaluation.figures and len(evaluation.ids) == len(self.clients.names if sample is None else sample):
             figures = figures | {"clients": evaluation.figures}
         headline = "accuracy" if self.loop.task.classifies else "loss"
         for name, other in metrics.alternatives.items():
@@ -240,3 +243,17 @@ class MethodRun:
             self.observer.note(f"{start}dropped {len(others)} update(s) with NaN or infinity, of {who}")
         if report.note:
             self.observer.note(start + report.note)
+
+
+def of_sample(figures: dict[str, Any], ids: Tensor, num_clients: int) -> dict[str, Any]:
+    """Figures of a method by client, of the clients `ids` alone: the journal does not grow with all others."""
+
+    def rows(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        for axis in range(value.dim()):
+            if value.shape[axis] == num_clients:
+                value = value.index_select(axis, ids.to(value.device))
+        return value
+
+    return {name: rows(value) for name, value in figures.items()}

@@ -57,6 +57,11 @@ class MethodResult:
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
 
     @property
+    def evaluated(self) -> int:
+        """How many clients; fewer than all where a sample was asked for."""
+        return len(self.evaluation.ids)
+
+    @property
     def server_model(self) -> Tensor | None:
         """[P] where the server has one model for all clients."""
         models = self.server_models
@@ -70,6 +75,7 @@ class MethodResult:
         return {
             "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
             "server": self.server, "alternatives": self.alternatives, "clients": self.clients,
+            "evaluated": self.evaluated,
             "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,
             "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
             **({} if self.privacy is None else {"privacy": self.privacy}),
@@ -131,7 +137,13 @@ class RunResult:
         models = result.evaluation.models
         if models is None:
             raise ConfigError("this run did not keep its models (save_models = false)")
-        return module_for(self.task, models[client_number(self.federations[result.seed].names, client)])
+        number = client_number(self.federations[result.seed].names, client)
+        row = (result.evaluation.ids == number).nonzero().squeeze(1)
+        if not len(row):
+            raise ConfigError(
+                f"client {client} is not among those that this run evaluated (eval_clients), whose models it kept"
+            )
+        return module_for(self.task, models[int(row)])
 
     def server_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
         w = self.result(label, seed).server_model

@@ -60,6 +60,7 @@ class Loop:
         robust: Rule | None = None,
         largest_norm: float = 0.0,
         secure: SecureSum | None = None,
+        evaluated: Tensor | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -74,6 +75,7 @@ class Loop:
         self.robust = robust  # takes the place of the mean over clients
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
         self.secure = secure  # the server sees the sum of a round's updates only
+        self.evaluated = evaluated  # [n] the clients that `evaluate` asks, ascending; None: all
         self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None and user_level is not None:
@@ -188,8 +190,9 @@ class Loop:
 
     @one_thread()
     def evaluate(self, split: str = "test", *, keep_models: bool = False) -> Evaluation:
-        """All clients' personal models and the server's models, on one split. Training state is untouched."""
-        ids = torch.arange(self.population.num_clients)
+        """Clients' personal models and the server's models, on one split: of all clients, or of those that the loop
+        was told to evaluate. Training state is untouched."""
+        ids = torch.arange(self.population.num_clients) if self.evaluated is None else self.evaluated
         server, _ = self.algorithm.plan(self.server, ids, self._info(self.completed + 1))
         models = self.algorithm.server_models(self.server)
         with nullcontext() if self.privacy is None else self.privacy.evaluating() as record:

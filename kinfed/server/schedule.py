@@ -47,6 +47,23 @@ class Schedule:
             return torch.arange(num_clients)
         return rng.choose(key, num_clients, size)
 
+    def evaluated(self, seed: int, rounds: range, num_clients: int, count: int) -> Tensor:
+        """[count] ids, ascending: a sample of clients to evaluate, the same for all methods of a seed. Drawn uniformly
+        from those whom the rounds call, and from the others only where these are too few: what a method does for a
+        client shows in those who take part."""
+        if count >= num_clients:
+            return torch.arange(num_clients)
+        key = rng.root(seed, "evaluated clients")
+        called: Tensor = torch.unique(torch.cat([self.active(seed, number, num_clients) for number in rounds]))
+        if len(called) >= count:
+            return called[rng.choose(key, len(called), count)]
+        is_called = torch.zeros(num_clients, dtype=torch.bool)
+        is_called[called] = True
+        others = (~is_called).nonzero().squeeze(1)
+        more = others[rng.choose(key, len(others), count - len(called))]
+        ids: Tensor = torch.cat([called, more]).sort().values
+        return ids
+
     def client_sampling(self, num_clients: int) -> ClientSampling:
         """What epsilon of whole clients is computed from. Nobody is counted as hidden by dropping out."""
         rate = self.participation if self.sampling == "poisson" else self.size(num_clients) / num_clients

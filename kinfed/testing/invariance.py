@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
+from kinfed.algorithms.base import deploys_state
 from kinfed.core import rng
 from kinfed.engine.fused_task import compiles, is_installed
 from kinfed.engine.task import StackedTask
@@ -89,6 +91,22 @@ def evaluation_is_pure(bench: Bench) -> None:
         end = outcome(loop)
         expect_equal(outcome(loop), end, "two evaluations in a row agree")
         expect_equal(end, bench.usual, "a run that was evaluated in between ends as one that was not")
+
+
+@check
+def who_is_evaluated_does_not_matter(bench: Bench) -> None:
+    """With a sample of clients to evaluate, whose states alone are kept where a state is only there to be deployed, the
+    server ends as without. Other methods keep all states."""
+    if not deploys_state(bench.algorithm):
+        return
+    with bench.loop(evaluated=torch.tensor([0])) as loop:
+        for _ in range(ROUNDS):
+            loop.round()
+        ours = {name: tensor for name, tensor in state_of(loop).items() if name.startswith("server.")}
+        evaluated = loop.evaluate().ids.tolist()
+    expect(evaluated == [0], f"an evaluation of client 0 alone has results of it alone; they are of {evaluated}")
+    theirs = {name: bench.usual[name] for name in ours}
+    expect_equal(ours, theirs, "a sample of evaluated clients (trait 'state to deploy') changes no training")
 
 
 @check

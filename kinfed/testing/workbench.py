@@ -150,15 +150,16 @@ class Bench:
         workers: int = 1,
         chunk: int | None = 2,
         privacy: PrivacyBudget | None = None,
+        evaluated: Tensor | None = None,
     ) -> Iterator[Loop]:
         """A run before its first round. Method and task are new objects: what they hide is not carried over."""
         algorithm = replace(self.algorithm) if algorithm is None else algorithm
         federation = self.federation if federation is None else federation
         task = self.make_task() if task is None else task
         federation, clients = prepare_data(algorithm, federation, federation.population(SEED))
-        pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk)
+        pool = LocalPool(algorithm, task, federation, SEED, workers=workers, chunk=chunk, evaluated=evaluated)
         try:
-            yield Loop(algorithm, task, pool, clients, schedule, privacy=privacy)
+            yield Loop(algorithm, task, pool, clients, schedule, privacy=privacy, evaluated=evaluated)
         finally:
             pool.close()
 

@@ -230,3 +230,23 @@ def test_a_full_disk_costs_no_data(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     resumed = kinfed("run", "--out", "full", "--resume", "--workers", "1", cwd=tmp_path, KINFED_DATA=str(tmp_path))
     assert resumed.returncode == 0, resumed.stderr
+
+
+def test_help_and_lists_need_no_torch() -> None:
+    """In a process of its own, where nothing else has imported anything."""
+    program = """
+import sys
+from kinfed.cli.app import app
+forms = ["--help", "list", *(f"list {kind}" for kind in ("algorithms", "datasets", "partitions", "models", "recipes"))]
+for form in forms:
+    try:
+        app(form.split(), standalone_mode=False)
+    except SystemExit:
+        pass
+    heavy = {"torch", "scipy", "sklearn", "numpy", "pandas", "pyarrow", "plotly"} & sys.modules.keys()
+    assert not heavy, (form, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("ditto", "fashion_mnist", "dirichlet", "resnet18", "cgpfl-table1"):
+        assert name in done.stdout

@@ -313,3 +313,19 @@ def test_seeds_for_other_libraries_fit_32_bits_and_differ() -> None:
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert len(set(seeds)) == 2000
     np.random.RandomState(seeds[0])
+
+
+@pytest.mark.parametrize(("population", "count"), [(1, 1), (7, 0), (50, 50), (40_000, 100), (40_000, 39_999)])
+def test_choosing_is_the_beginning_of_a_permutation(population: int, count: int) -> None:
+    """Without sorting all: the draws of 40,000 members are made in three blocks."""
+    key = rng.root(5, "choose")
+    assert torch.equal(rng.choose(key, population, count), rng.permutation(key, population)[:count].sort().values)
+
+
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=12), st.data())
+def test_of_equal_draws_the_first_are_chosen(draws: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(draws)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rng, "_many_bits", lambda key, population: np.array(draws, np.int64))
+        chosen = rng.choose(rng.root(0, "ties"), len(draws), count)
+    assert torch.equal(chosen, torch.argsort(torch.tensor(draws), stable=True)[:count].sort().values)

@@ -19,7 +19,8 @@ from realdata import real_data
 from kinfed.core.cache import cache_folder
 from kinfed.data.features import Features
 from kinfed.data.problem import Problem
-from kinfed.data.source import Source, names_clients
+from kinfed.data.registered import names_clients
+from kinfed.data.source import Source
 from kinfed.data.sources import SOURCES, class_names, hub, images, load_source
 from kinfed.data.sources.image_sets import standardized
 from kinfed.errors import ConfigError, DataError

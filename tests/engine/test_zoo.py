@@ -134,6 +134,10 @@ def test_unknown_norms_are_refused() -> None:
 def test_sizes_and_paths_are_known_without_building_a_model() -> None:
     outlines = {name: model_outline(name) for name in MODELS}
     assert None not in outlines.values(), "every model of ours has an example"
+    for name, outline in outlines.items():
+        facts = MODELS[name].facts
+        assert outline is not None
+        assert (facts["trained"], facts.get("frozen", 0)) == (outline.trained, outline.frozen), name
     resnet, bert, mlp = outlines["resnet18"], outlines["minilm"], outlines["mlp"]
     assert resnet == ModelOutline((3, 32, 32), 10, 11_173_962, 2 * 4800, 0, "rows")
     assert mlp == ModelOutline((1, 28, 28), 10, 101_770, 0, 0, "stacked")
@@ -142,11 +146,11 @@ def test_sizes_and_paths_are_known_without_building_a_model() -> None:
     MODELS.register("test_bare", lambda shape, classes: nn.Linear(3, 2), summary="of a test")
     try:
         assert model_outline("test_bare") is None
-        assert model_sizes("test_bare") == ("", "", "")
+        assert model_sizes("test_bare") == ("", "")
     finally:
         MODELS.unregister("test_bare")
-    assert model_sizes("minilm")[:2] == ("74k + 22.6M frozen", "64 -> 2")
-    assert model_sizes("mlr") == ("7,850", "1x28x28 -> 10", "stacked")
+    assert model_sizes("minilm") == ("74k + 22.6M frozen", "64 -> 2")
+    assert model_sizes("mlr") == ("7,850", "1x28x28 -> 10")
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

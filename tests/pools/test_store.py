@@ -240,3 +240,15 @@ def test_rows_that_do_not_fit_are_refused(store: ClientStore[State]) -> None:
     with pytest.raises(ValueError, match="shape"):
         store.put(ids(3, 4), made([3], 2))  # one row would be written to both
     assert same(store.take(ids(3, 4)), made([3, 4], 1))
+
+
+def test_states_move_to_files_when_they_outgrow_their_bound(tmp_path: Path) -> None:
+    """A row takes 21 bytes: twelve of v, eight of rounds, one of seen."""
+    folder = tmp_path / "states"
+    store = ClientStore(1000, fresh, folder, bound=21 * 10)
+    store.put(torch.arange(10), made(list(range(10)), 1))
+    assert not folder.exists()
+    store.put(ids(10), made([10], 2))
+    assert folder.exists()
+    assert same(store.take(torch.arange(10)), made(list(range(10)), 1))
+    assert same(store.take(ids(10)), made([10], 2))

@@ -37,7 +37,7 @@ from kinfed.reproduce.measure import is_done, measurements_of_summary, part_conf
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproduction, write_site
-from kinfed.reproduce.recipes import RECIPES, load_recipe
+from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
 from kinfed.runs.experiment import Experiment
@@ -420,3 +420,7 @@ def test_roughness_is_the_mean_move_over_the_second_half() -> None:
     trial = Trial("selffl", 3, (*rounds, unscored), (), final, finished=True)
     run = Run(Path("r"), "r", {}, "", {}, "", (trial,), {})
     assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.1)}}}
+
+
+def test_the_list_of_recipes_says_what_they_say_of_themselves() -> None:
+    assert {name: summary(load_recipe(name)) for name in RECIPES} == RECIPES

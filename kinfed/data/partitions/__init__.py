@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.data.partitions.base import PARTITIONS, Assignment, CountPartition, Partition
+from kinfed.data.partitions.base import Assignment, CountPartition, Partition
 from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet
 from kinfed.data.partitions.feature_shift import FeatureShift
@@ -10,6 +10,7 @@ from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, P
 from kinfed.data.partitions.iid import Iid, NaturalClients
 from kinfed.data.partitions.latent import Latent
 from kinfed.data.partitions.partition import make_federation
+from kinfed.data.registered import PARTITIONS
 
 __all__ = [
     "PARTITIONS",

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.core.options import check_options, option
-from kinfed.core.registry import Registry
 from kinfed.data.features import Features
 from kinfed.data.partitions import dealing
 from kinfed.data.ragged import Ragged, hold_out
+from kinfed.data.registered import PARTITIONS
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
@@ -86,9 +86,6 @@ class Partition:
         """(train, test) rows of every client, divided at random."""
         keys = rng.fold(rng.root(seed, "test-split"), torch.arange(len(owned)))
         return hold_out(owned, self.test_fraction, keys)
-
-
-PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from kinfed.core.options import option
 from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
     OVERLAP_TEXT,
-    PARTITIONS,
     SPLIT_TEXT,
     CountPartition,
     TestRows,
@@ -25,7 +24,6 @@ from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
-@PARTITIONS.register("classes", summary="k neighbouring classes per client, sizes uniform (CGPFL, pFedMe)")
 @dataclass(frozen=True)
 class Classes(CountPartition):
     """CGPFL's clients: client u holds classes u, u+1, ..., u+k-1 (mod C), its size is drawn uniformly.
@@ -88,7 +86,6 @@ class Classes(CountPartition):
         return counts, [note]
 
 
-@PARTITIONS.register("pathological", summary="two single-class shards per client (McMahan et al., FedFomo)")
 @dataclass(frozen=True)
 class Pathological(CountPartition):
     """Sorted shards: every class is cut into equal shards and every client gets `shards` of them at random.

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.core.options import option
-from kinfed.data.partitions.base import PARTITIONS, CountPartition
+from kinfed.data.partitions.base import CountPartition
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
-@PARTITIONS.register("dirichlet", summary="class proportions from Dirichlet(alpha)")
 @dataclass(frozen=True)
 class Dirichlet(CountPartition):
     """Every class is divided among all clients by proportions from a symmetric Dirichlet(alpha).

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.core.options import option
-from kinfed.data.partitions.base import PARTITIONS, Assignment
+from kinfed.data.partitions.base import Assignment
 from kinfed.data.partitions.dirichlet import Dirichlet
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -18,7 +18,6 @@ from kinfed.errors import ConfigError
 _MIDDLE, _UNIT = 127.5, 127.5  # of the scale 0..255
 
 
-@PARTITIONS.register("feature_shift", summary="dirichlet, and every client has contrast and brightness of its own")
 @dataclass(frozen=True)
 class FeatureShift(Dirichlet):
     """Rows are dealt as by `dirichlet`. Then every client changes each channel c of all its images, test images too, by

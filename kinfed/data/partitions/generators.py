@@ -13,7 +13,6 @@ from kinfed.data.partitions import dealing
 from kinfed.data.partitions.base import (
     HOLDOUT_TEXT,
     OVERLAP_TEXT,
-    PARTITIONS,
     SPLIT_TEXT,
     CountPartition,
     TestRows,
@@ -25,7 +24,6 @@ from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 
 
-@PARTITIONS.register("powerlaw", summary="k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)")
 @dataclass(frozen=True)
 class Powerlaw(CountPartition):
     """FedProx's MNIST: client u holds k classes u, u+1, ... (mod C); sizes are nearly a power law.
@@ -54,9 +52,6 @@ class Powerlaw(CountPartition):
         return dealing.table(slots, self.base + extra, source.num_classes), []
 
 
-@PARTITIONS.register(
-    "pfedme_split", summary="3 neighbouring classes, first come first served (pFedMe generator, Self-FL CIFAR-10)"
-)
 @dataclass(frozen=True)
 class FirstComeFirstServed(CountPartition):
     """The pFedMe repository's generator for CIFAR-10, used by Self-FL: client u holds classes u, u+1, u+2 (mod C).
@@ -105,7 +100,6 @@ class FirstComeFirstServed(CountPartition):
         return dealing.table(slots, self.base + taken, source.num_classes), [note] if skipped else []
 
 
-@PARTITIONS.register("lognormal", summary="k neighbouring classes in equal shares, lognormal sizes (FedProx FEMNIST)")
 @dataclass(frozen=True)
 class Lognormal(CountPartition):
     """FedProx's FEMNIST: client u holds k classes (mod C) in equal shares; sizes are 5 + lognormal(mean, sigma).

@@ -11,13 +11,12 @@ from kinfed.core import rng
 from kinfed.core.options import option
 from kinfed.data.arrays import name_keys
 from kinfed.data.partitions import dealing
-from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition
+from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError, DataError
 
 
-@PARTITIONS.register("iid", summary="equal random parts: every client sees the same distribution")
 @dataclass(frozen=True)
 class Iid(Partition):
     """A random order of all rows, cut into parts that differ in size by at most one."""
@@ -38,7 +37,6 @@ class Iid(Partition):
         return Ragged.grouped(order, owner, clients).ascending()
 
 
-@PARTITIONS.register("column", summary="the clients that the data set itself names")
 @dataclass(frozen=True)
 class NaturalClients(Partition):
     """The data set's own clients: writers, speakers, hospitals, or the client column of a table.

@@ -23,7 +23,7 @@ from kinfed.core import cache, rng, storage
 from kinfed.core.options import option
 from kinfed.data.features import fingerprint
 from kinfed.data.partitions import dealing, embedding
-from kinfed.data.partitions.base import PARTITIONS, Assignment, Partition, check_has_classes
+from kinfed.data.partitions.base import Assignment, Partition, check_has_classes
 from kinfed.data.partitions.embedding import Embedder
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
@@ -35,9 +35,6 @@ PAPER_ACCURACY = 0.85
 CACHED_FROM = 10_000  # examples; principal components of fewer are computed faster than read
 
 
-@PARTITIONS.register(
-    "latent", summary="groups of clients share clusters of similar examples (FedFomo's latent distributions)"
-)
 @dataclass(frozen=True)
 class Latent(Partition):
     """D clusters of similar examples, each dealt equally to its share of the clients (FedFomo)."""

@@ -16,8 +16,9 @@ from typing import Any
 
 from kinfed.core.options import make_options
 from kinfed.data.federation import Federation, fitted_problem
-from kinfed.data.partitions.base import PARTITIONS, Partition
+from kinfed.data.partitions.base import Partition
 from kinfed.data.ragged import Ragged
+from kinfed.data.registered import PARTITIONS
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
 

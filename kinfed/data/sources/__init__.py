@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.registered import SOURCES
+from kinfed.data.source import Source
 from kinfed.data.sources.catalogue import load_source
 from kinfed.data.sources.image_sets import ImageSet
 from kinfed.data.sources.reviews import ReviewOptions

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core.options import make_options
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.registered import SOURCES
+from kinfed.data.source import Source
 from kinfed.data.sources import table
 from kinfed.errors import ConfigError, unknown_name
 

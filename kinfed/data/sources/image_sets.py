@@ -21,7 +21,7 @@ from torch import Tensor
 from kinfed.core.options import NoOptions, option
 from kinfed.data.features import Features
 from kinfed.data.problem import Problem
-from kinfed.data.source import SOURCES, Source, subsample
+from kinfed.data.source import Source, subsample
 from kinfed.data.sources import class_names, hub, images
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.errors import ConfigError, DataError
@@ -145,7 +145,6 @@ def _pixel_statistics(raw: Tensor) -> tuple[Tensor, Tensor]:
     return mean.to(torch.float32), variance.sqrt().to(torch.float32)
 
 
-@SOURCES.register("digits", summary="1,797 8x8 digits from scikit-learn; no download")
 def load_digits(options: NoOptions, data_dir: Path | None, seed: int) -> Source:
     from sklearn.datasets import load_digits as fetch  # slow to import, and only this set needs it
 
@@ -158,76 +157,47 @@ def load_digits(options: NoOptions, data_dir: Path | None, seed: int) -> Source:
 _BOTH = ("train", "test")
 
 
-def _register(image_set: ImageSet, summary: str, options: type[ImageOptions] = ImageOptions) -> None:
-    SOURCES.register(image_set.name, image_set.load, summary=summary, options=options)
-
-
-_register(
-    ImageSet("mnist", ParquetSet("mnist", _BOTH, "ylecun/mnist"), "image", "label", class_names.DIGITS),
-    "70,000 28x28 digits, 60,000 + 10,000",
-)
-_register(
-    ImageSet(
-        "fashion_mnist",
-        ParquetSet("fashion_mnist", _BOTH, "zalando-datasets/fashion_mnist"),
-        "image",
-        "label",
-        class_names.FASHION_MNIST,
-    ),
-    "70,000 28x28 pieces of clothing, 60,000 + 10,000",
-)
-_register(
-    ImageSet("cifar10", ParquetSet("cifar10", _BOTH, "uoft-cs/cifar10"), "img", "label", class_names.CIFAR10),
-    "60,000 32x32 colour images, 10 classes, 50,000 + 10,000",
-    ColourOptions,
-)
-_register(
-    ImageSet(
-        "cifar100",
-        ParquetSet(
-            "cifar100", _BOTH, "uoft-cs/cifar100", "the 20-class subset is a data set of its own: cifar100_subset"
-        ),
-        "img",
-        "fine_label",
-        class_names.CIFAR100,
-    ),
-    "60,000 32x32 colour images, 100 classes, 50,000 + 10,000",
-    ColourOptions,
-)
-_register(
-    ImageSet(
-        "cifar100_subset",
-        ParquetSet("cifar100_subset", _BOTH),
-        "img",
-        "fine_label",
-        class_names.CIFAR100,
-        ("cifar100_subset has some of CIFAR-100's classes and images; its figures are not CIFAR-100 figures",),
-        renumber=True,
-    ),
-    "2,400 images of 20 CIFAR-100 classes",
-    ColourOptions,
-)
-_register(
-    LetterSet(
-        "letters",
-        ParquetSet("ocr_letters_lowercase", ("all",)),
-        "image",
-        "label",
-        class_names.LETTERS,
-        ("letters are 16x8 OCR letters, a stand-in for the lower-case part of FEMNIST",),
-    ),
-    "16x8 handwritten lower-case letters, a stand-in for FEMNIST",
-    LettersOptions,
-)
-_register(
-    ImageSet(
-        "emnist_letters_subset",
-        ParquetSet("emnist_letters_test_subset", ("test",)),
-        "image",
-        "label",
-        class_names.LETTERS,
-        ("emnist_letters_subset holds the letters a-m of EMNIST's test split; its labels were derived, not published",),
-        renumber=True,
-    ),
-    "10,000 28x28 letters a-m, both cases",
-)
+load_mnist = ImageSet("mnist", ParquetSet("mnist", _BOTH, "ylecun/mnist"), "image", "label", class_names.DIGITS).load
+load_fashion_mnist = ImageSet(
+    "fashion_mnist",
+    ParquetSet("fashion_mnist", _BOTH, "zalando-datasets/fashion_mnist"),
+    "image",
+    "label",
+    class_names.FASHION_MNIST,
+).load
+load_cifar10 = ImageSet(
+    "cifar10", ParquetSet("cifar10", _BOTH, "uoft-cs/cifar10"), "img", "label", class_names.CIFAR10
+).load
+load_cifar100 = ImageSet(
+    "cifar100",
+    ParquetSet("cifar100", _BOTH, "uoft-cs/cifar100", "the 20-class subset is a data set of its own: cifar100_subset"),
+    "img",
+    "fine_label",
+    class_names.CIFAR100,
+).load
+load_cifar100_subset = ImageSet(
+    "cifar100_subset",
+    ParquetSet("cifar100_subset", _BOTH),
+    "img",
+    "fine_label",
+    class_names.CIFAR100,
+    ("cifar100_subset has some of CIFAR-100's classes and images; its figures are not CIFAR-100 figures",),
+    renumber=True,
+).load
+load_letters = LetterSet(
+    "letters",
+    ParquetSet("ocr_letters_lowercase", ("all",)),
+    "image",
+    "label",
+    class_names.LETTERS,
+    ("letters are 16x8 OCR letters, a stand-in for the lower-case part of FEMNIST",),
+).load
+load_emnist_letters_subset = ImageSet(
+    "emnist_letters_subset",
+    ParquetSet("emnist_letters_test_subset", ("test",)),
+    "image",
+    "label",
+    class_names.LETTERS,
+    ("emnist_letters_subset holds the letters a-m of EMNIST's test split; its labels were derived, not published",),
+    renumber=True,
+).load

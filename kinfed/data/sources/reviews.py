@@ -20,7 +20,7 @@ from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
 from kinfed.data.problem import Problem
-from kinfed.data.source import SOURCES, Source, subsample
+from kinfed.data.source import Source, subsample
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.wordpiece import LENGTH, TEXT_COLUMN, TextInput, WordPiece
@@ -43,9 +43,6 @@ class ReviewOptions:
     examples: int | None = option(None, "only so many reviews, drawn at random; none: all")
 
 
-@SOURCES.register(
-    "reviews", summary="reviews of 16 domains, two sentiments, as tokens", options=ReviewOptions, names_clients=True
-)
 def load_reviews(options: ReviewOptions, data_dir: Path | None, seed: int) -> Source:
     text = TextInput.of_options(asdict(options))
     assert text is not None

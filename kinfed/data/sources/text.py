@@ -30,7 +30,7 @@ from kinfed.core.options import option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
 from kinfed.data.problem import Problem
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.source import Source
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.errors import DataError
@@ -187,11 +187,5 @@ _SENTIMENT140_SUBSET = TweetSet(
         "good for trying the code, never for a figure",
     ),
 )
-SOURCES.register(
-    "sentiment140", _SENTIMENT140.load, summary="tweets by user, two sentiments, GloVe word vectors",
-    options=TweetOptions, names_clients=True,
-)  # fmt: skip
-SOURCES.register(
-    "sentiment140_subset", _SENTIMENT140_SUBSET.load, summary="39,415 tweets, for trying the text task only",
-    options=TweetSubsetOptions, names_clients=True,
-)  # fmt: skip
+load_sentiment140 = _SENTIMENT140.load
+load_sentiment140_subset = _SENTIMENT140_SUBSET.load

@@ -27,7 +27,7 @@ from kinfed.core.options import option
 from kinfed.data.features import Features
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
-from kinfed.data.source import SOURCES, Source
+from kinfed.data.source import Source
 from kinfed.data.sources import audio, hub, speech
 from kinfed.data.sources.speech import RATE, Clips, Speech
 from kinfed.errors import DataError
@@ -99,12 +99,6 @@ def sizes(examples: int, least_test: int) -> dict[tuple[str, str], tuple[int, in
     return counts
 
 
-@SOURCES.register(
-    "wakeword",
-    summary="a word against others on five types of devices, a substitute for Self-FL's private audio",
-    options=WakewordDataOptions,
-    names_clients=True,
-)
 def load(options: WakewordDataOptions, data_dir: Path | None, seed: int) -> Source:
     recordings = speech.find(options.speech, data_dir)
     decisive = dataclasses.asdict(options) | {"format": _FORMAT, "speech": recordings.name}
