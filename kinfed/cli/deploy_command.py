@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,6 +12,9 @@ from rich.table import Table
 from kinfed.cli.parameters import CommandGroup, Plugins
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.runs.pipeline import Predictions
 
 deploy = CommandGroup(help="Real clients with Flower: an app folder, keys and certificates.", no_args_is_help=True)
 vault = CommandGroup(help="On a node: the personal states and models it keeps.", no_args_is_help=True)
@@ -148,7 +151,9 @@ def clear(
 
 def predict(
     table: Annotated[Path, typer.Argument(help="New examples: .csv, .tsv, .parquet, or x in an .npz file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="CSV file to write.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="CSV file to write (default: print to the terminal).")
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
     vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
     run: Annotated[str | None, typer.Option(help="A finished run's folder, or a run in the vault.")] = None,
@@ -163,18 +168,39 @@ def predict(
     """Classes and probabilities for new examples, by one personal model; no server is needed."""
     from kinfed.deploy.vault import Vault
     from kinfed.runs import predict as predicting
+    from kinfed.runs.pipeline import ModelPipeline
 
     if model is not None:
-        source = predicting.read_model(model)
+        source = ModelPipeline.read(model)
     elif run is not None and (Path(run) / "config.json").exists():
         if client is None:
             raise ConfigError("say whose model of the run to use, with --client")
         source = predicting.model_of_run(Path(run), client, algorithm, seed)
     elif vault is not None:
-        source = predicting.read_model(Vault(vault).model_path(run, client))
+        source = ModelPipeline.read(Vault(vault).model_path(run, client))
     else:
         raise ConfigError("say which model to use: --model FILE, --vault DIR, or --run DIR with --client")
     predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    for note in predictions.notes:
+        typer.echo(f"note     {note}", err=True)  # predictions may go to another program
+    if out is None:
+        _print_predictions(predictions)
+        return
     predictions.write(out)
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     say(f"wrote    {out} ({len(predictions.probabilities)} rows; {about})")
+
+
+def _print_predictions(predictions: Predictions) -> None:
+    """A table for people where they look at it, CSV where it goes into a file or another program."""
+    from rich.text import Text
+
+    if not console.is_terminal:
+        typer.echo(predictions.csv_text(), nl=False)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in predictions.header:
+        table.add_column(Text(heading))
+    for line in predictions.lines():
+        table.add_row(*map(Text, line))
+    console.print(table)

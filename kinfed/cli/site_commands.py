@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from kinfed.deploy.trial import Site
 
 SETTINGS = (
-    "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "data", "validation",
-    "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs", "optimizer",
-    "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "robust", "largest_norm", "eval_every",
+    "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",
+    "validation", "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs",
+    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "robust", "largest_norm",
+    "eval_every",
 )  # fmt: skip
 TEXTS = {
     "algorithms": "The method (default ditto).",

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kinfed.data.description import Description
-from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Federation
 
 
@@ -35,7 +34,7 @@ def describe(federation: Federation, ids: Tensor | None = None) -> Description:
         emd_code=None if federation.problem.is_regression else distances["emd_code"].tolist(),
         description=federation.description,
         notes=list(federation.notes),
-        inputs=_inputs(federation.features),
+        inputs=_inputs(federation),
         targets=_targets(federation, ids) if federation.problem.is_regression else None,
         listed=None if ids is None else ids.tolist(),
         clients=None if ids is None else federation.num_clients,
@@ -48,10 +47,12 @@ def _targets(federation: Federation, ids: Tensor | None) -> list[tuple[float, fl
     return [(float(y.mean()), float(y.std(correction=0))) for y in own]
 
 
-def _inputs(features: Features) -> dict[str, Any]:
-    scale = {"mean": features.mean, "std": features.std}
+def _inputs(federation: Federation) -> dict[str, Any]:
+    features, learnt = federation.features, federation.preprocessing
+    scale = {"mean": features.mean, "std": features.std} if learnt is None else {"mean": None, "std": None}
     plain = {name: None if value is None else value.tolist() for name, value in scale.items()}
-    return {"shape": list(features.shape), "tokens": features.is_tokens} | plain
+    columns = {} if learnt is None else {"preprocessing": learnt.to_json()}
+    return {"shape": list(features.shape), "tokens": features.is_tokens} | plain | columns
 
 
 def emd(counts: Tensor) -> Tensor:

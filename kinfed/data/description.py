@@ -28,7 +28,7 @@ class Description:
     emd_code: list[float] | None  # [K]
     description: dict[str, Any]  # data set, partition and their options
     notes: list[str]
-    inputs: dict[str, Any]  # what models are fed: shape of an example, and (x - mean) / std; for clients who join later
+    inputs: dict[str, Any]  # what models are fed: shape of an example, and what columns became, or (x - mean) / std
     targets: list[tuple[float, float]] | None = None  # [K] mean and deviation of the training target of a regression
     listed: list[int] | None = None  # numbers of the clients that the lists above are of; None: all of them
     clients: int | None = None  # how many there are in all, where not all are listed

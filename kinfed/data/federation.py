@@ -21,6 +21,7 @@ from kinfed.core.loop_memory import LoopMemory, MemoryView
 from kinfed.data.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
+from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.target import TaskName, read_target
@@ -81,6 +82,7 @@ class Federation:
     notes: list[str] = field(default_factory=list)  # what a reader of results must know (flags, substitutes)
     tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
     tag_names: list[str] | None = None
+    preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
 
     def __post_init__(self) -> None:
         self.check()
@@ -125,7 +127,17 @@ class Federation:
 
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
-        return Population(self.num_clients, seed, participation, self.groups, num_groups)
+        return Population(
+            self.num_clients, seed, participation, self.groups, num_groups, exchanged=self.statistics_bytes
+        )
+
+    @property
+    def statistics_bytes(self) -> tuple[int, int]:
+        """Down and up, before the first round: what became of columns, and the statistics that it was learnt from."""
+        learnt = self.preprocessing
+        if learnt is None or learnt.learns_nothing:
+            return 0, 0
+        return self.num_clients * len(storage.to_json(learnt.to_json()).encode()), learnt.message_bytes
 
     def class_counts(self, split: str = "train") -> Tensor:
         """[K, C] examples of every class at every client; [K, 1] all examples where the problem is a regression."""
@@ -243,6 +255,18 @@ class Federation:
             {"dataset": name, "partition": "given"}, [target.note] if problem.is_regression else [],
         )  # fmt: skip
 
+    @classmethod
+    def from_table(cls, table: Any, *, seed: int = 0, test_fraction: float = 0.25, **options: Any) -> Federation:
+        """A federation from a table with a column of clients: a pandas, polars or pyarrow table, a dictionary of
+        columns, or the path of a CSV or Parquet file.
+
+        `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
+        wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
+        `test_fraction` of each client's is."""
+        from kinfed.data.sources.table import federation_from_table
+
+        return federation_from_table(table, options, test_fraction, seed)
+
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
         (description, notes) does not matter."""
@@ -274,7 +298,9 @@ class Federation:
         record = {"format": _FORMAT, "version": _VERSION, "arrays": file, "checksum": checksum}
         # The record is renamed into place last: until then a reader finds the old record and its old arrays.
         plain = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        storage.write_json(folder / _RECORD, record | plain | {"problem": self.problem.to_json()})
+        learnt = None if self.preprocessing is None else self.preprocessing.to_json()
+        known = {"problem": self.problem.to_json(), "preprocessing": learnt}
+        storage.write_json(folder / _RECORD, record | plain | known)
         for old in folder.glob("arrays-*.safetensors"):
             if old.name != file:
                 old.unlink()
@@ -298,6 +324,8 @@ class Federation:
         features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
         splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
         plain = {name: record[name] for name in _PLAIN_FIELDS}
+        learnt = record.get("preprocessing")
+        plain["preprocessing"] = None if learnt is None else TablePreprocessing.from_json(learnt)
         return cls(
             features, arrays["labels"], Problem.from_json(record["problem"]), **splits,
             groups=arrays.get("groups"), tags=arrays.get("tags"), **plain,

@@ -68,5 +68,6 @@ def share_examples(
         clients.seed, 0,
     )  # fmt: skip
     example_bytes = old.raw[0].numel() * old.raw.element_size() + labels.element_size()
-    exchanged = (example_bytes * len(received.rows), example_bytes * size)
+    down, up = clients.exchanged
+    exchanged = (down + example_bytes * len(received.rows), up + example_bytes * size)
     return shared, replace(clients, pool=pool, exchanged=exchanged)

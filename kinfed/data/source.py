@@ -18,6 +18,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data.features import Features
 from kinfed.data.federation import check_labels
+from kinfed.data.preprocessing import ReadTable
 from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError
 
@@ -38,6 +39,7 @@ class Source:
     group_names: list[str] | None = None
     tags: Tensor | None = None  # [N] int64: a circumstance of every example, such as the state of a device
     tag_names: list[str] | None = None
+    table: ReadTable | None = None  # columns to be learnt and encoded by the training rows, once these are known
     standardize: bool = False  # scale features by the training rows once a partition has named them
     options: dict[str, Any] = field(default_factory=dict)  # how it was loaded, for the record
     notes: list[str] = field(default_factory=list)  # what a reader of results must know
@@ -96,6 +98,7 @@ def subsample(source: Source, count: int, noun: str) -> Source:
     return replace(
         source,
         features=replace(source.features, raw=source.features.raw[rows]),
+        table=None if source.table is None else source.table.take(rows.numpy()),
         notes=[*source.notes, f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"],
         **sample,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.data.features import spread
 from kinfed.data.federation import Population
+from kinfed.data.preprocessing import TablePreprocessing, TableStatistics, parse_kinds
 from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.questions import SUMS
 from kinfed.deploy.settings import STANDARD, Deployment
@@ -40,6 +41,8 @@ class Roster:
     mean: Tensor | None = None  # [*shape] or one number; None: 0
     std: Tensor | None = None  # likewise; None: 1
     keys: list[str] = field(default_factory=list)  # [K] the public key that each client belongs to
+    preprocessing: dict[str, Any] | None = None  # what the columns of tables become, as JSON; learnt from all clients
+    exchanged: tuple[int, int] = (0, 0)  # bytes down and up that this took
 
     @property
     def group_names(self) -> list[str]:
@@ -50,7 +53,7 @@ class Roster:
 
     def population(self, seed: int, participation: float) -> Population:
         groups = torch.tensor([self.group(k) for k in range(len(self.names))]) if self.groups else None
-        return Population(len(self.names), seed, participation, groups, len(self.group_names))
+        return Population(len(self.names), seed, participation, groups, len(self.group_names), exchanged=self.exchanged)
 
 
 def enrol_clients(deployment: Deployment, exchange: Exchange, path: Path) -> tuple[str, Roster]:
@@ -77,13 +80,16 @@ def _load_roster(path: Path) -> tuple[str, Roster]:
     run = record.pop("run")
     tensors = {name: None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std")}
     counts = torch.tensor(record["counts"], dtype=torch.int64)
-    return run, Roster(**record | tensors | {"counts": counts, "shape": tuple(record["shape"])})
+    shape, exchanged = tuple(record["shape"]), tuple(record["exchanged"])
+    return run, Roster(**record | tensors | {"counts": counts, "shape": shape, "exchanged": exchanged})
 
 
 def _enrol(deployment: Deployment, exchange: Exchange) -> Roster:
     """All clients are there for the first time."""
     names = _await_clients(deployment, exchange)
-    roster = _roster(names, exchange)
+    roster = _roster(names, exchange, learnt=deployment.scaling == STANDARD)
+    if deployment.scaling == STANDARD and roster.columns and not roster.tokens:
+        return _learn_columns(deployment, exchange, roster)
     if deployment.scaling == STANDARD:
         mean, std = _common_scaling(deployment, exchange, roster)
     else:
@@ -117,11 +123,15 @@ def _await_clients(deployment: Deployment, exchange: Exchange) -> list[str]:
     return listed or names
 
 
-def _roster(names: list[str], exchange: Exchange) -> Roster:
-    """From what the clients say of themselves; DataError where their data do not fit together."""
+def _roster(names: list[str], exchange: Exchange, learnt: bool) -> Roster:
+    """From what the clients say of themselves; DataError where their data do not fit together. Columns that are
+    `learnt` together may be other ones at every client."""
     greetings = [exchange.greetings[name] for name in names]
     first = greetings[0]
-    for key, what in (("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")):
+    same = [("shape", "shape of an example"), ("columns", "feature columns"), ("tokens", "kind of features")]
+    if learnt and all(greeting.columns and not greeting.tokens for greeting in greetings):
+        same = []
+    for key, what in same:
         for name, greeting in zip(names, greetings, strict=True):
             ours, theirs = getattr(first, key), getattr(greeting, key)
             if ours != theirs:
@@ -145,6 +155,38 @@ def _report_counts(names: list[str], counts: Tensor, exchange: Exchange) -> None
     share = counts[:, 0] / counts[:, 0].sum().clamp_min(1)
     claims = [f"{name} {n} ({100 * p:.0f} %)" for name, n, p in zip(names, counts[:, 0].tolist(), share, strict=True)]
     exchange.say(f"training examples, as the clients say: {', '.join(claims)}")
+
+
+def _learn_columns(deployment: Deployment, exchange: Exchange, roster: Roster) -> Roster:
+    """What the columns of all clients' tables become, from one message of statistics of each. A client whose statistics
+    cannot be used adds nothing; its rows are encoded like all others."""
+    messages: dict[str, TableStatistics] = {}
+
+    def take(name: str, answer: Packet) -> None:
+        try:
+            statistics = TableStatistics.from_json(answer.require("statistics", dict))
+            statistics.check_size(exchange.greetings[name].rows, deployment.largest_value)
+        except DataError as error:
+            raise MessageError(str(error)) from None
+        messages[name] = statistics
+
+    questions = {name: Packet({"kind": SUMS, "name": name}) for name in roster.names}
+    reasons = exchange.request(SUMS, questions, deployment.wait, take)
+    _check_answers(deployment, exchange, roster, len(messages), reasons, "learning columns")
+    declared = parse_kinds(deployment.run.columns)
+    merged = TableStatistics.merged([messages[name] for name in roster.names if name in messages], declared)
+    for name in [*(deployment.feature_columns or ()), *declared]:
+        if name not in merged.columns and declared.get(name) != "skip":
+            raise ConfigError(f"no client has a column {name!r}, which the settings name")
+    sent = sum(statistics.nbytes for statistics in messages.values())
+    learnt = TablePreprocessing.from_statistics(merged, declared, message_bytes=sent)
+    for sentence in learnt.sentences():
+        exchange.say(sentence)
+    record = learnt.to_json()
+    exchanged = (len(roster.names) * len(storage.to_json(record).encode()), sent)
+    return replace(
+        roster, shape=(len(learnt.features),), columns=learnt.columns, preprocessing=record, exchanged=exchanged
+    )
 
 
 def _common_scaling(deployment: Deployment, exchange: Exchange, roster: Roster) -> tuple[Tensor | None, Tensor | None]:
@@ -182,14 +224,19 @@ def _sums(
         parts[name] = part.to(torch.float64)
 
     reasons = exchange.request(SUMS, questions, deployment.wait, take)
-    for name, reason in sorted(reasons.items()):
-        exchange.say(f"the common scaling is without {name}: {reason}")
-    if len(parts) < deployment.needed_updates(len(roster.names)):
-        name, reason = next(iter(sorted(reasons.items())))
-        raise TooFewClients(
-            f"the common scaling needs {deployment.needed_updates(len(roster.names))} clients; {name}: {reason}"
-        )
+    _check_answers(deployment, exchange, roster, len(parts), reasons, "the common scaling")
     return {name: parts[name] for name in names if name in parts}
+
+
+def _check_answers(
+    deployment: Deployment, exchange: Exchange, roster: Roster, answers: int, reasons: dict[str, str], what: str
+) -> None:
+    """Say whose answers could not be used; refuse where too few could."""
+    for name, reason in sorted(reasons.items()):
+        exchange.say(f"{what} is without {name}: {reason}")
+    if answers < deployment.needed_updates(len(roster.names)):
+        name, reason = next(iter(sorted(reasons.items())))
+        raise TooFewClients(f"{what} needs {deployment.needed_updates(len(roster.names))} clients; {name}: {reason}")
 
 
 def _short(value: Any) -> str:

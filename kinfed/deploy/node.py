@@ -23,6 +23,7 @@ from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.federation import SPLITS, Cohort, Federation, with_memory
+from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.deploy.node_data import ClientData, Enrolment, NodeSettings, load_client_data
 from kinfed.deploy.questions import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, PlainQuestion, PrivateQuestion
 from kinfed.deploy.rules import Refused
@@ -31,12 +32,12 @@ from kinfed.deploy.vault import Vault, VaultEntry
 from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.engine.personal import module_for, task_for
 from kinfed.engine.task import ModuleTask, Score, Task
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.runs.build import build_task
 from kinfed.runs.config import Named, RunConfig
-from kinfed.runs.export import inputs_metadata
+from kinfed.runs.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
     from kinfed.deploy.secure_session import SecureSession
@@ -86,8 +87,9 @@ class NodeClient:
         from kinfed.deploy.client_keys import sign_greeting
 
         own = load_client_data(self.settings, self.deployment)
-        federation = own.prepared(Enrolment(0, 1, (0, 0, 0)), self.deployment)
-        features = own.federation.features
+        share, federation, features = self.deployment.validation_share, own.federation, own.federation.features
+        if share and not int(federation.val.count.sum()):
+            federation = federation.with_validation(share, self.deployment.seed)
         greeting = {
             "name": self.settings.client, "group": self.settings.group, "columns": own.inputs,
             "counts": [int(federation.split(name).count[0]) for name in SPLITS], "shape": list(features.shape),
@@ -105,9 +107,14 @@ class NodeClient:
             return path, path.read_bytes()
 
     def sums(self, order: Packet) -> Packet:
-        """This client's part of the mean of every feature or, given that mean, of the variance."""
+        """This client's part of what all are encoded and scaled by: the statistics of its columns or, of arrays, of the
+        mean of every feature and, given that mean, of the variance."""
         self.rules.check_sums(self.settings.client, self.deployment)
         own = load_client_data(self.settings, self.deployment)
+        if own.table is not None:
+            statistics = own.statistics()
+            self.rules.check_categories(self.settings.client, self.deployment, statistics.columns_with_categories)
+            return Packet({"name": self.settings.client, "statistics": statistics.to_json()})
         return Packet({"name": self.settings.client}, {"sums": {"total": own.sums(order.group("sums").get("mean"))}})
 
     def train(self, order: Packet) -> Packet:
@@ -229,13 +236,13 @@ class NodeClient:
             raise MessageError("longest should be three numbers of examples")
         enrolment = Enrolment(
             order.require("number", int), order.require("num_clients", int), (longest[0], longest[1], longest[2]),
-            order.require("group", int), inputs.get("mean"), inputs.get("std"),
+            order.require("group", int), inputs.get("mean"), inputs.get("std"), _preprocessing(order),
         )  # fmt: skip
         data = own.prepared(enrolment, self.deployment)
         privacy, client = self.deployment.run.privacy, self.settings.client
         self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
         self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
-        task = build_task(self.run, own.federation.features.shape, self.deployment.problem)
+        task = build_task(self.run, data.features.shape, self.deployment.problem)
         if order.require("frozen", str) != task.frozen_digest():
             raise ConfigError(
                 f"the node of {client} has other frozen weights in its model {self.run.model.name} than the server, so "
@@ -270,14 +277,14 @@ class NodeClient:
         return fresh.like(state), Moments(moments), False
 
     def _keep_model(self, entry: VaultEntry, prepared: _Prepared, row: Tensor, round: int) -> None:
-        model, own, enrolment = self.run.model, prepared.own, prepared.enrolment
+        model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
+        inputs = ModelInputs(
+            data.features.shape, self.deployment.class_names, data.features.is_tokens, enrolment.mean, enrolment.std,
+            data.preprocessing, prepared.own.text, model.options,
+        )  # fmt: skip
         metadata = {
             "algorithm": self.deployment.method, "round": str(round), "seed": str(self.deployment.seed),
-            "model": model.name,
-            "inputs": inputs_metadata(
-                own.federation.features.shape, own.federation.features.is_tokens, enrolment.mean, enrolment.std,
-                own.columns or None, self.deployment.class_names, model.options, own.text,
-            ),
+            "model": model.name, "inputs": inputs.to_json(),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
 
@@ -322,6 +329,17 @@ def with_weights(run: RunConfig, folder: str) -> RunConfig:
         )
     model = Named(name=run.model.name, options={**run.model.options, "weights": folder})
     return run.model_copy(update={"model": model})
+
+
+def _preprocessing(order: Packet) -> TablePreprocessing | None:
+    """What the columns of tables become, where the server has learnt it."""
+    record = order.header.get("preprocessing")
+    if record is None:
+        return None
+    try:
+        return TablePreprocessing.from_json(record)
+    except DataError as error:
+        raise MessageError(str(error)) from None
 
 
 def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:

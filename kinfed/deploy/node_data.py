@@ -41,9 +41,11 @@ from kinfed.core import rng
 from kinfed.data.arrays import as_features, name_keys
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
+from kinfed.data.preprocessing import TablePreprocessing, TableStatistics
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.sources.table import SUFFIXES, TableOptions, is_table, load_like
+from kinfed.data.sources.table import LabelledRows, TableOptions, load_like
+from kinfed.data.sources.table_files import SUFFIXES, is_table
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
 from kinfed.data.target import read_known_target
 from kinfed.deploy.rules import NodeRules
@@ -154,8 +156,9 @@ class Examples:
 class ClientData:
     """One client's examples, before anything about the others is known."""
 
-    federation: Federation  # of one; features not scaled yet
+    federation: Federation  # of one; features not scaled yet, those of a table not even encoded: one zero per column
     columns: list[str]  # of a table; else empty
+    table: LabelledRows | None = None  # where its columns are features
     names_test: bool = False  # the node says itself which rows are for the test, and the run's seed does not matter
     names_val: bool = False  # likewise for validation
     text: TextInput | None = None  # where a table's texts became the examples
@@ -176,14 +179,29 @@ class ClientData:
         total: Tensor = raw.sum(0) if mean is None else (raw - mean).square().sum(0)
         return total
 
+    def statistics(self) -> TableStatistics:
+        """What encoding a table needs of this client: counts, moments and categories of its training rows' columns."""
+        assert self.table is not None
+        assert self.table.read is not None
+        return self.table.read.collect(self.federation.train.rows.numpy())[0]
+
     def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
-        """The client as one of the deployment's: scaled as all are, with its validation examples."""
-        features = Features(self.federation.features.raw, enrolment.mean, enrolment.std)
-        federation = replace(self.federation, features=features)
+        """The client as one of the deployment's: encoded and scaled as all are, with its validation examples."""
+        federation = self.encoded(enrolment)
         share = deployment.validation_share
         if share and not int(federation.val.count.sum()):
             return federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
         return federation
+
+    def encoded(self, enrolment: Enrolment) -> Federation:
+        """With features as models are fed them."""
+        learnt, mean, std = enrolment.preprocessing, enrolment.mean, enrolment.std
+        raw = self.federation.features.raw
+        if self.table is not None:
+            learnt = learnt or TablePreprocessing.plain(self.columns)
+            raw = self.table.encode(learnt, self.federation.description["dataset"]).raw
+            mean, std = (learnt.mean, learnt.std) if learnt.standardize else (mean, std)
+        return replace(self.federation, features=Features(raw, mean, std), preprocessing=learnt)
 
 
 @dataclass(frozen=True)
@@ -196,6 +214,7 @@ class Enrolment:
     group: int = -1
     mean: Tensor | None = None
     std: Tensor | None = None
+    preprocessing: TablePreprocessing | None = None  # of tables whose columns were learnt together
 
     def cohort(self, federation: Federation, seed: int, round: int, effort: float = 1.0) -> Cohort:
         """The client's data in a round, under its number: every draw is as in a simulation of all clients."""
@@ -211,12 +230,19 @@ class Enrolment:
 def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
     """This node's examples as a federation of one."""
     problem, text = deployment.problem, None
+    table: LabelledRows | None
     if is_table(node.data):
-        options = replace(node.table_options, label_column=node.label or deployment.run.label_column)
+        label = node.label or deployment.run.label_column
+        options = replace(node.table_options, label_column=label, columns=deployment.run.columns or "")
         text = options.text
-        source = load_like(Path(node.data), options, deployment.feature_columns, problem)
-        columns = list(source.options.get("columns", []))
-        raw, labels, is_test, is_val = source.features.raw, source.labels, source.is_test, source.is_val
+        table = load_like(Path(node.data), options, deployment.feature_columns, problem)
+        labels, is_test, is_val = table.labels, table.is_test, table.is_val
+        if table.features is not None:
+            raw, columns, table = table.features.raw, [], None
+        else:
+            assert table.read is not None
+            columns = list(deployment.feature_columns or table.read.cells)
+            raw = torch.zeros(len(labels), len(columns))
     else:
         examples = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(examples.x, examples.tokens)
@@ -224,7 +250,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
         )
-        columns = []
+        columns, table = [], None
     if len(raw) != len(labels):
         raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
@@ -239,7 +265,8 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         Features(raw), labels, problem, train, val, test, [node.client],
         description={"dataset": node.data, "partition": "given"},
     )  # fmt: skip
-    return ClientData(federation, columns, is_test is not None, is_val is not None and bool(is_val.any()), text)
+    is_split = is_test is not None, is_val is not None and bool(is_val.any())
+    return ClientData(federation, columns, table, *is_split, text)
 
 
 def _calls_function(data: str) -> bool:

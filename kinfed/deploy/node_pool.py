@@ -201,6 +201,8 @@ class NodePool:
             "accepted": int(self.accepted[k]), "num_clients": len(self.roster.names), "longest": self._longest,
             "group": self.roster.group(k), "noise": self._noise, "frozen": self._frozen, **more,
         }  # fmt: skip
+        if self.roster.preprocessing is not None:
+            header["preprocessing"] = self.roster.preprocessing
         return Packet(header, {"down": down.named(), "inputs": inputs, **(groups or {})})
 
     @staticmethod

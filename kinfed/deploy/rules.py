@@ -5,7 +5,8 @@
     delta="1e-6"           of that epsilon (default 1e-5)
     methods="fedavg,ditto" the methods that may be run (default: any)
     evaluate="test"        the splits that models may be evaluated on (default: test)
-    sums="yes"             give exact sums of features for a common scaling although training is private (default: no)
+    sums="yes"             give exact counts and sums of features for a common scaling although training is private
+                           (default: no); the names of categories are never given under privacy
     strict="yes"           refuse methods that send anything that epsilon does not cover (default: no)
     require_secure_aggregation="yes"
                            never send an update but as a part of a secure sum (default: no)
@@ -128,6 +129,15 @@ class NodeRules:
             raise Refused(
                 f'{client} gives no exact sums of its features, which epsilon would not cover; use scaling = "none" or '
                 'a number, or have the owner of the node allow it (sums="yes" in --node-config)'
+            )
+
+    def check_categories(self, client: str, deployment: Deployment, columns: list[str]) -> None:
+        """`columns` of which values would leave, in words; leave to give sums is none to give these."""
+        private = deployment.run.privacy is not None or self.demands_privacy
+        if private and columns:
+            raise Refused(
+                f"{client} does not say which categories its columns {', '.join(columns[:5])} hold: no epsilon covers "
+                "that. Leave these columns out (features in the run, ignore in --node-config)"
             )
 
     def named(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ SECTIONS = {
         "eval_every",
     ),
     "the data, which stay on the nodes": (
-        "classes", "label_column", "features", "scaling", "test_fraction", "validation",
+        "classes", "label_column", "features", "columns", "scaling", "test_fraction", "validation",
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
@@ -67,11 +67,11 @@ class Deployment(BaseModel):
     seed: int = Field(0, description="Of all draws but the noise and samples of private training.")
     classes: str = Field("10", description='How many (labels 0, 1, ...), or their names: "benign,malignant".')
     features: str = Field(
-        "", description="Columns in their order (default: all others, which must agree at all nodes)."
+        "", description='Columns (default: all others, which must agree at all nodes unless scaling is "standard").'
     )
     scaling: str = Field(
         STANDARD,
-        description='"standard": mean 0, variance 1 over all (two sums per feature leave a node); "none"; "255".',
+        description='"standard": columns learnt together, mean 0, variance 1 (sums leave a node); "none"; "255".',
     )
     test_fraction: float = Field(0.25, ge=0, lt=1, description="Of examples, where a node does not name its test ones.")
     keys: str = Field(

@@ -45,7 +45,8 @@ STARTS_ANEW = (
 )
 HOST = "127.0.0.1"
 DATA_SETTINGS = (  # that decide what the clients of a trial have
-    "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "data",
+    "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
+    "columns", "data",
 )  # fmt: skip
 
 Say = Callable[[str], None]

@@ -128,3 +128,16 @@ def _check_validation(label: str, data: Federation) -> None:
             f"{label} judges models on validation examples, and {who}: training examples would be used outside any "
             "gradient; give every client validation examples of its own, or leave out clients with a single example"
         )
+
+
+def check_statistics(data: Federation) -> None:
+    """Refuse a table whose columns were learnt from exact statistics of training rows, which no epsilon covers, unless
+    the user says that these are no secret."""
+    learnt = data.preprocessing
+    if learnt is None or learnt.learns_nothing or data.description.get("dataset_options", {}).get("public_statistics"):
+        return
+    raise ConfigError(
+        "epsilon does not cover the statistics of columns that clients would send before training (means, deviations, "
+        "categories). Where they are public knowledge, say so: --set dataset.public_statistics=true. A table of numbers "
+        "without gaps needs none with --set dataset.standardize=false"
+    )

@@ -34,9 +34,9 @@ from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
+from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.sources.table import TableOptions, load_like
-from kinfed.data.sources.wordpiece import TextInput
+from kinfed.data.sources.table import LabelledRows, TableOptions, load_like
 from kinfed.engine.models import Builder
 from kinfed.engine.personal import task_for
 from kinfed.engine.task import Score, Task
@@ -44,6 +44,7 @@ from kinfed.errors import ConfigError, DataError
 from kinfed.runs.build import example_batch
 from kinfed.runs.export import state_dict
 from kinfed.runs.finished import FinishedRun
+from kinfed.runs.model_inputs import ModelInputs
 from kinfed.runs.run_files import RunFiles, pick
 
 NAME = "newcomer"
@@ -92,9 +93,11 @@ class Adoption:
         return table
 
     def save(self, folder: Path | str, path: Path | str) -> None:
-        """The adopted model, for `module.load_state_dict(safetensors.torch.load_file(path))`."""
-        about = {"client": NAME, "algorithm": self.algorithm, "seed": str(self.seed)}
-        storage.write_tensors(Path(path), state_dict(RunFiles(folder), self.model), about)
+        """The adopted model, as `kinfed export` writes one."""
+        run = RunFiles(folder)
+        inputs = ModelInputs.of_description(run.description(self.seed), run.config.model.options)
+        about = {"client": NAME, "algorithm": self.algorithm, "seed": str(self.seed), "model": run.layout()["model"]}
+        storage.write_tensors(Path(path), state_dict(run, self.model), about | {"inputs": inputs.to_json()})
 
 
 def newcomer_from_table(
@@ -114,26 +117,24 @@ def newcomer_from_table(
     texts, `text_column` and `tokenizer` are the run's unless they are given."""
     run, path = FinishedRun.open(folder, seed), Path(table)
     options = TableOptions(label_column, None, None, split_column, image_column, ignore)
-    source_options = run.description.description.get("dataset_options", {})
-    columns = source_options.get("columns") or None
-    if (text := TextInput.of_options(source_options)) is not None:
+    inputs = ModelInputs.of_description(run.description, run.config.model.options)
+    if (text := inputs.text) is not None:
         options = replace(
             options, text_column=text_column or text.column, tokenizer=tokenizer or text.tokenizer, length=text.length
         )
     elif text_column or tokenizer:
         raise ConfigError(f"the models of {run.folder} read no texts; leave out text_column and tokenizer")
-    source = load_like(path, options, columns, run.description.problem)
-    raw, inputs = source.features.raw, run.description.inputs
+    source = load_like(path, options, inputs.columns, run.description.problem)
+    raw, mean, std = _examples(source, inputs, path)
     if prod(raw.shape[1:]) != prod(run.shape):
         raise DataError(
             f"the models of {run.folder} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
             f"{path} has {prod(raw.shape[1:])}"
         )
-    if inputs["tokens"]:
+    if inputs.tokens:
         if bool((raw != raw.round()).any()):
             raise DataError(f"the models of {run.folder} take token numbers; {path} has features that are not whole")
         raw = raw.to(torch.int64)
-    mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
     if source.is_test is None or source.is_val is None:
         train, test = hold_out(rows, test_fraction, rng.root(run.seed, "test-split")[None])
@@ -150,7 +151,19 @@ def newcomer_from_table(
         test,
         [NAME],
         description={"dataset": str(path), "partition": "given"},
+        preprocessing=inputs.preprocessing,
     )
+
+
+def _examples(source: LabelledRows, inputs: ModelInputs, path: Path) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The newcomer's examples, and how they are scaled."""
+    learnt = inputs.preprocessing
+    if source.features is not None:  # images
+        return source.features.raw, inputs.mean, inputs.std
+    assert source.read is not None
+    if learnt is not None:
+        return source.encode(learnt, str(path)).raw, learnt.mean, learnt.std
+    return source.encode(TablePreprocessing.plain(source.read.cells), str(path)).raw, inputs.mean, inputs.std
 
 
 @one_thread()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kinfed.core.options import option_types
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.problem import Problem
-from kinfed.data.registered import names_clients
+from kinfed.data.registered import SOURCES, names_clients
 from kinfed.data.sources import load_source
-from kinfed.data.sources.table import is_table
+from kinfed.data.sources.table_files import is_table
 from kinfed.engine.columns import parse_patterns
 from kinfed.engine.models import Builder, build_model, own_model
 from kinfed.engine.objective import make_objective
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
-COLUMNS = ("client_column", "label_column", "group_column", "split_column")
+COLUMNS = ("client_column", "label_column", "group_column", "split_column", "columns")
 
 
 def build_federation(config: RunConfig, seed: int) -> Federation:
@@ -37,7 +38,8 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
     if (Path(name) / "federation.json").is_file():
         _refuse(columns, f"{name} is a saved federation")
         return Federation.load(Path(name))
-    if is_table(name):
+    names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
+    if is_table(name) or (names_columns and set(columns) == {"columns"}):
         source_options |= columns
     else:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")

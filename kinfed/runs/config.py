@@ -119,6 +119,9 @@ class RunConfig(BaseModel):
     )
     group_column: str | None = setting(None, DATA, "Column with the client's group (own tables).")
     split_column: str | None = setting(None, DATA, "Column with train, val or test (own tables).")
+    columns: str | None = setting(
+        None, DATA, "What columns are, where the rule is wrong: age=number,zip=category,note=skip (tables)."
+    )
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
         "auto", DATA, "Share of training data kept for validation, or auto."
     )

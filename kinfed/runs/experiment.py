@@ -1,7 +1,7 @@
 """A run: several algorithms on the same clients, batches and starts, over several seeds, with a journal on disk.
 
     result = kinfed.run(algorithms="local,fedavg,ditto", rounds=30, out="runs/first")
-    result.personal_model("3", "ditto")          a ready nn.Module
+    result.personal_model("3", "ditto").predict(rows)
 
 Per seed the federation, the starting model and the sampling are made once and shared by all algorithms.
 """
@@ -38,6 +38,7 @@ from kinfed.pools.memory import physical_memory
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
+from kinfed.privacy.policy import check_statistics
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import UserLevel, update_template
 from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
@@ -269,6 +270,8 @@ class Experiment:
             return
         import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
 
+        for seed in self.config.seeds:
+            check_statistics(self.federation(seed))
         algorithm = self.algorithms[label]
         if user_privacy is not None:
             user_privacy.check(label, algorithm, self.task())
@@ -281,8 +284,8 @@ class Experiment:
         results: list[MethodResult] = []
         for label in self.algorithms:
             self._check_privacy(label)
+        own = None if self._model is None else type(self.task().module).__name__
         if folder is not None:
-            own = None if self._model is None else type(self.task().module).__name__
             save_layout(folder.path, own or self.config.model.name, self.task())
         self._write_notes()
         for seed in self.config.seeds:
@@ -293,7 +296,7 @@ class Experiment:
                 results.append(self._run_method(label, seed, folder))
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
-        return RunResult(self.config, results, self._data, self.task(), None if folder is None else folder.path)
+        return RunResult(self.config, results, self._data, self.task(), None if folder is None else folder.path, own)
 
     def evaluated(self, seed: int) -> Tensor | None:
         """[n] ids of the clients that are evaluated, where these are not all."""

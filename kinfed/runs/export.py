@@ -10,22 +10,19 @@ parameters under "model." and the rest as "extra", and fits an ExtendedModule.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kinfed.core import storage
-from kinfed.data.description import Description
-from kinfed.data.sources.wordpiece import TextInput
 from kinfed.engine.personal import named_parameters
 from kinfed.engine.task import ModuleTask
 from kinfed.errors import ModelError, StorageError
+from kinfed.runs.model_inputs import ModelInputs
 from kinfed.runs.results import client_number
 from kinfed.runs.run_files import BUFFERS, Models, RunFiles
 
@@ -76,9 +73,10 @@ def _parameters(layout: Mapping[str, Any], row: Tensor) -> dict[str, Tensor]:
 def export_model(
     folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
 ) -> Exported:
-    """Write the client's personal model as a state dict in safetensors:
+    """Write the client's personal model as a state dict in safetensors, with what it must be fed in the file's head:
 
-    model.load_state_dict(safetensors.torch.load_file(path))"""
+    ModelPipeline.read(path).predict(rows)                              raw rows in (kinfed.runs.pipeline)
+    module.load_state_dict(safetensors.torch.load_file(path))           the plain module, fed encoded and scaled rows"""
     run = RunFiles(folder)
     algorithm, seed = run.label(algorithm), run.seed(seed)
     data = run.description(seed)
@@ -88,7 +86,7 @@ def export_model(
     name = run.layout()["model"]
     trained = bool(models.took_part[number])
     metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name, "took_part": str(trained)}
-    metadata["inputs"] = _inputs_of_run(data, run.config.model.options)
+    metadata["inputs"] = ModelInputs.of_description(data, run.config.model.options).to_json()
     storage.write_tensors(path, state_dict(run, row), metadata)
     return Exported(path, f"{name}, {len(row)} parameters" + ("" if trained else f"; {_without_training(models)}"))
 
@@ -98,29 +96,3 @@ def _without_training(models: Models) -> str:
     if models.server is None:
         return "the client took part in no round, so nothing of its own is in this model"
     return "the client took part in no round: this is the server's model"
-
-
-def inputs_metadata(
-    shape: Sequence[int],
-    tokens: bool,
-    mean: Tensor | None,
-    std: Tensor | None,
-    columns: Sequence[str] | None,
-    classes: Sequence[str],
-    options: Mapping[str, Any],
-    text: TextInput | None = None,
-) -> str:
-    """What a model must be fed and what its outputs mean: JSON that goes into the file of the model, so that the file
-    alone is enough to predict (kinfed.runs.predict). `options` are those of the model; `text` says which column of
-    texts becomes its tokens, and how."""
-    scale = {name: None if value is None else value.tolist() for name, value in (("mean", mean), ("std", std))}
-    plain = {"shape": list(shape), "tokens": tokens, "columns": columns, "classes": list(classes)}
-    return json.dumps({**plain, **scale, "options": dict(options), "text": None if text is None else asdict(text)})
-
-
-def _inputs_of_run(data: Description, options: Mapping[str, Any]) -> str:
-    source = data.description.get("dataset_options", {})
-    columns, text = source.get("columns") or None, TextInput.of_options(source)
-    inputs = data.inputs
-    mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
-    return inputs_metadata(inputs["shape"], inputs["tokens"], mean, std, columns, data.class_labels, options, text)

@@ -17,6 +17,8 @@ from kinfed.errors import ConfigError
 from kinfed.pools.base import Evaluation
 from kinfed.runs.config import RunConfig
 from kinfed.runs.metrics import summarize
+from kinfed.runs.model_inputs import ModelInputs
+from kinfed.runs.pipeline import ModelPipeline
 
 Metrics = dict[str, float]
 
@@ -116,6 +118,7 @@ class RunResult:
     federations: dict[int, Federation] = field(repr=False)
     task: ModuleTask = field(repr=False)
     folder: Path | None = None
+    own_model: str | None = None  # class of the module, where the caller gave one
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""
@@ -131,23 +134,35 @@ class RunResult:
             f"no result of {label!r} with seed {seed}; there are {', '.join(labels)}, {self.config.seeds}"
         )
 
-    def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> nn.Module:
-        """The client's own model, ready to use. A client is named as in the data, or given by its number."""
+    def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> ModelPipeline:
+        """The client's own model, ready to use: raw rows in, classes out; `.module` is the torch module alone. A client
+        is named as in the data, or given by its number."""
         result = self.result(label, seed)
         models = result.evaluation.models
         if models is None:
             raise ConfigError("this run did not keep its models (save_models = false)")
-        number = client_number(self.federations[result.seed].names, client)
+        names = self.federations[result.seed].names
+        number = client_number(names, client)
         row = (result.evaluation.ids == number).nonzero().squeeze(1)
         if not len(row):
             raise ConfigError(
                 f"client {client} is not among those that this run evaluated (eval_clients), whose models it kept"
             )
-        return module_for(self.task, models[int(row)])
+        return self._pipeline(module_for(self.task, models[int(row)]), result, client=names[number])
 
-    def server_model(self, label: str | None = None, seed: int | None = None) -> nn.Module | None:
-        w = self.result(label, seed).server_model
-        return None if w is None else self.task.module_of(w)
+    def server_model(self, label: str | None = None, seed: int | None = None) -> ModelPipeline | None:
+        """The server's model, where it has one for all clients."""
+        result = self.result(label, seed)
+        w = result.server_model
+        return None if w is None else self._pipeline(self.task.module_of(w), result)
+
+    def _pipeline(self, module: nn.Module, result: MethodResult, **about: str) -> ModelPipeline:
+        model = self.config.model
+        name = model.name if self.own_model is None else self.own_model
+        inputs = ModelInputs.of_federation(self.federations[result.seed], model.options)
+        return ModelPipeline(
+            module.eval(), inputs, about | {"algorithm": result.label, "seed": str(result.seed), "model": name}
+        )
 
 
 def client_number(names: list[str], client: str | int) -> int:

@@ -257,7 +257,7 @@ def test_mixtures_are_saved_and_exported(tmp_path: Path) -> None:
         seeds=[0], eval_every=0, workers=1,
     )  # fmt: skip
     x = data.features.raw[:5]
-    module = result.personal_model(1)
+    module = result.personal_model(1).module
     exported = export_model(tmp_path / "run", "1", out=tmp_path / "one.safetensors")
     blank = MixtureModule([nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)], torch.empty(2))
     blank.load_state_dict(safetensors.torch.load_file(exported.path))

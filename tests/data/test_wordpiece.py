@@ -20,7 +20,8 @@ from kinfed.data.sources import load_source
 from kinfed.data.sources.wordpiece import WordPiece
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.export import export_model
-from kinfed.runs.predict import predict, read_model
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.runs.predict import predict
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "book", "##s", "a", "!", "##y", "Good"]
 PAD, UNK, CLS, SEP, GOOD, BAD, BOOK, S, A, MARK, Y, CAPITAL = range(12)
@@ -145,7 +146,6 @@ def test_texts_in_csv_may_be_missing(folder: Path, tmp_path: Path) -> None:
         ({"text_column": "price"}, DataError, "column price of .* should hold texts; it holds int64"),
         ({"text_column": "stars"}, ConfigError, "one role only"),
         ({"length": 2}, ConfigError, "length must be at least 3; got 2"),
-        ({"text_column": None}, DataError, "words .text, .*a column of texts is chosen with text_column"),
     ],
 )
 def test_wrong_settings_of_texts_are_refused(
@@ -165,12 +165,12 @@ def test_a_model_for_texts_predicts_new_texts(folder: Path, tmp_path: Path) -> N
     )  # fmt: skip
     exported = export_model(tmp_path / "run", "x", out=tmp_path / "x.safetensors").path
     (tmp_path / "new.csv").write_text("id,words\n1,a good good book\n2,bad !\n")
-    model = read_model(exported)
+    model = ModelPipeline.read(exported)
     tokens = torch.tensor([[CLS, A, GOOD, GOOD, BOOK, SEP], [CLS, BAD, MARK, SEP, PAD, PAD]])
     assert torch.equal(predict(model, tmp_path / "new.csv").probabilities, model.module(tokens).softmax(1).detach())
     (tmp_path / "other.csv").write_text("id,text\n1,good\n")
     with pytest.raises(ConfigError, match="has no column 'words'"):
-        predict(read_model(exported), tmp_path / "other.csv")
+        predict(ModelPipeline.read(exported), tmp_path / "other.csv")
 
 
 # --- reviews by domain

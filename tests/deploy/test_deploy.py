@@ -26,7 +26,7 @@ from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
 from kinfed.engine.personal import module_for
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
 from kinfed.server.loop import Loop
 
@@ -76,7 +76,7 @@ def models(net: Loopback, nodes: list[int] | None = None) -> Tensor:
     rows = []
     for number in net.nodes_ if nodes is None else nodes:
         config = net.nodes_[number]
-        module = read_model(Vault(config["vault"]).model_path()).module
+        module = ModelPipeline.read(Vault(config["vault"]).model_path()).module
         rows.append(torch.cat([t.detach().reshape(-1) for t in module.state_dict().values()]))
     return torch.stack(rows)
 

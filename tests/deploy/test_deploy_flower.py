@@ -23,7 +23,7 @@ from torch import Tensor
 from kinfed.data.federation import Federation
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
@@ -56,7 +56,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def models(nodes: dict[int, Any]) -> Tensor:
-    modules = [read_model(Vault(config["vault"]).model_path()).module for config in nodes.values()]
+    modules = [ModelPipeline.read(Vault(config["vault"]).model_path()).module for config in nodes.values()]
     return torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
 
 

@@ -24,7 +24,7 @@ from kinfed.cli.app import app
 from kinfed.data.batches import LocalTraining
 from kinfed.deploy.app_folder import make_app
 from kinfed.deploy.enrol import Roster
-from kinfed.deploy.node_data import NodeSettings, load_client_data
+from kinfed.deploy.node_data import Enrolment, NodeSettings, load_client_data
 from kinfed.deploy.node_pool import sample_update
 from kinfed.deploy.settings import SETTINGS, Deployment
 from kinfed.deploy.vault import Vault
@@ -73,7 +73,7 @@ def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path) -> None:
     ]
     assert [own.columns for own in found] == [["age", "dose"], ["age", "dose"], [], []]
     for own in found:
-        assert torch.equal(own.federation.features.raw, torch.from_numpy(X))
+        assert torch.equal(own.encoded(Enrolment(0, 1, (0, 0, 0))).features.raw, torch.from_numpy(X))
         assert own.federation.labels.tolist() == [0, 1] * 10
         assert torch.equal(own.federation.test.rows, found[0].federation.test.rows)
     assert int(found[0].federation.test.count[0]) == 5
@@ -96,7 +96,8 @@ def test_the_order_of_columns_is_the_deployments(tmp_path: Path) -> None:
     turned = Deployment.parse({"classes": "no,yes", "label-column": "sick", "features": "dose,age"})
     own = load_client_data(node(write_csv(tmp_path / "a.csv")), turned)
     assert own.columns == ["dose", "age"]
-    assert torch.equal(own.federation.features.raw, torch.from_numpy(X[:, ::-1].copy()))
+    encoded = own.encoded(Enrolment(0, 1, (0, 0, 0)))
+    assert torch.equal(encoded.features.raw, torch.from_numpy(X[:, ::-1].copy()))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import RoundInfo
 from kinfed.cli.app import app
 from kinfed.data.federation import Federation
+from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
@@ -329,10 +330,11 @@ def test_features_are_scaled_and_classes_numbered_as_in_the_run(from_table: Path
     who = newcomer_from_table(from_table, table, "kind")
     assert who.labels.tolist() == [3, 3, 3, 1, 1, 1]
     assert who.num_classes == 4
-    inputs = FinishedRun.open(from_table).description.inputs
-    wanted = (torch.arange(1.0, 7.0) - torch.tensor(inputs["mean"])) / torch.tensor(inputs["std"])
+    learnt = TablePreprocessing.from_json(FinishedRun.open(from_table).description.inputs["preprocessing"])
+    assert learnt.mean is not None
+    wanted = (torch.arange(1.0, 7.0) - learnt.mean) / learnt.std
     torch.testing.assert_close(who.features.gather(torch.tensor([0]))[0], wanted)
-    assert max(abs(v - 1000) for v in inputs["mean"]) < 100
+    assert float((learnt.mean - 1000).abs().max()) < 100
     assert (int(who.train.count), int(who.test.count)) == (4, 2)
 
 
@@ -412,9 +414,12 @@ def test_tokens_stay_whole_numbers(tmp_path: Path) -> None:
             "f0,f1,f2,f3,f4,f5,kind\n1,2,3,4,5,6,z\n",
             "the class 'z', which is unknown; known classes are a, b, c, d",
         ),
-        ("f0,f1,f2,f3,kind\n1,2,3,4,a\n", "lacks 2 of the models' 6 features: f4, f5"),
+        ("f0,f1,f2,f3,kind\n1,2,3,4,a\n", "lacks 2 of the models' 6 columns: f4, f5"),
         ("f0,f1,f2,f3,f4,f5,y\n1,2,3,4,5,6,a\n", "no column 'kind'"),
-        ("f0,f1,f2,f3,f4,f5,kind\n1,2,3,4,five,6,a\n", "not numbers: f4"),
+        (
+            "f0,f1,f2,f3,f4,f5,kind\n1,2,3,4,five,6,a\n",
+            r"column f4 of .* should hold numbers; 1 of 1 cells hold none, the first in row 1 \('five'\)",
+        ),
         ("f0,f1,f2,f3,f4,f5,kind\n", "no rows"),
     ],
 )

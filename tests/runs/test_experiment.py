@@ -141,12 +141,12 @@ def test_own_data_and_own_model(tmp_path: Path) -> None:
         model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
         algorithms="ditto", rounds=3, seeds=(0,), out=tmp_path / "run",
     )  # fmt: skip
-    module = result.personal_model("b")
+    module = result.personal_model("b").module
     part = small_federation().cohort(torch.tensor([1]), 0, 1).test
     x, y = next(part.in_order())[1].x[0], next(part.in_order())[1].y[0]
     right = (module(x).argmax(1) == y).double().mean()
     assert float(right) == pytest.approx(float(result.result().evaluation.personal.correct[1] / len(y)))
-    assert result.personal_model(1).state_dict().keys() == module.state_dict().keys()
+    assert result.personal_model(1).module.state_dict().keys() == module.state_dict().keys()
     assert result.server_model() is not None
 
 

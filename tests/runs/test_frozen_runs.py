@@ -78,7 +78,7 @@ def test_exported_models_are_whole(federation: Federation, tmp_path: Path) -> No
     module = pretrained(3.0)
     module.load_state_dict(load_file(exported.path))
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    wanted = result.personal_model("2", "fedper")(x)
+    wanted = result.personal_model("2", "fedper").module(x)
     torch.testing.assert_close(module.eval()(x), wanted)
 
 
@@ -88,4 +88,4 @@ def test_exported_models_hold_tied_parameters_under_all_names(federation: Federa
     module = Tied()
     module.load_state_dict(load_file(export_model(out, "1", "fedavg", 0, tmp_path / "model.safetensors").path))
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(module.eval()(x), result.personal_model("1", "fedavg")(x))
+    torch.testing.assert_close(module.eval()(x), result.personal_model("1", "fedavg").module(x))

@@ -19,7 +19,8 @@ from kinfed.runs.adopt import adopt
 from kinfed.runs.config import make_config
 from kinfed.runs.export import export_model
 from kinfed.runs.method_run import Interrupted
-from kinfed.runs.predict import predict, read_model
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.runs.predict import predict
 from kinfed.runs.tune import tune
 
 CLASSES = 3
@@ -172,10 +173,10 @@ def test_a_model_of_a_stranger_from_training_to_a_newcomer(name: str, tmp_path: 
     np.savez(tmp_path / "new.npz", x=x.numpy())
     for method in ("ditto", "fedem"):
         file = export_model(out, "2", method, 0, tmp_path / f"{method}.safetensors").path
-        wanted = torch.softmax(result.personal_model("2", method)(x), 1)
-        torch.testing.assert_close(predict(read_model(file, build), tmp_path / "new.npz").probabilities, wanted)
+        wanted = torch.softmax(result.personal_model("2", method).module(x), 1)
+        torch.testing.assert_close(predict(ModelPipeline.read(file, build), tmp_path / "new.npz").probabilities, wanted)
         with pytest.raises(ModelError, match=r"none of kinfed.s models; .*function that builds it"):
-            read_model(file)
+            ModelPipeline.read(file)
     adopted = adopt(out, clients((8,), tokens=name == "tokens"), "ditto", model=build)
     assert bool(torch.isfinite(adopted.model).all())
 

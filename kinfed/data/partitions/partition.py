@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.core.options import make_options
+from kinfed.data.features import Features
 from kinfed.data.federation import Federation, fitted_problem
 from kinfed.data.partitions.base import Partition
+from kinfed.data.preprocessing import ReadTable, TablePreprocessing
 from kinfed.data.ragged import Ragged
 from kinfed.data.registered import PARTITIONS
 from kinfed.data.source import Source
@@ -45,17 +47,21 @@ def make_federation(
             f"got {num_clients}"
         )
     assignment = rule.assign(source, num_clients, seed)
-    features = assignment.features or source.features
-    clients = len(assignment.train)
+    features, clients = assignment.features or source.features, len(assignment.train)
+    preprocessing = None
+    if source.table is not None and assignment.features is None:
+        features, preprocessing = _learn(source.table, assignment.train, source.standardize, source.name)
+    elif source.standardize:
+        features = features.standardized(assignment.train.rows)
     width = len(str(clients - 1))
-    notes = [*source.notes, *assignment.notes]
+    notes = [*source.notes, *assignment.notes, *([] if preprocessing is None else preprocessing.sentences())]
     untested = int((assignment.test.count == 0).sum())
     if untested and len(assignment.test.rows):
         notes.append(f"{untested} of {clients} clients have no test example")
     if source.is_val is not None and bool(source.is_val.any()) and assignment.val is None:
         notes.append(f"partition {rule.name} does not keep the validation marks of {source.name}")
     return Federation(
-        features=features.standardized(assignment.train.rows) if source.standardize else features,
+        features=features,
         labels=source.labels,
         problem=fitted_problem(source.problem, source.labels, assignment.train),
         train=assignment.train,
@@ -75,4 +81,11 @@ def make_federation(
         notes=notes,
         tags=source.tags,
         tag_names=source.tag_names,
+        preprocessing=preprocessing,
     )
+
+
+def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
+    """What the columns become, learnt from statistics of every client's training rows."""
+    learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)
+    return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt

@@ -14,7 +14,7 @@ from typing import Any
 from kinfed.core.options import make_options
 from kinfed.data.registered import SOURCES
 from kinfed.data.source import Source
-from kinfed.data.sources import table
+from kinfed.data.sources import table, table_files
 from kinfed.errors import ConfigError, unknown_name
 
 
@@ -28,7 +28,7 @@ def load_source(
         source = entry.target(settings, data_dir, seed)
         source.options = dataclasses.asdict(settings)
         return source
-    if table.is_table(name):
+    if table_files.is_table(name):
         return table.load_table(Path(name), make_options(table.TableOptions, options or {}, f"table {name}"))
     error = unknown_name("data set", name, SOURCES)
-    raise ConfigError(f"{error}; or give the path of a {', '.join(table.SUFFIXES)} file")
+    raise ConfigError(f"{error}; or give the path of a {', '.join(table_files.SUFFIXES)} file")

@@ -1,4 +1,4 @@
-"""The user's own data: one CSV or Parquet file, a row per example.
+"""The user's own data: one CSV or Parquet file or a frame, a row per example.
 
     client_column   who owns the row (any labels); without it, share the rows out with a partition
     label_column    the class (any labels; they become 0..C-1 in natural order and keep their names), or a number to
@@ -8,15 +8,16 @@
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
     text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
-All other columns are features and must be numbers; `ignore` names those to leave out. By default every feature
-column is scaled to mean 0 and variance 1 over the training rows of all clients together. In a real federation
-these are two sums per column that each client adds to (a secure sum suffices); they are shared knowledge, so
-switch `standardize` off where even that must not leave a client. Test rows never enter.
+All other columns are features: numbers, categories, dates and texts, with gaps. What each becomes is learnt from the
+training rows of all clients (kinfed.data.preprocessing), once a partition has named them; `columns` declares what a
+column is, `ignore` names those to leave out. In a real federation the statistics that this takes are a small message of
+each client. They are shared knowledge that no privacy of training covers. Test rows never enter.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import torch
 from torch import Tensor
 
-from kinfed.core.options import option
+from kinfed.core.options import make_options, option
 from kinfed.data.arrays import encode
 from kinfed.data.features import Features
+from kinfed.data.federation import Federation
+from kinfed.data.partitions import make_federation
+from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
+from kinfed.data.preprocessing.cells import Kind
 from kinfed.data.problem import Problem
 from kinfed.data.source import Source
-from kinfed.data.sources import hub, images
+from kinfed.data.sources import images
+from kinfed.data.sources.table_files import read_table
 from kinfed.data.sources.wordpiece import LENGTH, TextInput
 from kinfed.data.target import Target, TaskName, read_known_target, read_target
 from kinfed.errors import ConfigError, DataError
 
 MANY_CLASSES = 100  # more than these must have two rows each on average
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 _SPLIT_WORDS = {
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -55,7 +59,9 @@ class TableOptions:
     split_column: str | None = option(None, "a column with train, val or test")
     image_column: str | None = option(None, "a column of images; all other columns are then left out")
     ignore: tuple[str, ...] | str = option((), "columns that are not features; text is split at commas")
-    standardize: bool = option(True, "scale features by mean and deviation of all training rows")
+    columns: str = option("", "what columns are: age=number,zip=category,seen=date,note=text,street=skip")
+    standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
+    public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
     text_column: str | None = option(None, "a column of texts; all other columns are then left out")
     tokenizer: str | None = option(None, "folder with tokenizer.json or vocab.txt, for text_column")
     length: int = option(LENGTH, "tokens of a text that are read, for text_column", ge=3)
@@ -68,42 +74,52 @@ class TableOptions:
         return self.ignore
 
     @property
+    def kinds(self) -> dict[str, Kind]:
+        """What the user says that columns are."""
+        return parse_kinds(self.columns)
+
+    @property
     def text(self) -> TextInput | None:
         return TextInput.of_options(asdict(self))
 
     @property
     def has_columns(self) -> bool:
-        """Whether features are columns of numbers."""
+        """Whether features are columns, and not images or texts."""
         return self.image_column is None and self.text_column is None
 
 
-def is_table(name: str) -> bool:
-    """Whether a data set name is meant as the path of a table."""
-    return name.lower().endswith(SUFFIXES)
-
-
 def load_table(path: Path, options: TableOptions) -> Source:
-    table = _read(path)
-    used = _roles(table, options, path)
+    return source_from_table(read_table(path), options, str(path), path.parent)
+
+
+def source_from_table(table: pa.Table, options: TableOptions, name: str, folder: Path | None = None) -> Source:
+    """`name` is what errors call the table; paths of images are relative to `folder`."""
+    used = _roles(table, options, name)
     assert options.label_column is not None
-    target = read_target(_values(table, options.label_column, path), f"column {options.label_column}", options.task)
-    _check_classes(target, options.label_column, path)
-    columns = _feature_columns(table, options, used)
-    source = Source(str(path), _features(table, path, options, columns), target.labels, target.problem)
+    target = read_target(_values(table, options.label_column, name), f"column {options.label_column}", options.task)
+    _check_classes(target, options.label_column, name)
+    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, name)
+    read = _read_features(table, options, [column for column in table.column_names if column not in used], name)
+    if read is None:
+        features = _images_or_tokens(table, options, name, folder)
+    else:
+        learn_from = np.arange(table.num_rows) if is_test is None else np.flatnonzero(~is_test.numpy())
+        # Only partitions that look at examples see these: clients are not known yet, and what is learnt of each is not.
+        early = TablePreprocessing.from_read(read, learn_from, np.zeros_like(learn_from), 1, options.standardize)
+        features = Features(early.encode_cells(read.cells, read.rows, name).raw)
+    source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.notes.append(target.note)
     source.standardize = options.standardize and options.has_columns
-    source.options = asdict(options) | {"columns": columns}
-    if options.split_column is not None:
-        source.is_test, source.is_val = _splits(table, options.split_column, path)
+    source.options = asdict(options)
     if options.client_column is not None:
-        owners = encode(_values(table, options.client_column, path), f"column {options.client_column}")
+        owners = encode(_values(table, options.client_column, name), f"column {options.client_column}")
         source.owners, source.owner_names = owners
         if options.group_column is not None:
-            _set_groups(source, _values(table, options.group_column, path), options.group_column)
+            _set_groups(source, _values(table, options.group_column, name), options.group_column)
     return source
 
 
-def _check_classes(target: Target, column: str, path: Path) -> None:
+def _check_classes(target: Target, column: str, path: str) -> None:
     names, rows = target.problem.class_labels, len(target.labels)
     if target.problem.is_regression:
         return
@@ -117,58 +133,58 @@ def _check_classes(target: Target, column: str, path: Path) -> None:
         )
 
 
-def load_like(path: Path, options: TableOptions, columns: list[str] | None, problem: Problem) -> Source:
-    """A table of data like others seen before: their feature `columns` (None: all without another role), in their
-    order, and labels of their `problem`. Features are not standardized; other columns are left out."""
-    table = _read(path)
-    used = _roles(table, options, path)
+@dataclass(frozen=True)
+class LabelledRows:
+    """A table of data like others seen before, whose columns may not have been learnt yet."""
+
+    labels: Tensor  # [n]
+    read: ReadTable | None  # its feature columns; None where there are images instead
+    features: Features | None  # the images
+    is_test: Tensor | None = None
+    is_val: Tensor | None = None
+
+    def encode(self, preprocessing: TablePreprocessing, where: str) -> Features:
+        """The features, not scaled."""
+        assert self.read is not None
+        return Features(preprocessing.encode_cells(self.read.cells, self.read.rows, where).raw)
+
+
+def load_like(path: Path, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
+    """A table with labels of a `problem`. Of its columns only the named are read (None: all without another role)."""
+    table = read_table(path)
+    used = _roles(table, options, str(path))
     assert options.label_column is not None
     labels = read_known_target(
-        _values(table, options.label_column, path), problem, f"column {options.label_column} of {path}"
+        _values(table, options.label_column, str(path)), problem, f"column {options.label_column} of {path}"
     )
-    if columns is None or not options.has_columns:
-        columns = _feature_columns(table, options, used)
-    _check_present(table, columns, path)
-    source = Source(str(path), _features(table, path, options, columns), labels, problem)
-    source.options = asdict(options) | {"columns": columns}
-    if options.split_column is not None:
-        source.is_test, source.is_val = _splits(table, options.split_column, path)
-    return source
+    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, str(path))
+    present = set(table.column_names) - used
+    if columns is None:
+        columns = [name for name in table.column_names if name not in used]
+    declared = ",".join(f"{name}={kind}" for name, kind in options.kinds.items() if name in present)
+    names = [name for name in columns if name in present]
+    read = _read_features(table, replace(options, columns=declared), names, str(path))
+    features = _images_or_tokens(table, options, str(path), path.parent) if read is None else None
+    return LabelledRows(labels, read, features, is_test, is_val)
 
 
 def load_inputs(
-    path: Path,
-    columns: list[str] | None,
-    image_column: str | None = None,
-    ignore: tuple[str, ...] | str = (),
-    text: TextInput | None = None,
+    path: Path, image_column: str | None = None, text: TextInput | None = None
 ) -> tuple[Features, pa.Table]:
-    """Examples without classes, and the table they stand in: the feature `columns` in their order (None: all but those
-    to `ignore`), or images, or texts. Features are not standardized."""
-    table = _read(path)
-    options = TableOptions(image_column=image_column, ignore=ignore)
+    """Images or texts without classes, and the table they stand in."""
+    table = read_table(path)
+    options = TableOptions(image_column=image_column)
     if text is not None:
         options = replace(options, text_column=text.column, tokenizer=text.tokenizer, length=text.length)
-    for setting, name in (
-        ("image_column", image_column), ("text_column", options.text_column), *(("ignore", i) for i in options.ignored)
-    ):  # fmt: skip
+    for setting, name in (("image_column", image_column), ("text_column", options.text_column)):
         if name is not None:
-            _require(table, name, setting, path)
+            _require(table, name, setting, str(path))
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
-    if columns is None or not options.has_columns:
-        columns = _feature_columns(table, options, set())
-    _check_present(table, columns, path)
-    return _features(table, path, options, columns), table
+    return _images_or_tokens(table, options, str(path), path.parent), table
 
 
-def _check_present(table: pa.Table, columns: list[str], path: Path) -> None:
-    lacking = [name for name in columns if name not in table.column_names]
-    if lacking:
-        raise DataError(f"{path} lacks {len(lacking)} of the models' {len(columns)} features: {', '.join(lacking[:5])}")
-
-
-def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
+def _roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     """Columns that are something else than features, after a check of all that the options name."""
     if options.label_column is None:
         raise ConfigError(f"which column of {path} is the class? Set label_column to one of {_listed(table)}")
@@ -195,48 +211,32 @@ def _roles(table: pa.Table, options: TableOptions, path: Path) -> set[str]:
     return set(used)
 
 
-def _feature_columns(table: pa.Table, options: TableOptions, used: set[str]) -> list[str]:
+def _read_features(table: pa.Table, options: TableOptions, columns: list[str], where: str) -> ReadTable | None:
+    """The feature columns, in this order; None where features are images or texts."""
     if not options.has_columns:
-        return []
-    return [name for name in table.column_names if name not in used and name not in options.ignored]
-
-
-def _read(path: Path) -> pa.Table:
-    if not path.exists():
-        raise DataError(f"{path} does not exist; give the path of a {', '.join(SUFFIXES)} file")
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        table = hub.read_parquet(path)
-    else:
-        separator = pa.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-        # Only an empty cell is missing: "NA" can be a country or a client.
-        missing = pa.csv.ConvertOptions(null_values=[""], strings_can_be_null=True)
-        try:
-            table = pa.csv.read_csv(path, parse_options=separator, convert_options=missing)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"cannot read {path} as CSV: {error}") from error
-    try:
-        names = table.column_names
-    except UnicodeDecodeError as error:
-        raise DataError(f"the names of the columns of {path} are not UTF-8: {error}; save the file as UTF-8") from None
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{path} has several columns named {', '.join(twice)}; rename them")
-    return table
+        return None
+    names = [name for name in columns if name not in options.ignored]
+    for name in options.kinds:
+        _require(table, name, "columns", where)
+        if name not in names:
+            raise ConfigError(f"columns: {name} is declared a feature, and has another role or is ignored")
+    if not names:
+        raise DataError(f"{where} has no feature columns left; it has {_listed(table)}")
+    return ReadTable.read(table, names, options.kinds, where)
 
 
 def _listed(table: pa.Table) -> str:
     return ", ".join(table.column_names)
 
 
-def _require(table: pa.Table, column: str, setting: str, path: Path) -> None:
+def _require(table: pa.Table, column: str, setting: str, path: str) -> None:
     if column not in table.column_names:
         near = difflib.get_close_matches(column, table.column_names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {_listed(table)}")
 
 
-def _values(table: pa.Table, column: str, path: Path) -> np.ndarray[Any, Any]:
+def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
     """A column of labels or names, complete."""
     values = table[column]
     if values.null_count:
@@ -250,74 +250,19 @@ def _values(table: pa.Table, column: str, path: Path) -> np.ndarray[Any, Any]:
     return np.array([str(value) for value in values.to_pylist()])
 
 
-def _features(table: pa.Table, path: Path, options: TableOptions, columns: list[str]) -> Features:
+def _images_or_tokens(table: pa.Table, options: TableOptions, where: str, folder: Path | None) -> Features:
     if options.image_column is not None:
-        where = f"column {options.image_column} of {path}"
-        encoded = images.encoded_values(table[options.image_column], path.parent, where)
-        return Features(images.decode(encoded, where), None, torch.tensor(255.0))
-    if options.text is not None:
-        texts = table[options.text.column]
-        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-            raise DataError(f"column {options.text.column} of {path} should hold texts; it holds {texts.type}")
-        return Features(options.text.encode(texts.to_pylist()))
-    if not columns:
-        raise DataError(f"{path} has no feature columns left; it has {_listed(table)}")
-    bad = [name for name in columns if not _is_number(table[name].type)]
-    if bad:
-        kinds = "; ".join(f"{name} ({_why_not_number(table[name])})" for name in bad)
-        raise DataError(
-            f"these columns of {path} are not numbers: {kinds}. Encode them as numbers, "
-            f"or leave them out with ignore = {','.join(bad)}"
-            + (
-                " (a column of images is chosen with image_column)"
-                if any(_is_image(table[b].type) for b in bad)
-                else " (a column of texts is chosen with text_column)"
-            )
-        )
-    matrix = np.empty((table.num_rows, len(columns)), np.float32)
-    for place, name in enumerate(columns):
-        # Empty cells become NaN. Unsafe: integers beyond 2^53 lose their last digits; float32 keeps fewer anyway.
-        values = table[name].cast(pa.float64(), safe=False).to_numpy()
-        with np.errstate(over="ignore"):
-            matrix[:, place] = values
-        wrong = ~np.isfinite(matrix[:, place])
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            raise DataError(
-                f"column {name} of {path} has {int(wrong.sum())} value(s) that are empty, infinite or too large, "
-                f"the first in row {row + 1} ({values[row]}); fill or drop them, or ignore the column"
-            )
-    return Features(torch.from_numpy(matrix))
+        column = f"column {options.image_column} of {where}"
+        encoded = images.encoded_values(table[options.image_column], folder or Path(), column)
+        return Features(images.decode(encoded, column), None, torch.tensor(255.0))
+    assert options.text is not None
+    texts = table[options.text.column]
+    if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+        raise DataError(f"column {options.text.column} of {where} should hold texts; it holds {texts.type}")
+    return Features(options.text.encode(texts.to_pylist()))
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-    )
-
-
-def _is_image(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) or pa.types.is_binary(kind))
-
-
-def _why_not_number(column: pa.ChunkedArray) -> str:
-    """The type, and for text the first cell that is no number: often one stray word in a column of numbers."""
-    if pa.types.is_null(column.type):
-        return "all cells are empty"
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return str(column.type)
-    for row, value in enumerate(column.to_pylist()):
-        try:
-            float(value or "nan")
-        except ValueError:
-            return f"text, first {value!r} in row {row + 1}"
-    return "text"
-
-
-def _splits(table: pa.Table, column: str, path: Path) -> tuple[Tensor, Tensor]:
+def _splits(table: pa.Table, column: str, path: str) -> tuple[Tensor, Tensor]:
     words = [str(word).strip().lower() for word in _values(table, column, path).tolist()]
     unknown = sorted(set(words) - _SPLIT_WORDS.keys())
     if unknown:
@@ -347,3 +292,16 @@ def _set_groups(source: Source, values: np.ndarray[Any, Any], column: str) -> No
 
 def _first(mask: pa.ChunkedArray) -> int:
     return int(np.flatnonzero(mask.to_numpy())[0])
+
+
+def federation_from_table(
+    table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0
+) -> Federation:
+    """The clients of a table in memory, or in a file, that has a column of clients."""
+    settings = make_options(TableOptions, options, "the table")
+    if settings.client_column is None:
+        raise ConfigError("client_column: say which column names the client of each row")
+    is_path = isinstance(table, str | Path)
+    rows, name = (read_table(Path(table)), str(table)) if is_path else (as_table(table), "the table")
+    source = source_from_table(rows, settings, name, Path(table).parent if is_path else None)
+    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed)

@@ -1,0 +1,149 @@
+"""The rule by which a column becomes a number, categories, a date, a text, or is left out. In this order:
+
+  1. what the user declared (`--columns age=number,zip=category,note=skip`)
+  2. pictures, lists and the like, and columns without a value in any training row, are left out
+  3. a column with one value in all training rows is left out
+  4. numbers stay numbers, false and true become 0 and 1, dates stay dates (texts such as 2024-02-29 too)
+  5. identifiers are left out: texts of less than three words that all differ at every site, and whole numbers that all
+     differ and either count upwards or are called id, number, code, ...; from 20 rows
+  6. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
+     pooled as "other": in fewer than 5 training rows and in fewer than 1 % of them
+  7. texts of which 99 % are numbers are numbers, with the others missing; so are columns with numbers at some sites
+     and such texts at others
+  8. all other texts are hashed
+
+Everything is decided by statistics that sites can send (column_statistics.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from kinfed.data.preprocessing.cells import Kind
+from kinfed.data.preprocessing.column_statistics import CATEGORIES, DECLARED_CATEGORIES, ColumnStatistics
+from kinfed.data.preprocessing.encodings import (
+    BUCKETS,
+    DECLARED,
+    STRAY_TEXTS,
+    CategoryEncoding,
+    DateEncoding,
+    Encoding,
+    NumberEncoding,
+    SkippedColumn,
+    TextEncoding,
+)
+from kinfed.errors import DataError
+
+RARE_ROWS, RARE_SHARE = 5, 0.01
+IDENTIFIER_ROWS = 20
+_IDENTIFIER_NAME = re.compile(r"(^|[_\W])(id|ids|nr|nbr|no|num|number|index|idx|key|uuid|guid|mrn|row)$", re.IGNORECASE)
+
+
+def choose_encoding(
+    name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool
+) -> Encoding | SkippedColumn:
+    """What the column becomes, and why. Without scaling nothing is kept of numbers that have no gaps."""
+    if declared == "skip":
+        return SkippedColumn(name, DECLARED)
+    if column.unreadable:
+        return SkippedColumn(name, "holds images, lists or the like (a column of images is chosen with image_column)")
+    if not column.present:
+        return SkippedColumn(name, "has no value in any training row")
+    kind, reason = _kind(name, column) if declared is None else (declared, DECLARED)
+    if kind == "number":
+        return _number(name, column, reason, standardize)
+    if kind == "date":
+        return _date(name, column, reason)
+    if kind == "category":
+        return _category(name, column, reason)
+    if kind == "text":
+        return TextEncoding(name, reason, BUCKETS, column.empty_sites)
+    return SkippedColumn(name, reason)
+
+
+def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
+    present = column.present
+    all_differ = column.different == present >= IDENTIFIER_ROWS
+    if not column.texts:
+        if column.dates:
+            return (
+                ("date", "dates")
+                if column.dates == present
+                else ("skip", "holds dates at some sites, numbers at others")
+            )
+        if column.booleans == present:
+            return "number", "false and true"
+        if all_differ and column.whole and column.rising:
+            return "skip", f"counts upwards through all {present:,} rows: an identifier"
+        if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
+            return "skip", f"all {present:,} values differ, and the name says so: an identifier"
+        return "number", "numbers"
+    if column.dates + column.date_texts == present:
+        return "date", "texts that are dates"
+    if column.dates:
+        return "skip", "holds dates at some sites, other values at others"
+    numeric = column.numbers + column.booleans + column.numeric_texts
+    mostly_numbers = numeric >= (1 - STRAY_TEXTS) * present
+    if column.numbers and mostly_numbers:
+        return "number", "numbers at some sites, texts that are numbers at others"
+    if column.numbers or column.booleans:
+        return "skip", (
+            f"holds numbers at some sites and texts at others; make them alike, or declare it: {name}=number or "
+            f"{name}=category"
+        )
+    if all_differ and column.words < 3 * present:
+        return "skip", f"all {present:,} texts differ: an identifier"
+    if column.categories is not None:
+        return "category", f"texts with {len(column.categories)} different values"
+    if mostly_numbers:
+        return (
+            "number",
+            f"{numeric / present:.1%} of its texts are numbers; {present - numeric} others count as missing",
+        )
+    hint = f"; {numeric / present:.0%} of them are numbers: {name}=number takes the others as missing"
+    return "text", f"texts with more than {CATEGORIES} different values" + (hint if numeric > present / 2 else "")
+
+
+def _number(name: str, column: ColumnStatistics, reason: str, standardize: bool) -> NumberEncoding | SkippedColumn:
+    values = column.values
+    gaps = values.count < column.rows
+    if not values.count:
+        raise DataError(f"column {name} is declared a number, and no training row holds one; declare {name}=skip")
+    if values.constant and not gaps:
+        return SkippedColumn(name, f"has the same value in all training rows ({values.mean:g})")
+    if not standardize and not gaps:
+        return NumberEncoding(name, reason, None, 1.0, False)
+    return NumberEncoding(
+        name, reason, values.mean, values.std, gaps, values.constant, values.count < column.present, column.empty_sites
+    )
+
+
+def _date(name: str, column: ColumnStatistics, reason: str) -> DateEncoding | SkippedColumn:
+    days = column.days
+    if days.count < column.present:
+        raise DataError(
+            f"column {name} is declared a date, and {column.present - days.count} of its {column.present} cells are "
+            "none; write dates as 2024-02-29, or leave cells empty"
+        )
+    gaps = column.missing > 0
+    if days.constant and not gaps:
+        return SkippedColumn(name, "has the same date in all training rows")
+    return DateEncoding(name, reason, days.mean, days.std, gaps, column.has_time, column.empty_sites)
+
+
+def _category(name: str, column: ColumnStatistics, reason: str) -> CategoryEncoding | SkippedColumn:
+    if column.categories is None:
+        raise DataError(
+            f"column {name} is declared a category, and has more than {DECLARED_CATEGORIES:,} different values, or "
+            f"some of more than 100 characters; declare {name}=text"
+        )
+    gaps = column.missing > 0
+    if len(column.categories) == 1 and not gaps:
+        return SkippedColumn(name, f"has the same value in all training rows ({next(iter(column.categories))!r})")
+    is_rare = {value: n < RARE_ROWS and n < RARE_SHARE * column.rows for value, n in column.categories.items()}
+    frequent = sorted(value for value, rare in is_rare.items() if not rare)
+    pooled = sum(is_rare.values())
+    most_frequent = min(column.categories, key=lambda value: (-column.categories[value], value))  # type: ignore[index]
+    if pooled:
+        reason += f", {pooled} of them rare"
+    return CategoryEncoding(name, reason, tuple(frequent), pooled > 0, gaps, most_frequent, column.empty_sites)

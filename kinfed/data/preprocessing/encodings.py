@@ -1,0 +1,245 @@
+"""What a column becomes: one class per kind, from cells to columns of float32 that models are fed.
+
+Every encoding has been learnt from training rows (column_rule.py), writes itself as JSON, and says what it does with
+cells that training has not seen. `values` gives unscaled features; `mean` and `std` of each say how they are scaled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from math import pi
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from kinfed.data.preprocessing.cells import Cells, Numbers, words
+from kinfed.errors import DataError
+
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+STRAY_TEXTS = 0.01  # share of texts that a column of numbers may hold; they count as missing
+BUCKETS = 32  # features of a text
+DECLARED = "as declared"  # the reason of a kind that the user gave
+
+
+@dataclass(frozen=True)
+class Encoded:
+    values: Matrix  # [n, features]
+    note: str = ""  # what a reader of predictions should know
+
+
+@dataclass(frozen=True)
+class NumberEncoding:
+    """A number: itself, scaled to mean 0 and deviation 1; a missing one becomes the mean. Where training rows lack
+    some, a second feature says which. A constant that some rows lack is that second feature alone. Without a mean
+    nothing was learnt: a missing number is refused."""
+
+    name: str
+    reason: str
+    mean: float | None
+    std: float
+    gaps: bool  # training rows have missing ones
+    constant: bool = False
+    strays: bool = False  # training rows hold texts that are no numbers, which count as missing
+    empty_sites: int = 0  # without a value in any training row
+    kind: Literal["number"] = "number"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return (*(() if self.constant else (self.name,)), *((f"{self.name} missing",) if self.gaps else ()))
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        return ([] if self.constant else [(self.mean or 0.0, self.std)]) + [(0.0, 1.0)] * self.gaps
+
+    def encode(self, cells: Cells, where: str) -> Encoded:
+        numbers = np.full(len(cells), np.nan) if cells.form == "date" else cells.as_numbers()
+        strays = np.isnan(numbers) & (cells.present() | (cells.form == "unreadable"))
+        note = ""
+        if strays.any():
+            row = int(np.flatnonzero(strays)[0])
+            text = cells.values[int(cells.codes[row])] if cells.codes is not None else cells.type
+            if cells.form != "text" or (not self.strays and strays.sum() > STRAY_TEXTS * cells.present().sum()):
+                raise DataError(
+                    f"column {self.name} of {where} should hold numbers; {int(strays.sum())} of "
+                    f"{int((cells.present() | strays).sum())} cells hold none, the first in row {row + 1} ({text!r}). Write "
+                    "numbers, or leave cells empty"
+                )
+            note = (
+                f"column {self.name}: {int(strays.sum())} cells hold no number (first: {text!r}) and count as missing"
+            )
+        missing = np.isnan(numbers)
+        if self.mean is None and missing.any():
+            raise DataError(
+                f"column {self.name} of {where} has {int(missing.sum())} empty cell(s), the first in row "
+                f"{int(np.flatnonzero(missing)[0]) + 1}, and nothing was learnt that could stand for them; fill them, "
+                "or have columns learnt (standardize, or scaling in a deployment)"
+            )
+        parts = [] if self.constant else [np.where(missing, self.mean or 0.0, numbers)]
+        return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)), note)
+
+
+@dataclass(frozen=True)
+class CategoryEncoding:
+    """A category: one feature for each, 0 or 1. Rare ones share the feature "other", and so do those that training has
+    not seen; where nothing was rare, an unseen one is all zeros. A missing cell is all zeros and a feature of its own
+    where training rows have missing ones, else the most frequent category."""
+
+    name: str
+    reason: str
+    categories: tuple[str, ...]
+    other: bool  # rare ones were pooled
+    gaps: bool
+    most_frequent: str
+    empty_sites: int = 0  # without a value in any training row
+    kind: Literal["category"] = "category"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        names = [f"{self.name}={category}" for category in self.categories]
+        return (
+            *names,
+            *((f"{self.name} other",) if self.other else ()),
+            *((f"{self.name} missing",) if self.gaps else ()),
+        )
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        return [(0.0, 1.0)] * len(self.features)
+
+    def encode(self, cells: Cells, where: str) -> Encoded:
+        if cells.form == "unreadable":
+            raise DataError(f"column {self.name} of {where} should hold categories; it holds {cells.type}")
+        texts = cells.as_texts()
+        assert texts.codes is not None
+        known = {value: place for place, value in enumerate(self.categories)}
+        rest = len(known) if self.other else -1
+        places = np.array([known.get(value, rest) for value in texts.values] or [rest], np.int64)
+        absent = len(known) + self.other if self.gaps else known.get(self.most_frequent, rest)
+        place = np.where(texts.codes >= 0, places[texts.codes], absent)
+        matrix = np.zeros((len(cells), len(self.features)), np.float32)
+        rows = np.flatnonzero(place >= 0)
+        matrix[rows, place[rows]] = 1
+        return Encoded(matrix, self._note(texts, known))
+
+    def _note(self, texts: Cells, known: dict[str, int]) -> str:
+        """Only where nothing was pooled: an unseen value cannot be told from a rare one otherwise."""
+        assert texts.codes is not None
+        occurring = sorted({texts.values[code] for code in np.unique(texts.codes[texts.codes >= 0]).tolist()})
+        unseen = [value for value in occurring if value not in known]
+        if not unseen:
+            return ""
+        fate = "are taken as other" if self.other else "have no feature: all zeros"
+        shown = ", ".join(repr(value) for value in unseen[:3]) + (", ..." if len(unseen) > 3 else "")
+        what = "rare in training or not seen there" if self.other else "not seen in training"
+        return f"column {self.name}: values {what} ({shown}) {fate}"
+
+
+@dataclass(frozen=True)
+class DateEncoding:
+    """A date: days since 1970-01-01, scaled like a number, and the season and the day of the week as points of a
+    circle (sine, cosine); with times of day also the hour. A missing one becomes the mean day, with zeros for the
+    circles, and a feature of its own where training rows have missing ones."""
+
+    name: str
+    reason: str
+    mean: float
+    std: float
+    gaps: bool
+    has_time: bool
+    empty_sites: int = 0  # without a value in any training row
+    kind: Literal["date"] = "date"
+
+    @property
+    def _periods(self) -> list[tuple[str, float]]:
+        return [("season", 365.2425), ("weekday", 7.0), *([("hour", 1.0)] if self.has_time else [])]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        circles = [f"{self.name} {period} {part}" for period, _ in self._periods for part in ("sin", "cos")]
+        return (f"{self.name} day", *circles, *((f"{self.name} missing",) if self.gaps else ()))
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        return [(self.mean, self.std)] + [(0.0, 1.0)] * (len(self.features) - 1)
+
+    def encode(self, cells: Cells, where: str) -> Encoded:
+        days = cells.as_days()
+        strays = cells.present() & np.isnan(days)
+        if cells.form in ("number", "boolean", "unreadable") or strays.any():
+            row = int(np.flatnonzero(strays)[0]) if strays.any() else 0
+            raise DataError(
+                f"column {self.name} of {where} should hold dates such as 2024-02-29; it holds {cells.type}, the first "
+                f"wrong one in row {row + 1}"
+            )
+        missing = np.isnan(days)
+        known = np.where(missing, self.mean, days)
+        parts = [known]
+        for _, period in self._periods:
+            angle = 2 * pi * (known % period) / period
+            parts += [np.where(missing, 0, np.sin(angle)), np.where(missing, 0, np.cos(angle))]
+        return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)))
+
+
+@dataclass(frozen=True)
+class TextEncoding:
+    """A text with too many different values for categories: its words are hashed (BLAKE2b, the same on every machine)
+    into `buckets` features, each word adding or subtracting 1, divided by the root of the number of words. An empty
+    text is all zeros."""
+
+    name: str
+    reason: str
+    buckets: int
+    empty_sites: int = 0  # without a value in any training row
+    kind: Literal["text"] = "text"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(f"{self.name} hash {bucket}" for bucket in range(self.buckets))
+
+    @property
+    def scale(self) -> list[tuple[float, float]]:
+        return [(0.0, 1.0)] * self.buckets
+
+    def encode(self, cells: Cells, where: str) -> Encoded:
+        if cells.form == "unreadable":
+            raise DataError(f"column {self.name} of {where} should hold texts; it holds {cells.type}")
+        texts = cells.as_texts()
+        assert texts.codes is not None
+        rows = [hashed_words(value, self.buckets) for value in texts.values]
+        table = np.stack([*rows, np.zeros(self.buckets, np.float32)])  # -1, a missing text, is the last
+        return Encoded(table[texts.codes])
+
+
+@dataclass(frozen=True)
+class SkippedColumn:
+    """A column that models are not fed."""
+
+    name: str
+    reason: str
+    kind: Literal["skip"] = "skip"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return ()
+
+
+Encoding = NumberEncoding | CategoryEncoding | DateEncoding | TextEncoding
+AnyEncoding = Annotated[Encoding | SkippedColumn, Field(discriminator="kind")]
+
+
+def hashed_words(text: str, buckets: int) -> Matrix:
+    """[buckets] signed counts of the words, over the root of how many there are."""
+    vector = np.zeros(buckets, np.float32)
+    tokens = words(text) or [text]
+    for token in tokens:
+        number = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
+        vector[(number >> 1) % buckets] += 1 if number & 1 else -1
+    return vector / np.float32(np.sqrt(len(tokens)))
+
+
+def _stack(parts: list[Numbers | Any], rows: int) -> Matrix:
+    if not parts:
+        return np.zeros((rows, 0), np.float32)
+    return np.stack([np.asarray(part, np.float32) for part in parts], 1)

@@ -1,0 +1,67 @@
+"""Rows in memory, as one Arrow table: frames, dictionaries of columns, arrays of numbers.
+
+Arrow is what everything becomes, because it knows categories, dates and missing cells and comes with kinfed. pandas,
+polars and every other eager frame that narwhals knows are converted by narwhals; neither needs to be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kinfed.errors import DataError
+
+
+def as_table(rows: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows as a table.
+
+    Taken are a pyarrow table, a pandas, polars or other frame, a dictionary of columns (or of single values: one row),
+    a list of such dictionaries (one each row), and an array [n, d] of numbers whose `columns` are known."""
+    if isinstance(rows, pa.Table):
+        return rows
+    try:
+        if isinstance(rows, Mapping):
+            return pa.table({str(name): _as_column(values) for name, values in rows.items()})
+        if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+            names = list(dict.fromkeys(str(name) for row in rows for name in row))
+            return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+        if isinstance(rows, list | tuple | np.ndarray) or hasattr(rows, "detach"):
+            return _from_array(np.asarray(rows), columns)
+        return _from_frame(rows)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"these rows are not a table: {error}") from error
+
+
+def _as_column(values: Any) -> pa.Array:
+    single = isinstance(values, str | bytes) or not hasattr(values, "__len__")
+    return pa.array([values] if single else list(values) if isinstance(values, tuple) else values, from_pandas=True)
+
+
+def _from_array(array: np.ndarray[Any, Any], columns: Sequence[str] | None) -> pa.Table:
+    if columns is None:
+        raise DataError("an array has no column names; give a frame, or a dictionary of columns")
+    if array.ndim == 1 and len(array) == len(columns):
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != len(columns):
+        raise DataError(
+            f"an array of rows has one column for each of {', '.join(columns)} ({len(columns)}); got shape "
+            f"{tuple(array.shape)}"
+        )
+    if array.dtype.kind not in "biufO":
+        raise DataError(f"an array of rows holds numbers; got {array.dtype}. Give a frame, or a dictionary of columns")
+    return pa.table({name: pa.array(array[:, place].tolist()) for place, name in enumerate(columns)})
+
+
+def _from_frame(rows: Any) -> pa.Table:
+    import narwhals
+
+    try:
+        return narwhals.from_native(rows, eager_only=True).to_arrow()
+    except TypeError:
+        raise DataError(
+            "rows come as a pandas, polars or pyarrow table, a dictionary of columns, or an array "
+            f"of numbers; got {type(rows).__name__}"
+        ) from None

@@ -1,0 +1,244 @@
+"""From rows as they are to what models are fed: learnt from training rows, kept with every model.
+
+    learnt = TablePreprocessing.learn(frame, train_rows=mask)          in one place
+    learnt = TablePreprocessing.from_statistics(merged, declared)      from what sites sent (column_statistics.py)
+    x = learnt.transform(new_rows)                                     [n, D] float32, scaled
+    TablePreprocessing.from_json(learnt.to_json()) == learnt
+
+scikit-learn's transformers and skrub's TableVectorizer learn from rows in one place and offer no way to merge what two
+sites have learnt, so what must be federated is written here, in a few formulas each; scikit-learn is the oracle of the
+tests. The local part, reading and converting tables, is Arrow's and narwhals'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from kinfed.data.features import Features
+from kinfed.data.preprocessing.cells import KINDS, Cells, Codes, Kind, read_cells
+from kinfed.data.preprocessing.column_rule import choose_encoding
+from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
+from kinfed.data.preprocessing.encodings import DECLARED, AnyEncoding, Encoding, NumberEncoding, SkippedColumn
+from kinfed.data.preprocessing.frames import as_table
+from kinfed.errors import ConfigError, DataError, unknown_name
+
+_FORMAT = 1
+MOST_BUCKETS = 4096
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows as `Features` takes them, before scaling."""
+
+    raw: Tensor  # [n, D] float32
+    notes: list[str]  # what a reader of predictions should know: unseen values, columns that are absent
+
+
+@dataclass(frozen=True)
+class TablePreprocessing:
+    encodings: tuple[AnyEncoding, ...]  # in the order of the table's columns
+    standardize: bool = True
+    rows: int = 0  # training rows that it was learnt from
+    sites: int = 1
+    message_bytes: int = 0  # of the sites' statistics together
+    format: int = _FORMAT
+
+    # ---- learning ----
+
+    @classmethod
+    def learn(
+        cls,
+        rows: Any,
+        *,
+        columns: Mapping[str, Kind] | str | None = None,
+        train_rows: Any = None,
+        sites: Any = None,
+        standardize: bool = True,
+    ) -> TablePreprocessing:
+        """From a frame, or whatever `as_table` takes. `columns` declares kinds of columns, `train_rows` [n] marks the
+        rows to learn from (default: all), `sites` [n] names the site of every row: identifiers differ within a site."""
+        table, declared = as_table(rows), parse_kinds(columns)
+        check_kinds(declared, table.column_names)
+        index = np.arange(table.num_rows) if train_rows is None else np.flatnonzero(np.asarray(train_rows))
+        if sites is None:
+            numbers, count = np.zeros(len(index), np.int64), 1
+        else:
+            names, numbers = np.unique(np.asarray(sites).astype(str)[index], return_inverse=True)
+            count = len(names)
+        read = ReadTable.read(table, table.column_names, declared, "the rows")
+        return cls.from_read(read, index, numbers, count, standardize)
+
+    @classmethod
+    def from_read(cls, read: ReadTable, rows: Codes, site: Codes, sites: int, standardize: bool) -> TablePreprocessing:
+        """From the training `rows` [m] of `sites` sites; `site` [m]."""
+        statistics, size = read.collect(rows, site, sites)
+        return cls.from_statistics(statistics, read.columns, standardize, size)
+
+    @classmethod
+    def from_statistics(
+        cls,
+        statistics: TableStatistics,
+        declared: Mapping[str, Kind],
+        standardize: bool = True,
+        message_bytes: int | None = None,
+    ) -> TablePreprocessing:
+        """From the merged messages of all sites."""
+        if statistics.rows < 1:
+            raise DataError("columns are learnt from training rows, and there is none")
+        encodings = [
+            choose_encoding(name, column, declared.get(name), standardize)
+            for name, column in statistics.columns.items()
+        ]
+        skipped = [SkippedColumn(name, DECLARED) for name in declared if name not in statistics.columns]
+        learnt = cls(
+            (*encodings, *skipped), standardize, statistics.rows, statistics.sites,
+            statistics.nbytes if message_bytes is None else message_bytes,
+        )  # fmt: skip
+        if not learnt.features:
+            reasons = "; ".join(f"{column.name} {column.reason}" for column in learnt.skipped)
+            raise DataError(f"no feature columns left: {reasons or 'the table has no columns'}")
+        return learnt
+
+    @classmethod
+    def plain(cls, columns: Iterable[str]) -> TablePreprocessing:
+        """Numbers as they are: nothing is learnt, so that nothing leaves a site, and gaps and texts are refused."""
+        return cls(tuple(NumberEncoding(name, "numbers", None, 1.0, False) for name in columns), False)
+
+    # ---- what it makes ----
+
+    @property
+    def used(self) -> list[Encoding]:
+        return [encoding for encoding in self.encodings if not isinstance(encoding, SkippedColumn)]
+
+    @property
+    def skipped(self) -> list[SkippedColumn]:
+        return [encoding for encoding in self.encodings if isinstance(encoding, SkippedColumn)]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the table that models are fed."""
+        return [encoding.name for encoding in self.used]
+
+    @property
+    def features(self) -> list[str]:
+        """[D] names of what they become."""
+        return [name for encoding in self.used for name in encoding.features]
+
+    @property
+    def mean(self) -> Tensor | None:
+        """[D] float32, which is subtracted; None without scaling."""
+        return self._scale(0)
+
+    @property
+    def std(self) -> Tensor | None:
+        """[D] float32, by which is divided; None without scaling."""
+        return self._scale(1)
+
+    def _scale(self, part: int) -> Tensor | None:
+        if not self.standardize:
+            return None
+        return torch.tensor([pair[part] for one in self.used for pair in one.scale], dtype=torch.float32)
+
+    @property
+    def learns_nothing(self) -> bool:
+        """Whether it is the same whatever the rows: numbers without gaps, as they are, and nothing left out."""
+        plain = all(isinstance(one, NumberEncoding) and one.mean is None for one in self.used)
+        return plain and all(one.reason == DECLARED for one in self.skipped)
+
+    def encode(self, rows: Any, where: str = "the rows") -> EncodedRows:
+        """Rows, in columns of any order, before scaling. Columns that training rows had gaps in may be absent."""
+        table = as_table(rows, self.columns)
+        cells = {
+            name: read_cells(table[name], f"column {name} of {where}")
+            for name in self.columns
+            if name in table.column_names
+        }
+        return self.encode_cells(cells, table.num_rows, where)
+
+    def encode_cells(self, cells: Mapping[str, Cells], rows: int, where: str) -> EncodedRows:
+        absent = [one for one in self.used if one.name not in cells]
+        needed = [one.name for one in absent if not getattr(one, "gaps", one.kind == "text")]
+        if needed:
+            raise DataError(
+                f"{where} lacks {len(needed)} of the models' {len(self.columns)} columns: {', '.join(needed[:5])}. No "
+                "training row lacked them, so models do not know what their absence means"
+            )
+        empty = Cells("empty", np.full(rows, np.nan))
+        encoded = [one.encode(cells.get(one.name, empty), where) for one in self.used]
+        notes = [f"{where} has no column {one.name}: it counts as missing in every row" for one in absent]
+        notes += [part.note for part in encoded if part.note]
+        return EncodedRows(torch.from_numpy(np.concatenate([part.values for part in encoded], 1)), notes)
+
+    def features_of(self, rows: Any, where: str = "the rows") -> Features:
+        return Features(self.encode(rows, where).raw, self.mean, self.std)
+
+    def transform(self, rows: Any, where: str = "the rows") -> Tensor:
+        """[n, D] float32: what a model is fed."""
+        features = self.features_of(rows, where)
+        return features.gather(torch.arange(len(features)))
+
+    # ---- for readers ----
+
+    def sentences(self) -> list[str]:
+        """What became of the columns, for the notes of a run."""
+        kinds = [encoding.kind for encoding in self.used]
+        plural = {"number": "numbers", "category": "categories", "date": "dates", "text": "texts"}
+        counted = [f"{kinds.count(kind)} {word}" for kind, word in plural.items() if kind in kinds]
+        gaps = sum(getattr(encoding, "gaps", False) for encoding in self.used)
+        head = f"{len(kinds)} columns ({', '.join(counted)}) became {len(self.features)} features"
+        sentences = [head + (f"; {gaps} have missing values" if gaps else "")]
+        partial = [f"{one.name} ({one.empty_sites})" for one in self.used if one.empty_sites]
+        if partial:
+            sentences.append(f"without a value at some of the {self.sites} clients (how many): {', '.join(partial)}")
+        left_out = [f"{column.name} {column.reason}" for column in self.skipped if column.reason != DECLARED]
+        if left_out:
+            more = f"; and {len(left_out) - 8} more (kinfed describe)" if len(left_out) > 8 else ""
+            sentences.append(f"left out: {'; '.join(left_out[:8])}{more}")
+        return sentences
+
+    # ---- files ----
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, record: object) -> TablePreprocessing:
+        """From what `to_json` gave, or a file of it; DataError for all else."""
+        try:
+            learnt = TypeAdapter(cls).validate_python(record)
+        except (ValidationError, RecursionError):
+            raise DataError("what became of the columns cannot be read; export or save it again") from None
+        if learnt.format != _FORMAT:
+            raise DataError(f"columns in format {learnt.format}; this version of kinfed reads format {_FORMAT}")
+        if any(not 1 <= getattr(one, "buckets", 1) <= MOST_BUCKETS for one in learnt.used):
+            raise DataError(f"a text is hashed into 1 to {MOST_BUCKETS} features")
+        return learnt
+
+
+def parse_kinds(columns: Mapping[str, Kind] | str | None) -> dict[str, Kind]:
+    """{"age": "number"} from "age=number,zip=category", or from a mapping."""
+    if not columns:
+        return {}
+    if isinstance(columns, str):
+        pairs = [part.partition("=") for part in columns.split(",") if part.strip()]
+        if wrong := next((name for name, equals, _ in pairs if not equals), None):
+            raise ConfigError(f"columns are declared as age=number,zip=category; got {wrong.strip()!r}")
+        columns = {name.strip(): kind.strip() for name, _, kind in pairs}  # type: ignore[misc]
+    for name, kind in columns.items():
+        if kind not in KINDS:
+            raise unknown_name(f"kind of column {name}", kind, KINDS)
+    return dict(columns)
+
+
+def check_kinds(declared: Mapping[str, Kind], names: list[str]) -> None:
+    for name in declared:
+        if name not in names:
+            raise unknown_name("declared column", name, names)
