@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.data.description import Description
+from kinfed.data.preprocessing import TablePreprocessing
 
 MOST_CLIENTS = 30  # lines shown; more clients are sampled by size
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
@@ -34,7 +35,8 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
     if len(shown) < d.num_clients:
         parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
     shades = _ASCII_SHADES if ascii_only else _SHADES
-    notes = [Text(f"note: {note}") for note in d.notes]
+    columns = _columns(d)
+    notes = [*([] if columns is None else [columns]), *(Text(f"note: {note}") for note in d.notes)]
     if d.problem.is_regression:
         return Group(*parts, _target_table(d, shown), *notes)
     parts.append(_grid(d, shown, width, shades))
@@ -42,6 +44,24 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
     legend = "  ".join(f"{shade} {bound}" for shade, bound in zip(shades, bounds, strict=True))
     parts.append(Text(f"share of a client's training data: {legend}", style="dim"))
     return Group(*parts, *notes)
+
+
+def _columns(d: Description) -> Table | None:
+    """What became of the columns of a table, and why."""
+    learnt = d.inputs.get("preprocessing")
+    if learnt is None:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="columns", title_justify="left")
+    for heading in ("column", "is a", "features", "gaps", "because"):
+        table.add_column(
+            heading, no_wrap=heading in ("column", "is a"), justify="right" if heading == "features" else "left"
+        )
+    for column in TablePreprocessing.from_json(learnt).encodings:
+        kind = "left out" if column.kind == "skip" else column.kind
+        gaps = "yes" if getattr(column, "gaps", False) else ""
+        features = str(len(column.features)) if column.features else "-"
+        table.add_row(Text(column.name), kind, features, gaps, Text(column.reason))
+    return table
 
 
 def _headline(d: Description) -> str:

@@ -138,6 +138,6 @@ def check_statistics(data: Federation) -> None:
         return
     raise ConfigError(
         "epsilon does not cover the statistics of columns that clients would send before training (means, deviations, "
-        "categories). Where they are public knowledge, say so: --set dataset.public_statistics=true. A table of numbers "
-        "without gaps needs none with --set dataset.standardize=false"
+        "categories). Where they are public knowledge, say so: --set dataset.public_statistics=true. A table of "
+        "numbers without gaps needs none with --set dataset.standardize=false"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import kinfed
 from kinfed.cli.app import app
 from kinfed.data.sources.table_files import read_table
-from kinfed.errors import DataError, KinfedError, ModelError
+from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
 from kinfed.runs.export import export_model
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.predict import model_of_run, predict
@@ -143,3 +144,97 @@ def test_one_must_say_which_model(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["predict", str(tmp_path / "x.csv"), "--out", str(tmp_path / "y.csv")])
     assert isinstance(done.exception, KinfedError)
     assert "--model FILE, --vault DIR" in str(done.exception)
+
+
+# ---- tables as they are ----
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> tuple[dict[str, list[Any]], kinfed.RunResult]:
+    """Three hospitals with gaps and categories, and a run on them in memory."""
+    numbers, rows = np.random.default_rng(4), 90
+    age = numbers.normal(1000, 9, rows).round(1)
+    frame: dict[str, list[Any]] = {
+        "age": age.tolist(),
+        "ward": numbers.choice(["x", "y"], rows).tolist(),
+        "lab": [None if n % 5 == 0 else float(n % 7) for n in range(rows)],
+        "hospital": [f"h{n % 3}" for n in range(rows)],
+        "sick": np.where(age > 1000, "yes", "no").tolist(),
+    }
+    data = kinfed.Federation.from_table(frame, label_column="sick", client_column="hospital")
+    result = kinfed.run(
+        federation=data, model="mlr", algorithms="fedavg", rounds=10, seeds=(0,), participation=1.0, lr=0.5,
+        eval_every=0,
+    )  # fmt: skip
+    return frame, result
+
+
+def test_a_personal_model_takes_raw_rows(
+    hospitals: tuple[dict[str, list[Any]], kinfed.RunResult], tmp_path: Path
+) -> None:
+    frame, result = hospitals
+    pipeline = result.personal_model("h1")
+    assert pipeline.classes == ["no", "yes"]
+    right = np.mean(np.array(pipeline.predict(frame)) == np.array(frame["sick"]))
+    assert right > 0.9, "ages around 1000 are scaled as in training"
+    probabilities = pipeline.predict_proba(frame)
+    pipeline.save(tmp_path / "h1.safetensors")
+    again = ModelPipeline.read(tmp_path / "h1.safetensors")
+    assert again.about["client"] == "h1"
+    np.testing.assert_array_equal(again.predict_proba(frame), probabilities)
+    encoded, _ = pipeline.encode(frame)
+    logits = pipeline.with_scaling()(encoded.raw)
+    np.testing.assert_allclose(torch.softmax(logits, 1).detach().numpy(), probabilities, atol=1e-6)
+    server = result.server_model()
+    assert server is not None
+    assert server.predict_proba(frame).shape == (90, 2)
+
+
+def test_new_rows_that_differ_are_handled_or_refused(
+    hospitals: tuple[dict[str, list[Any]], kinfed.RunResult], tmp_path: Path
+) -> None:
+    pipeline = hospitals[1].personal_model("h0")
+    plain = pipeline.predict_proba({"age": [990.0], "ward": ["x"], "lab": [None]})
+    turned = pipeline.predictions({"lab": [None], "street": ["?"], "ward": ["x"], "age": [990]})
+    np.testing.assert_array_equal(turned.probabilities.numpy(), plain)
+    assert not turned.notes
+    without = pipeline.predictions({"ward": ["x"], "age": [990]})
+    np.testing.assert_array_equal(without.probabilities.numpy(), plain)
+    assert without.notes == ["the rows has no column lab: it counts as missing in every row"]
+    unseen = pipeline.predictions({"ward": ["z"], "age": [990], "lab": [1]})
+    assert "values not seen in training ('z') have no feature" in unseen.notes[0]
+    with pytest.raises(DataError, match="lacks 1 of the models' 3 columns: age"):
+        pipeline.predict({"ward": ["x"], "lab": [1]})
+    with pytest.raises(DataError, match=r"column age of .* should hold numbers; 1 of 1 cells hold none"):
+        pipeline.predict({"ward": ["x"], "lab": [1], "age": ["old"]})
+    pipeline.save(tmp_path / "h0.safetensors")
+    (tmp_path / "new.csv").write_text("ward,age\nx,990\nz,1010\n")
+    arguments = ["predict", str(tmp_path / "new.csv"), "--model", str(tmp_path / "h0.safetensors")]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    lines = [line for line in shown.stdout.splitlines() if line]
+    assert lines[0] == "row,prediction,probability,p_no,p_yes"
+    assert [line.split(",")[:2] for line in lines[1:]] == [["1", "no"], ["2", "yes"]]
+    assert "note     column ward: values not seen in training ('z')" in shown.stderr
+
+
+def test_a_model_of_another_version_is_refused(tmp_path: Path) -> None:
+    from kinfed.core import storage
+
+    inputs = '{"shape": [4], "classes": ["a", "b"], "columns": ["x"]}'
+    storage.write_tensors(tmp_path / "m.safetensors", {"w": torch.ones(2)}, {"model": "mlr", "inputs": inputs})
+    with pytest.raises(ModelError, match="export it with this version"):
+        ModelPipeline.read(tmp_path / "m.safetensors")
+
+
+def test_statistics_of_columns_are_refused_under_privacy(
+    hospitals: tuple[dict[str, list[Any]], kinfed.RunResult],
+) -> None:
+    pytest.importorskip("dp_accounting")
+    frame, _ = hospitals
+    roles = {"label_column": "sick", "client_column": "hospital"}
+    settings: dict[str, Any] = {"model": "mlr", "algorithms": "fedavg", "rounds": 1, "seeds": (0,), "dp_noise": 1.0}
+    with pytest.raises(ConfigError, match="epsilon does not cover the statistics of columns"):
+        kinfed.run(federation=kinfed.Federation.from_table(frame, **roles), **settings)
+    for options in ({"public_statistics": True}, {"standardize": False, "ignore": "ward,lab"}):
+        kinfed.run(federation=kinfed.Federation.from_table(frame, **roles, **options), **settings)

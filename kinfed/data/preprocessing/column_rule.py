@@ -4,12 +4,12 @@
   2. pictures, lists and the like, and columns without a value in any training row, are left out
   3. a column with one value in all training rows is left out
   4. numbers stay numbers, false and true become 0 and 1, dates stay dates (texts such as 2024-02-29 too)
-  5. identifiers are left out: texts of less than three words that all differ at every site, and whole numbers that all
-     differ and either count upwards or are called id, number, code, ...; from 20 rows
-  6. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
+  5. texts with more than 100 different values, of which 99 % but not all are numbers, are numbers, with the others
+     missing; so are columns with numbers at some sites and texts that are numbers at others
+  6. identifiers are left out: texts of less than three words that all differ at every site, and whole numbers that all
+     differ and either count upwards or are called id, nr, number, index, key, ...; from 20 rows
+  7. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
      pooled as "other": in fewer than 5 training rows and in fewer than 1 % of them
-  7. texts of which 99 % are numbers are numbers, with the others missing; so are columns with numbers at some sites
-     and such texts at others
   8. all other texts are hashed
 
 Everything is decided by statistics that sites can send (column_statistics.py).
@@ -91,15 +91,16 @@ def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
             f"holds numbers at some sites and texts at others; make them alike, or declare it: {name}=number or "
             f"{name}=category"
         )
-    if all_differ and column.words < 3 * present:
-        return "skip", f"all {present:,} texts differ: an identifier"
-    if column.categories is not None:
-        return "category", f"texts with {len(column.categories)} different values"
-    if mostly_numbers:
+    if column.categories is None and mostly_numbers and numeric < present:
+        # Texts that are all numbers are meant as texts: postal codes.
         return (
             "number",
             f"{numeric / present:.1%} of its texts are numbers; {present - numeric} others count as missing",
         )
+    if all_differ and column.words < 3 * present:
+        return "skip", f"all {present:,} texts differ: an identifier"
+    if column.categories is not None:
+        return "category", f"texts with {len(column.categories)} different values"
     hint = f"; {numeric / present:.0%} of them are numbers: {name}=number takes the others as missing"
     return "text", f"texts with more than {CATEGORIES} different values" + (hint if numeric > present / 2 else "")
 

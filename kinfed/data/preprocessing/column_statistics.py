@@ -12,6 +12,7 @@ few different values these values with their counts. Texts with many different v
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -152,11 +153,13 @@ class TableStatistics:
     def from_json(cls, record: object) -> TableStatistics:
         """DataError where it is none, or contradicts itself."""
         try:
-            statistics = TypeAdapter(cls).validate_python(record, strict=True)
-        except (ValidationError, RecursionError) as error:
-            problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
+            statistics = TypeAdapter(cls).validate_json(json.dumps(record), strict=True)
+        except ValidationError as error:
+            problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))[:100]
             raise DataError(f"statistics of columns that cannot be read: {place}: {problem['msg']}") from None
+        except (RecursionError, TypeError, ValueError) as error:
+            raise DataError(f"statistics of columns that cannot be read: {type(error).__name__}") from None
         if statistics.sites != 1 or statistics.rows < 0 or len(statistics.columns) > MOST_COLUMNS:
             raise DataError(f"statistics of one site, with at most {MOST_COLUMNS} columns, were asked for")
         for name, column in statistics.columns.items():

@@ -63,8 +63,8 @@ class NumberEncoding:
             if cells.form != "text" or (not self.strays and strays.sum() > STRAY_TEXTS * cells.present().sum()):
                 raise DataError(
                     f"column {self.name} of {where} should hold numbers; {int(strays.sum())} of "
-                    f"{int((cells.present() | strays).sum())} cells hold none, the first in row {row + 1} ({text!r}). Write "
-                    "numbers, or leave cells empty"
+                    f"{int((cells.present() | strays).sum())} cells hold none, the first in row {row + 1} ({text!r}). "
+                    "Write numbers, or leave cells empty"
                 )
             note = (
                 f"column {self.name}: {int(strays.sum())} cells hold no number (first: {text!r}) and count as missing"

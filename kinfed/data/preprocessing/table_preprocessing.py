@@ -190,18 +190,16 @@ class TablePreprocessing:
     def sentences(self) -> list[str]:
         """What became of the columns, for the notes of a run."""
         kinds = [encoding.kind for encoding in self.used]
-        plural = {"number": "numbers", "category": "categories", "date": "dates", "text": "texts"}
-        counted = [f"{kinds.count(kind)} {word}" for kind, word in plural.items() if kind in kinds]
-        gaps = sum(getattr(encoding, "gaps", False) for encoding in self.used)
-        head = f"{len(kinds)} columns ({', '.join(counted)}) became {len(self.features)} features"
-        sentences = [head + (f"; {gaps} have missing values" if gaps else "")]
+        counted = [f"{kind} {kinds.count(kind)}" for kind in KINDS if kind in kinds]
+        gaps = [encoding.name for encoding in self.used if getattr(encoding, "gaps", False)]
+        head = f"columns by kind: {', '.join(counted)}; together they became {len(self.features)} features"
+        sentences = [head + (f"; with missing values: {_some(gaps)}" if gaps else "")]
         partial = [f"{one.name} ({one.empty_sites})" for one in self.used if one.empty_sites]
         if partial:
-            sentences.append(f"without a value at some of the {self.sites} clients (how many): {', '.join(partial)}")
+            sentences.append(f"without a value at some of the {self.sites} clients (how many): {_some(partial)}")
         left_out = [f"{column.name} {column.reason}" for column in self.skipped if column.reason != DECLARED]
         if left_out:
-            more = f"; and {len(left_out) - 8} more (kinfed describe)" if len(left_out) > 8 else ""
-            sentences.append(f"left out: {'; '.join(left_out[:8])}{more}")
+            sentences.append(f"columns left out: {_some(left_out, '; ')}")
         return sentences
 
     # ---- files ----
@@ -221,6 +219,11 @@ class TablePreprocessing:
         if any(not 1 <= getattr(one, "buckets", 1) <= MOST_BUCKETS for one in learnt.used):
             raise DataError(f"a text is hashed into 1 to {MOST_BUCKETS} features")
         return learnt
+
+
+def _some(names: list[str], between: str = ", ", most: int = 8) -> str:
+    more = f"{between}and {len(names) - most} more (kinfed describe)" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 def parse_kinds(columns: Mapping[str, Kind] | str | None) -> dict[str, Kind]:

@@ -1,0 +1,211 @@
+"""Real tables with natural clients, by name: hospitals, patients, schools, stations, users.
+
+Each is one Parquet file in the data folder, <name>/train-*.parquet, with the column `client`. What is learnt, what
+would give it away, and which split is honest is written here once, so that a name is enough:
+
+    heart_disease              four hospitals: is there a heart disease? (`num`, which says how severe, is left out)
+    parkinsons_telemonitoring  42 patients: UPDRS from voice; the last quarter of each patient's time is the test
+    london_schools             139 schools: exam scores            exam65_london  65 schools: normalized exam scores
+    chem97                     2,410 schools: A-level chemistry    insteval       2,972 students rate lecturers
+    wisdm_ar_v1                36 users: activity from a phone     contraception  60 districts
+    beijing_air                12 stations: PM2.5 from weather and time; the last quarter of the hours is the test
+    diabetes_130               73 medical specialties (no hospitals): readmitted within 30 days; tested on patients that
+                               nobody trains on
+    adult                      16 levels of education (no sites): income; the official split
+
+Left out by name: tcga_brca and rotterdam_gbsg, whose outcome is a survival time, which kinfed does not model.
+`breast_cancer` comes with scikit-learn, needs no file, and its five sites are made up, which every run on it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from kinfed.core import rng
+from kinfed.core.options import option
+from kinfed.data.arrays import name_keys
+from kinfed.data.source import SOURCES, Source, subsample
+from kinfed.data.sources import hub
+from kinfed.data.sources.hub import ParquetSet
+from kinfed.data.sources.table import TableOptions, source_from_table
+from kinfed.errors import DataError
+
+CLIENT, SPLIT = "client", "split"
+TEST_SHARE = 0.25
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+SplitRule = Literal["random", "time", "patient", "official"]
+
+
+@dataclass(frozen=True)
+class SiteTableOptions:
+    columns: str = option("", "what columns are, where the rule is wrong: age=number,zip=category,note=skip")
+    standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
+    public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
+    examples: int | None = option(None, "only so many rows, drawn at random; none: all")
+
+
+@dataclass(frozen=True)
+class ParkinsonsOptions(SiteTableOptions):
+    target: Literal["total_UPDRS", "motor_UPDRS"] = option("total_UPDRS", "the score to predict")
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """A table by name: its target, what is no feature, and how it is split."""
+
+    name: str
+    target: str
+    summary: str
+    leave_out: tuple[str, ...] = ()  # columns that give the target away, or say nothing of it
+    columns: str = ""  # kinds that the rule would get wrong
+    split: SplitRule = "random"
+    split_by: str = ""  # the column of time, patients or official splits
+    notes: tuple[str, ...] = ()
+    has_hours: bool = False  # year, month, day and hour are columns, which become one time
+
+    def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
+        target = getattr(options, "target", self.target)
+        table = self._complete(self._read(data_dir), target)
+        leave_out = [name for name in self.leave_out if name in table.column_names and name != target]
+        settings = TableOptions(
+            label_column=target,
+            client_column=CLIENT,
+            split_column=None if self.split == "random" else SPLIT,
+            columns=",".join(part for part in (self._kinds(options.columns), options.columns) if part),
+            ignore=tuple(leave_out),
+            standardize=options.standardize,
+            public_statistics=options.public_statistics,
+        )
+        if self.split != "random":
+            table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
+        if self.split == "official":
+            table = table.drop_columns([self.split_by])
+        source = source_from_table(table, settings, self.name)
+        source.notes += self.notes
+        return source if options.examples is None else subsample(source, options.examples, "rows")
+
+    def _kinds(self, declared: str) -> str:
+        """Kinds of this table that the user has not declared otherwise."""
+        names = {part.partition("=")[0].strip() for part in declared.split(",")}
+        return ",".join(part for part in self.columns.split(",") if part.partition("=")[0] not in names)
+
+    def _read(self, data_dir: Path | None) -> pa.Table:
+        files = hub.obtain(
+            ParquetSet(self.name, ("train",), advice=f"one file with the columns {CLIENT}, {self.target}, ..."),
+            data_dir,
+        )["train"]
+        table = pa.concat_tables([hub.read_parquet(file) for file in files])
+        needed = [CLIENT, self.target, *(_HOUR if self.has_hours else [self.split_by] if self.split_by else [])]
+        lacking = [name for name in needed if name not in table.column_names]
+        if lacking:
+            raise DataError(f"{files[0]} has no column {' or '.join(lacking)}; is it the table {self.name}?")
+        return _with_time(table) if self.has_hours else table
+
+    def _complete(self, table: pa.Table, target: str) -> pa.Table:
+        """Rows whose target is known."""
+        return table.filter(pc.is_valid(table[target])) if table[target].null_count else table
+
+    def _is_test(self, table: pa.Table, seed: int) -> Mask:
+        if self.split == "official":
+            return np.array([text == "test" for text in table[self.split_by].to_pylist()])
+        if self.split == "patient":
+            patients, index = np.unique(table[self.split_by].to_numpy().astype(str), return_inverse=True)
+            keys = name_keys(rng.root(seed, "test-split"), patients.tolist())
+            draws = rng.to_unit(rng.at(keys, torch.zeros_like(keys)))
+            chosen: Mask = (draws < TEST_SHARE).numpy()[index]
+            return chosen
+        return _last_rows(table[CLIENT].to_numpy(zero_copy_only=False), table[self.split_by].to_numpy())
+
+
+_HOUR = ("year", "month", "day", "hour")
+
+
+def _with_time(table: pa.Table) -> pa.Table:
+    """Year, month, day and hour as one time."""
+    year, month, day, hour = (table[name].to_numpy().astype(np.int64) for name in _HOUR)
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    hours = months.astype("datetime64[D]") + (day - 1).astype("timedelta64[D]")
+    time = hours.astype("datetime64[h]") + hour.astype("timedelta64[h]")
+    return table.drop_columns(list(_HOUR)).append_column("time", pa.array(time.astype("datetime64[s]")))
+
+
+def _last_rows(clients: np.ndarray[Any, Any], time: np.ndarray[Any, Any]) -> Mask:
+    """bool [n]: the last quarter of every client's rows in time; of a single row none."""
+    is_test = np.zeros(len(clients), bool)
+    _, owner = np.unique(clients.astype(str), return_inverse=True)
+    order = np.lexsort((time, owner))
+    for rows in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
+        is_test[rows[len(rows) - int(TEST_SHARE * len(rows)) :]] = True
+    return is_test
+
+
+SITE_TABLES = (
+    SiteTable("heart_disease", "target", "heart disease in four hospitals (UCI), many gaps", ("num",)),
+    SiteTable(
+        "parkinsons_telemonitoring", "total_UPDRS", "Parkinson scores of 42 patients from their voice",
+        ("total_UPDRS", "motor_UPDRS"), split="time", split_by="test_time",
+        notes=("UPDRS was measured at three visits and interpolated in between: a patient's own level and slope "
+               "explain nearly all of it",),
+    ),
+    SiteTable("london_schools", "exam_score", "exam scores in 139 London schools"),
+    SiteTable("wisdm_ar_v1", "activity", "activities of 36 users from a phone's accelerometer", ("UNIQUE_ID",)),
+    SiteTable("exam65_london", "normexam", "normalized exam scores in 65 London schools"),
+    SiteTable("chem97", "score", "A-level chemistry scores in 2,410 schools", ("gcsecnt",), "lea=category"),
+    SiteTable("insteval", "rating", "ratings of lecturers by 2,972 students", (), "lecturer=text"),
+    SiteTable("contraception", "label", "use of contraception in 60 districts of Bangladesh"),
+    SiteTable(
+        "beijing_air", "pm25", "PM2.5 at 12 stations from weather and time", ("PM10", "SO2", "NO2", "CO", "O3"),
+        split="time", split_by="time",
+        notes=("other pollutants are measured with PM2.5 and are left out; hours without PM2.5 too",), has_hours=True,
+    ),
+    SiteTable(
+        "diabetes_130", "readmitted_30d", "readmission of diabetics within 30 days, by medical specialty",
+        ("encounter_id", "patient_nbr", "readmitted"), split="patient", split_by="patient_nbr",
+        notes=("clients are medical specialties: the data do not say which hospital; patients who died cannot return, "
+               "and discharge_disposition_id tells",),
+    ),
+    SiteTable(
+        "adult", "label", "income above $50,000, by level of education", ("education", "education-num", "fnlwgt"),
+        split="official", split_by="official_split", notes=("clients are levels of education: there are no sites",),
+    ),
+)  # fmt: skip
+for _table in SITE_TABLES:
+    _options = ParkinsonsOptions if _table.name.startswith("parkinsons") else SiteTableOptions
+    SOURCES.register(_table.name, summary=_table.summary, options=_options, names_clients=True)(_table.load)
+
+
+SITES = ("Anton", "Berta", "Caesar", "Dora", "Emil")
+SITE_SHARES = (0.4, 0.25, 0.15, 0.12, 0.08)
+
+
+@SOURCES.register(
+    "breast_cancer", summary="569 tumours (scikit-learn), five made-up sites; no download", options=SiteTableOptions,
+    names_clients=True,
+)  # fmt: skip
+def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
+    """Wisconsin Diagnostic Breast Cancer as scikit-learn ships it. Rows are dealt to five sites at random, the same for
+    every seed: sites differ in size alone."""
+    from sklearn.datasets import load_breast_cancer as load
+
+    data = load()
+    columns = {str(name): data.data[:, place] for place, name in enumerate(data.feature_names)}
+    order = rng.permutation(rng.root(0, "breast-cancer-sites"), len(data.target)).numpy()
+    ends = np.round(np.cumsum(SITE_SHARES) * len(order)).astype(int)
+    site = np.empty(len(order), object)
+    for name, rows in zip(SITES, np.split(order, ends[:-1]), strict=True):
+        site[rows] = f"site {name}"
+    diagnosis = np.array(data.target_names)[data.target]
+    table = pa.table({CLIENT: pa.array(site.tolist()), **columns, "diagnosis": diagnosis})
+    settings = {name: value for name, value in asdict(options).items() if name != "examples"}
+    source = source_from_table(
+        table, TableOptions(label_column="diagnosis", client_column=CLIENT, **settings), "breast_cancer"
+    )
+    source.notes.append("the five sites are made up: rows of one clinic, dealt at random")
+    return source if options.examples is None else subsample(source, options.examples, "rows")

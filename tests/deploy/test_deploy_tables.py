@@ -1,0 +1,129 @@
+"""Nodes with tables as they are: what columns become is learnt from one message of each, and equals a simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+import torch
+from loopback import Loopback
+
+from kinfed.data.federation import Federation
+from kinfed.deploy.exchange import Sent
+from kinfed.deploy.node import Node
+from kinfed.deploy.rules import Refused
+from kinfed.deploy.server import serve
+from kinfed.deploy.settings import Deployment
+from kinfed.deploy.vault import Vault
+from kinfed.deploy.wire import Packet
+from kinfed.engine.mixture import module_for
+from kinfed.errors import ConfigError, DataError
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.runs.simulation import simulate
+
+NAMES = ["a", "b", "c"]
+SETTINGS: dict[str, Any] = {
+    "method": "fedavg", "model": "mlr", "rounds": 2, "clients": 3, "classes": "no,yes", "label-column": "sick",
+    "steps": 2, "batch": 5, "eval-every": 0, "deadline": 60.0, "wait": 60.0,
+}  # fmt: skip
+
+
+def table() -> pa.Table:
+    """All sites together: gaps, categories, a constant; site b has no column `lab`."""
+    numbers, rows = np.random.default_rng(1), 60
+    site = np.repeat(NAMES, (25, 15, 20))
+    age, lab = numbers.normal(60, 9, rows).round(1), numbers.normal(5, 2, rows).round(2)
+    return pa.table({
+        "age": age, "ward": numbers.choice(["x", "y", "z"], rows), "unit": ["mmol"] * rows,
+        "lab": pa.array(np.where((site == "b") | (np.arange(rows) % 7 == 0), np.nan, lab), from_pandas=True),
+        "sick": np.where(age + numbers.normal(0, 4, rows) > 60, "yes", "no"), "site": site,
+    })  # fmt: skip
+
+
+def net(folder: Path, **settings: Any) -> Loopback:
+    whole, nodes = table(), {}
+    for number, name in enumerate(NAMES):
+        own = whole.filter(pa.compute.equal(whole["site"], name)).drop_columns(
+            ["site", *(["lab"] if name == "b" else [])]
+        )
+        pyarrow.csv.write_csv(own, folder / f"{name}.csv")
+        nodes[number + 1] = {
+            "client": name, "data": str(folder / f"{name}.csv"), "vault": str(folder / f"vault-{name}"),
+        }  # fmt: skip
+    return Loopback(
+        SETTINGS | {"out": str(folder / "run")} | {k.replace("_", "-"): v for k, v in settings.items()}, nodes
+    )
+
+
+def run(net: Loopback) -> Path:
+    return serve(Deployment.parse(net.run_config), net, net.log.append, **net.time)
+
+
+def test_tables_of_nodes_give_the_models_of_a_simulation(tmp_path: Path) -> None:
+    nodes = net(tmp_path)
+    folder = run(nodes)
+    data = Federation.from_table(table(), label_column="sick", client_column="site")
+    assert data.preprocessing is not None
+    assert data.preprocessing.features == ["age", "ward=x", "ward=y", "ward=z", "lab", "lab missing"]
+    loop = simulate(data, "mlr", Deployment.parse(nodes.run_config).algorithm)
+    reports = list(loop.rounds(2))
+    wanted = loop.evaluate(keep_models=True).models
+    assert wanted is not None
+    for row, config in zip(wanted, nodes.nodes_.values(), strict=True):
+        pipeline = ModelPipeline.read(Vault(config["vault"]).model_path())
+        theirs = pipeline.module.state_dict()
+        for name, tensor in module_for(loop.task, row).state_dict().items():  # type: ignore[arg-type]
+            torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-6)
+        assert pipeline.inputs.preprocessing is not None
+        assert pipeline.inputs.preprocessing.encodings == data.preprocessing.encodings
+        assert len(pipeline.predict({"ward": ["x", "new"], "age": [50, 70]})) == 2, "raw rows, without lab"
+    first = json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])
+    assert first["bytes_up"] > sum(row.numel() * 4 for row in wanted), "statistics are counted"
+    assert 0 < reports[0].bytes_up - first["bytes_up"] < 200, "b says nothing of the column that it lacks"
+    asked = [one for one in nodes.messages if one.kind == "sums"]
+    assert len(asked) == 3
+    assert any("columns left out: unit has the same value" in line for line in nodes.log)
+
+
+def test_statistics_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    nodes = net(tmp_path, rounds=1)
+
+    def tamper(client: str, question: Sent, answer: Packet) -> Packet:
+        if question.kind == "sums" and client == "b":
+            columns = answer.header["statistics"]["columns"]
+            columns["age"]["values"] |= {"mean": 1e12}
+        return answer
+
+    nodes.tamper = tamper
+    run(nodes)
+    assert any("learning columns is without b: column age: a mean of 1e+12" in line for line in nodes.log)
+
+
+def test_settings_must_name_columns_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no client has a column 'weight'"):
+        run(net(tmp_path, features="age,weight"))
+
+
+def test_no_categories_leave_under_privacy(tmp_path: Path) -> None:
+    nodes = net(tmp_path, dp_noise=1.0)
+    config = nodes.nodes_[1] | {"sums": "yes"}
+    ask = Sent(1, "sums", Packet({"kind": "sums", "name": "a"}), 60.0)
+
+    def answer(**settings: Any) -> Packet:
+        return Node.of(config | settings, nodes.run_config, 1).answer("sums", ask.packet)
+
+    with pytest.raises(Refused, match="does not say which categories its columns ward, unit hold: no epsilon covers"):
+        answer()
+    with pytest.raises(Refused, match="no exact sums"):
+        answer(sums="no")
+    assert answer(ignore="ward,unit").header["statistics"]["rows"] == 18
+
+
+def test_without_common_statistics_a_table_must_hold_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a and b differ in the"):
+        run(net(tmp_path, scaling="none"))
