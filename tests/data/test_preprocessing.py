@@ -120,11 +120,12 @@ def test_what_says_nothing_is_left_out_and_why() -> None:
     assert learnt.columns == ["n", "year", "asked"]
     assert learnt.features[-2:] == ["asked=yes", "asked missing"]
     for name, why in {
-        "row": "counts upwards", "patient_id": "the name says so", "code": "all 40 texts differ",
+        "row": "all 40 values differ, and the name says so", "patient_id": "the name says so",
+        "code": "all 40 texts differ",
         "clinic": "'north'", "unit": r"(7)", "empty": "has no value", "list": "images, lists",
     }.items():  # fmt: skip
         assert why in reason(learnt, name)
-    assert any("columns left out: row counts upwards" in text for text in learnt.sentences())
+    assert any("columns left out: row all 40 values differ" in text for text in learnt.sentences())
     with pytest.raises(DataError, match="no feature columns left: clinic has the same value"):
         TablePreprocessing.learn({"clinic": ["north"] * 3})
 

@@ -21,7 +21,7 @@ from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.deploy.wire import Packet
-from kinfed.engine.mixture import module_for
+from kinfed.engine.personal import module_for
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate

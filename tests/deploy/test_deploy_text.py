@@ -19,7 +19,8 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.adopt import adopt, newcomer_from_table
-from kinfed.runs.predict import model_of_run, predict, read_model
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.runs.predict import model_of_run, predict
 
 OPINIONS = {"good": ["the film was very good", "a fine book", "it is not bad", "we was very fine"],
             "bad": ["the film was poor", "a bad bad book", "it is not good", "the plot is very poor"]}  # fmt: skip
@@ -78,7 +79,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_train_on_nodes_as_in_a_simulation(tmp_path: Path, simulated: Path) -> None:
     net = make(tmp_path)
     run(net)
-    ours = read_model(Vault(net.nodes_[101]["vault"]).model_path())
+    ours = ModelPipeline.read(Vault(net.nodes_[101]["vault"]).model_path())
     theirs = model_of_run(simulated / "run", "b").module
     for name, tensor in theirs.state_dict().items():
         torch.testing.assert_close(ours.module.state_dict()[name], tensor, rtol=0, atol=1e-6)
@@ -87,9 +88,9 @@ def test_texts_train_on_nodes_as_in_a_simulation(tmp_path: Path, simulated: Path
 
     # The model file alone says how to read new texts, by this node's own tokenizer.
     predictions = predict(ours, write_table(tmp_path / "new.csv", ["b"]))
-    assert ours.text is not None
-    assert ours.text.tokenizer == str(tmp_path / "bert-b")
-    x = ours.text.encode([f"{text} b" for texts in OPINIONS.values() for text in texts])
+    assert ours.inputs.text is not None
+    assert ours.inputs.text.tokenizer == str(tmp_path / "bert-b")
+    x = ours.inputs.text.encode([f"{text} b" for texts in OPINIONS.values() for text in texts])
     torch.testing.assert_close(predictions.probabilities, torch.softmax(ours.module(x), 1).detach())
 
 

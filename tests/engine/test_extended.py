@@ -22,7 +22,7 @@ from kinfed.engine.personal import module_for, module_from, named_parameters, ta
 from kinfed.engine.task import make_task
 from kinfed.errors import ModelError
 from kinfed.runs.export import export_model
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.testing import tiny_federation, tiny_model
 from kinfed.testing.tiny_models import normalized_model
 
@@ -137,10 +137,10 @@ def test_exported_models_predict_as_in_the_run(name: str, tmp_path: Path) -> Non
         out=out, federation=data, model="mlp", algorithms=[name], rounds=2, seeds=[0], eval_every=0, workers=1
     )
     exported = export_model(out, "client-4", out=tmp_path / "model.safetensors")
-    module = read_model(exported.path).module
+    module = ModelPipeline.read(exported.path).module
     score = result.result().evaluation.personal
     assert score is not None
     with torch.no_grad():
         x, y = data.features.gather(data.test[4]), data.labels[data.test[4]]
         assert float((module(x).argmax(1) == y).sum()) == float(score.correct[4])
-        torch.testing.assert_close(result.personal_model(4)(x), module(x))
+        torch.testing.assert_close(result.personal_model(4).module(x), module(x))

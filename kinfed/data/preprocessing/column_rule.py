@@ -7,7 +7,7 @@
   5. texts with more than 100 different values, of which 99 % but not all are numbers, are numbers, with the others
      missing; so are columns with numbers at some sites and texts that are numbers at others
   6. identifiers are left out: texts of less than three words that all differ at every site, and whole numbers that all
-     differ and either count upwards or are called id, nr, number, index, key, ...; from 20 rows
+     differ and are called id, nr, number, index, row, patient, case, ...; from 20 rows
   7. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
      pooled as "other": in fewer than 5 training rows and in fewer than 1 % of them
   8. all other texts are hashed
@@ -36,7 +36,11 @@ from kinfed.errors import DataError
 
 RARE_ROWS, RARE_SHARE = 5, 0.01
 IDENTIFIER_ROWS = 20
-_IDENTIFIER_NAME = re.compile(r"(^|[_\W])(id|ids|nr|nbr|no|num|number|index|idx|key|uuid|guid|mrn|row)$", re.IGNORECASE)
+_IDENTIFIER_NAME = re.compile(
+    r"(^|[_\W])(id|ids|nr|nbr|no|num|number|index|idx|key|uuid|guid|mrn|row|record|case|patient|subject|encounter)$"
+    r"|(?-i:[a-z](ID|Id)$)|^$|^unnamed: ?\d+$",
+    re.IGNORECASE,
+)
 
 
 def choose_encoding(
@@ -73,8 +77,6 @@ def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
             )
         if column.booleans == present:
             return "number", "false and true"
-        if all_differ and column.whole and column.rising:
-            return "skip", f"counts upwards through all {present:,} rows: an identifier"
         if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
             return "skip", f"all {present:,} values differ, and the name says so: an identifier"
         return "number", "numbers"

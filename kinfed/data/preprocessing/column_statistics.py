@@ -74,7 +74,6 @@ class ColumnStatistics:
     words: int = 0  # in all texts
     empty_sites: int = 0  # sites without a value
     whole: bool = True  # all numbers are whole
-    rising: bool = True  # at every site each number is larger than the one before it: a counter
     has_time: bool = False  # some date has a time of day
     values: ValueMoments = ValueMoments()  # of numbers, booleans and texts that are numbers
     days: ValueMoments = ValueMoments()  # of dates, in days since 1970-01-01
@@ -90,7 +89,6 @@ class ColumnStatistics:
         return ColumnStatistics(
             **counts,
             whole=self.whole and other.whole,
-            rising=self.rising and other.rising,
             has_time=self.has_time or other.has_time,
             values=self.values.merge(other.values),
             days=self.days.merge(other.days),
@@ -105,7 +103,7 @@ class ColumnStatistics:
 
 
 _COUNTS = tuple(spec.name for spec in dataclasses.fields(ColumnStatistics) if spec.type == "int")
-_FIXED_BYTES = 8 * (len(_COUNTS) + 6) + 4  # six of moments, three flags, and whether there are categories
+_FIXED_BYTES = 8 * (len(_COUNTS) + 6) + 3  # six of moments, two flags, and whether there are categories
 
 
 def _category_bytes(value: str) -> int:
@@ -282,8 +280,8 @@ def _collect(cells: Cells, rows: Codes, owner: Codes, sites: int, limit: int) ->
     if cells.form == "boolean":
         return replace(base, booleans=count, values=values), 0
     whole = bool((numbers == np.round(numbers)).all())
-    different, rising = _distinct(numbers, site)
-    statistics = replace(base, numbers=count, values=values, whole=whole, different=different, rising=rising)
+    different = _distinct(numbers, site)
+    statistics = replace(base, numbers=count, values=values, whole=whole, different=different)
     return statistics, 0
 
 
@@ -314,7 +312,6 @@ def _collect_texts(
         date_texts=int(dated.sum()),
         different=len(pairs),
         words=int(word_counts[codes].sum()),
-        rising=False,
         whole=bool((np.round(numbers[codes][numeric]) == numbers[codes][numeric]).all()),
         has_time=bool((day_values != np.floor(day_values)).any()),
         values=_moments(numbers[codes][numeric].astype(np.float32).astype(np.float64), site[numeric], sites),
@@ -336,13 +333,11 @@ def _moments(values: Numbers, site: Codes, sites: int) -> ValueMoments:
     return ValueMoments(len(values), common, float(square.sum() + (count * (mean - common) ** 2).sum()))
 
 
-def _distinct(values: Numbers, site: Codes) -> tuple[int, bool]:
-    """Different values at each site, summed; and whether values rise at every site, in the order of its rows."""
+def _distinct(values: Numbers, site: Codes) -> int:
+    """Different values at each site, summed."""
     order = np.lexsort((values, site))
     same = (np.diff(values[order]) == 0) & (np.diff(site[order]) == 0)
-    in_order = np.argsort(site, kind="stable")
-    falls = (np.diff(values[in_order]) <= 0) & (np.diff(site[in_order]) == 0)
-    return len(values) - int(same.sum()), not bool(falls.any())
+    return len(values) - int(same.sum())
 
 
 def _united(a: Mapping[str, int] | None, b: Mapping[str, int] | None, limit: int) -> Mapping[str, int] | None:
