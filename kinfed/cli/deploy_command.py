@@ -188,7 +188,7 @@ def predict(
         return
     predictions.write(out)
     about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
-    say(f"wrote    {out} ({len(predictions.probabilities)} rows; {about})")
+    say(f"wrote    {out} ({len(predictions.outputs)} rows; {about})")
 
 
 def _print_predictions(predictions: Predictions) -> None:

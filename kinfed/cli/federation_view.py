@@ -36,7 +36,7 @@ def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Gr
         parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
     shades = _ASCII_SHADES if ascii_only else _SHADES
     columns = _columns(d)
-    notes = [*([] if columns is None else [columns]), *(Text(f"note: {note}") for note in d.notes)]
+    notes: list[Table | Text] = [*([] if columns is None else [columns]), *(Text(f"note: {note}") for note in d.notes)]
     if d.problem.is_regression:
         return Group(*parts, _target_table(d, shown), *notes)
     parts.append(_grid(d, shown, width, shades))

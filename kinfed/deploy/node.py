@@ -279,7 +279,7 @@ class NodeClient:
     def _keep_model(self, entry: VaultEntry, prepared: _Prepared, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
         inputs = ModelInputs(
-            data.features.shape, self.deployment.class_names, data.features.is_tokens, enrolment.mean, enrolment.std,
+            data.features.shape, data.problem, data.features.is_tokens, enrolment.mean, enrolment.std,
             data.preprocessing, prepared.own.text, model.options,
         )  # fmt: skip
         metadata = {

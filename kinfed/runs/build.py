@@ -39,7 +39,7 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
         _refuse(columns, f"{name} is a saved federation")
         return Federation.load(Path(name))
     names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
-    if is_table(name) or (names_columns and set(columns) == {"columns"}):
+    if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
         source_options |= columns
     else:
         _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")

@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfed.data.description import Description
 from kinfed.data.federation import Federation
 from kinfed.data.preprocessing import TablePreprocessing
+from kinfed.data.problem import Problem
 from kinfed.data.sources.wordpiece import TextInput
 from kinfed.errors import DataError, ModelError
 
@@ -21,13 +22,17 @@ from kinfed.errors import DataError, ModelError
 @dataclass(frozen=True)
 class ModelInputs:
     shape: tuple[int, ...]  # of an example
-    classes: list[str]
+    problem: Problem  # its classes, or the mean and scale of its target
     tokens: bool = False
     mean: Tensor | None = None  # of arrays and images: a model is fed (x - mean) / std
     std: Tensor | None = None
     preprocessing: TablePreprocessing | None = None  # of tables: what columns become, with their scaling
     text: TextInput | None = None  # which column of texts becomes its tokens, and how
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model
+
+    @property
+    def classes(self) -> list[str]:
+        return self.problem.class_labels
 
     @property
     def columns(self) -> list[str] | None:
@@ -41,23 +46,27 @@ class ModelInputs:
         mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
         learnt = inputs.get("preprocessing")
         return cls(
-            tuple(inputs["shape"]), data.class_labels, inputs["tokens"], mean, std,
+            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std,
             None if learnt is None else TablePreprocessing.from_json(learnt), TextInput.of_options(source), options,
         )  # fmt: skip
 
     @classmethod
     def of_federation(cls, data: Federation, options: Mapping[str, Any]) -> ModelInputs:
         """Of a run in memory."""
-        classes = data.class_names or [str(number) for number in range(data.num_classes)]
         features, learnt = data.features, data.preprocessing
         mean, std = (features.mean, features.std) if learnt is None else (None, None)
         text = TextInput.of_options(data.description.get("dataset_options", {}))
-        return cls(features.shape, classes, features.is_tokens, mean, std, learnt, text, options)
+        return cls(features.shape, data.problem, features.is_tokens, mean, std, learnt, text, options)
 
     def to_json(self) -> str:
         scale = {name: None if value is None else value.tolist() for name, value in
                  (("mean", self.mean), ("std", self.std))}  # fmt: skip
-        plain = {"shape": list(self.shape), "classes": self.classes, "tokens": self.tokens, "options": self.options}
+        plain = {
+            "shape": list(self.shape),
+            "problem": self.problem.to_json(),
+            "tokens": self.tokens,
+            "options": self.options,
+        }
         learnt = None if self.preprocessing is None else self.preprocessing.to_json()
         text = None if self.text is None else asdict(self.text)
         return json.dumps({**plain, **scale, "preprocessing": learnt, "text": text})
@@ -70,7 +79,7 @@ class ModelInputs:
             mean, std = (None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std"))
             learnt = record["preprocessing"]
             return cls(
-                tuple(record["shape"]), list(record["classes"]), bool(record["tokens"]), mean, std,
+                tuple(record["shape"]), Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std,
                 None if learnt is None else TablePreprocessing.from_json(learnt),
                 None if record["text"] is None else TextInput(**record["text"]), dict(record["options"]),
             )  # fmt: skip

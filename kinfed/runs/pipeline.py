@@ -27,6 +27,7 @@ from kinfed.core import storage
 from kinfed.core.spreadsheet import escape_formula
 from kinfed.data.features import Features
 from kinfed.data.preprocessing import TablePreprocessing
+from kinfed.data.problem import Problem
 from kinfed.engine.models import MODELS, Builder, build_model, own_model
 from kinfed.engine.personal import module_from
 from kinfed.errors import DataError, ModelError
@@ -37,10 +38,28 @@ WIDTH = 1024  # examples at once
 
 @dataclass(frozen=True)
 class Predictions:
-    classes: list[str]
-    probabilities: Tensor  # [n, C] float32
+    problem: Problem
+    outputs: Tensor  # [n, C] probabilities of classes, or [n] numbers in the target's unit; float32
     names: list[str] | None = None  # [n] of the rows, where a column holds them
     notes: list[str] = field(default_factory=list)  # what a reader should know: unseen categories, absent columns
+
+    @property
+    def classes(self) -> list[str]:
+        return self.problem.class_labels
+
+    @property
+    def probabilities(self) -> Tensor:
+        """[n, C]"""
+        if self.problem.is_regression:
+            raise ModelError("a model of a regression gives numbers and no probabilities; ask for its values")
+        return self.outputs
+
+    @property
+    def values(self) -> Tensor:
+        """[n]"""
+        if not self.problem.is_regression:
+            raise ModelError("a model of classes gives probabilities and labels; it has no values")
+        return self.outputs
 
     @property
     def labels(self) -> list[str]:
@@ -48,11 +67,16 @@ class Predictions:
 
     @property
     def header(self) -> list[str]:
+        if self.problem.is_regression:
+            return ["row", "prediction"]
         return ["row", "prediction", "probability", *(f"p_{name}" for name in self.classes)]
 
     def lines(self) -> list[list[str]]:
-        """The row's number (or name), the predicted class, its probability, and the probability of every class."""
-        names = [str(number + 1) for number in range(len(self.probabilities))] if self.names is None else self.names
+        """The row's number (or name), the predicted class, its probability, and the probability of every class; of a
+        regression the predicted number."""
+        names = [str(number + 1) for number in range(len(self.outputs))] if self.names is None else self.names
+        if self.problem.is_regression:
+            return [[name, f"{value:.6g}"] for name, value in zip(names, self.outputs.tolist(), strict=True)]
         return [
             [name, label, f"{max(p):.6g}", *(f"{value:.6g}" for value in p)]
             for name, label, p in zip(names, self.labels, self.probabilities.tolist(), strict=True)
@@ -85,6 +109,7 @@ class ModelPipeline:
 
     @property
     def classes(self) -> list[str]:
+        """Names of the classes; none of a regression."""
         return self.inputs.classes
 
     # ---- from rows to predictions ----
@@ -119,22 +144,25 @@ class ModelPipeline:
         return features.gather(torch.arange(len(features)))
 
     def predictions(self, rows: Any, names: list[str] | None = None, where: str = "the rows") -> Predictions:
-        """Probabilities of every class for every row, with notes."""
+        """Probabilities of every class, or the number, for every row, with notes."""
         features, notes = self.encode(rows, where)
         blocks = []
         self.module.eval()
         with torch.inference_mode():
             for index in torch.split(torch.arange(len(features)), WIDTH):
-                blocks.append(torch.softmax(self.module(features.gather(index)).to(torch.float32), 1))
-        probabilities = torch.cat(blocks) if blocks else torch.zeros(0, len(self.classes))
-        if not bool(torch.isfinite(probabilities).all()):
-            row = int((~torch.isfinite(probabilities).all(1)).nonzero()[0])
+                blocks.append(self.module(features.gather(index)).to(torch.float32))
+        problem = self.inputs.problem
+        outputs = torch.cat(blocks) if blocks else torch.zeros(0, problem.outputs)
+        if not bool(torch.isfinite(outputs).all()):
+            row = int((~torch.isfinite(outputs).all(1)).nonzero()[0])
             raise DataError(f"the model gives NaN for row {row + 1} of {where}; check the scale of its features")
-        return Predictions(self.classes, probabilities, names, notes)
+        given = problem.restored(outputs[:, 0]) if problem.is_regression else torch.softmax(outputs, 1)
+        return Predictions(problem, given, names, notes)
 
-    def predict(self, rows: Any) -> list[str]:
-        """[n] the name of the most probable class."""
-        return self.predictions(rows).labels
+    def predict(self, rows: Any) -> list[str] | np.ndarray[Any, np.dtype[np.float32]]:
+        """[n] the name of the most probable class; of a regression the number, in the target's unit."""
+        predictions = self.predictions(rows)
+        return predictions.values.numpy() if self.inputs.problem.is_regression else predictions.labels
 
     def predict_proba(self, rows: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """[n, C] in the order of `classes`."""
@@ -161,11 +189,11 @@ class ModelPipeline:
                 f"{path} holds a {about['model']}, which is none of kinfed's models; use ModelPipeline.read with the "
                 "function that builds it"
             )
-        shape, classes = inputs.shape, len(inputs.classes)
+        shape, outputs = inputs.shape, inputs.problem.outputs
         if build is None:
-            make = lambda: build_model(about["model"], shape, classes, inputs.options)  # noqa: E731
+            make = lambda: build_model(about["model"], shape, outputs, inputs.options)  # noqa: E731
         else:
-            make = own_model(build, shape, classes)
+            make = own_model(build, shape, outputs)
         module = _module(make, storage.read_tensors(path), path)
         return cls(
             module, inputs, {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}

@@ -221,7 +221,7 @@ def test_new_rows_that_differ_are_handled_or_refused(
 def test_a_model_of_another_version_is_refused(tmp_path: Path) -> None:
     from kinfed.core import storage
 
-    inputs = '{"shape": [4], "classes": ["a", "b"], "columns": ["x"]}'
+    inputs = '{"shape": [4], "classes": ["a", "b"], "mean": null, "std": null, "columns": ["x"]}'
     storage.write_tensors(tmp_path / "m.safetensors", {"w": torch.ones(2)}, {"model": "mlr", "inputs": inputs})
     with pytest.raises(ModelError, match="export it with this version"):
         ModelPipeline.read(tmp_path / "m.safetensors")

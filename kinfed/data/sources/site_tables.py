@@ -35,6 +35,7 @@ from kinfed.data.source import SOURCES, Source, subsample
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.table import TableOptions, source_from_table
+from kinfed.data.target import TaskName
 from kinfed.errors import DataError
 
 CLIENT, SPLIT = "client", "split"
@@ -48,6 +49,7 @@ class SiteTableOptions:
     columns: str = option("", "what columns are, where the rule is wrong: age=number,zip=category,note=skip")
     standardize: bool = option(True, "scale numbers by mean and deviation of all training rows")
     public_statistics: bool = option(False, "statistics of columns are no secret: learn them under privacy too")
+    task: TaskName = option("auto", "classification or regression, where it is not what is usual for the table")
     examples: int | None = option(None, "only so many rows, drawn at random; none: all")
 
 
@@ -68,6 +70,7 @@ class SiteTable:
     split: SplitRule = "random"
     split_by: str = ""  # the column of time, patients or official splits
     notes: tuple[str, ...] = ()
+    task: TaskName = "auto"  # where the rule of kinfed.data.target would take another
     has_hours: bool = False  # year, month, day and hour are columns, which become one time
 
     def load(self, options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
@@ -82,6 +85,7 @@ class SiteTable:
             ignore=tuple(leave_out),
             standardize=options.standardize,
             public_statistics=options.public_statistics,
+            task=self.task if options.task == "auto" else options.task,
         )
         if self.split != "random":
             table = table.append_column(SPLIT, pa.array(np.where(self._is_test(table, seed), "test", "train")))
@@ -157,8 +161,9 @@ SITE_TABLES = (
     SiteTable("london_schools", "exam_score", "exam scores in 139 London schools"),
     SiteTable("wisdm_ar_v1", "activity", "activities of 36 users from a phone's accelerometer", ("UNIQUE_ID",)),
     SiteTable("exam65_london", "normexam", "normalized exam scores in 65 London schools"),
-    SiteTable("chem97", "score", "A-level chemistry scores in 2,410 schools", ("gcsecnt",), "lea=category"),
-    SiteTable("insteval", "rating", "ratings of lecturers by 2,972 students", (), "lecturer=text"),
+    SiteTable("chem97", "score", "A-level chemistry scores in 2,410 schools", ("gcsecnt",), "lea=category",
+              task="regression"),
+    SiteTable("insteval", "rating", "ratings of lecturers by 2,972 students", (), "lecturer=text", task="regression"),
     SiteTable("contraception", "label", "use of contraception in 60 districts of Bangladesh"),
     SiteTable(
         "beijing_air", "pm25", "PM2.5 at 12 stations from weather and time", ("PM10", "SO2", "NO2", "CO", "O3"),
