@@ -1,9 +1,11 @@
-"""The page about data: its plugin runs as it stands there."""
+"""The page about data: its Python runs as it stands there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 from kinfed.core.registry import load_plugin
 from kinfed.data.partitions import PARTITIONS, make_federation
@@ -12,8 +14,21 @@ from kinfed.data.sources import SOURCES, load_source
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+
+
+def test_the_table_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks()[0], "data.md", "exec"), {"__name__": "page"})
+    assert "['ill', 'well']" in capsys.readouterr().out
+    assert (tmp_path / "north.safetensors").exists()
+
+
 def test_the_plugin_of_the_page_runs(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+    _, block = blocks()
     (tmp_path / "mine.py").write_text(block)
     try:
         load_plugin(tmp_path / "mine.py")

@@ -169,7 +169,7 @@ def load_text(tmp_path, text, **options):
         ("a,a,y\n1,2,0\n", {}, DataError, "several columns named a"),
         ("a,y\n1,0\n2,0\n", {}, DataError, "one class only"),
         ("a,y\n1,0\n2,\n", {}, DataError, "column y .* 1 empty cell.*row 2"),
-        ("a,y\n1,0.5\n2,1\n", {}, DataError, "column y should hold classes; entry 0 is 0.5"),
+        ("a,y\n1,0.5\n2,1\n", {"task": "classification"}, DataError, "column y should hold classes; entry 0 is 0.5"),
         ("a,y\n1,0\n1e60,1\n", {}, DataError, "column a .*row 2"),
         ("a,y\n1,0\n2,1\n", {"columns": "b=number"}, ConfigError, "columns: .* has no column 'b'"),
         ("a,y\n1,0\n2,1\n", {"columns": "a=numbr"}, ConfigError, "did you mean number"),
