@@ -80,6 +80,90 @@ _add_source(
     names_clients=True,
 )
 _add_source(
+    "heart_disease",
+    "site_tables:load_heart_disease",
+    "heart disease in four hospitals (UCI), many gaps",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "parkinsons_telemonitoring",
+    "site_tables:load_parkinsons_telemonitoring",
+    "Parkinson scores of 42 patients from their voice",
+    "ParkinsonsOptions",
+    names_clients=True,
+)
+_add_source(
+    "london_schools",
+    "site_tables:load_london_schools",
+    "exam scores in 139 London schools",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "wisdm_ar_v1",
+    "site_tables:load_wisdm_ar_v1",
+    "activities of 36 users from a phone's accelerometer",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "exam65_london",
+    "site_tables:load_exam65_london",
+    "normalized exam scores in 65 London schools",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "chem97",
+    "site_tables:load_chem97",
+    "A-level chemistry scores in 2,410 schools",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "insteval",
+    "site_tables:load_insteval",
+    "ratings of lecturers by 2,972 students",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "contraception",
+    "site_tables:load_contraception",
+    "use of contraception in 60 districts of Bangladesh",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "beijing_air",
+    "site_tables:load_beijing_air",
+    "PM2.5 at 12 stations from weather and time",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "diabetes_130",
+    "site_tables:load_diabetes_130",
+    "readmission of diabetics within 30 days, by medical specialty",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "adult",
+    "site_tables:load_adult",
+    "income above $50,000, by level of education",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
+    "breast_cancer",
+    "site_tables:load_breast_cancer",
+    "569 tumours (scikit-learn), five made-up sites; no download",
+    "SiteTableOptions",
+    names_clients=True,
+)
+_add_source(
     "sentiment140",
     "text:load_sentiment140",
     "tweets by user, two sentiments, GloVe word vectors",

@@ -31,7 +31,7 @@ import torch
 from kinfed.core import rng
 from kinfed.core.options import option
 from kinfed.data.arrays import name_keys
-from kinfed.data.source import SOURCES, Source, subsample
+from kinfed.data.source import Source, subsample
 from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
 from kinfed.data.sources.table import TableOptions, source_from_table
@@ -64,7 +64,6 @@ class SiteTable:
 
     name: str
     target: str
-    summary: str
     leave_out: tuple[str, ...] = ()  # columns that give the target away, or say nothing of it
     columns: str = ""  # kinds that the rule would get wrong
     split: SplitRule = "random"
@@ -150,50 +149,55 @@ def _last_rows(clients: np.ndarray[Any, Any], time: np.ndarray[Any, Any]) -> Mas
     return is_test
 
 
-SITE_TABLES = (
-    SiteTable("heart_disease", "target", "heart disease in four hospitals (UCI), many gaps", ("num",)),
-    SiteTable(
-        "parkinsons_telemonitoring", "total_UPDRS", "Parkinson scores of 42 patients from their voice",
-        ("total_UPDRS", "motor_UPDRS"), split="time", split_by="test_time",
-        notes=("UPDRS was measured at three visits and interpolated in between: a patient's own level and slope "
-               "explain nearly all of it",),
-    ),
-    SiteTable("london_schools", "exam_score", "exam scores in 139 London schools"),
-    SiteTable("wisdm_ar_v1", "activity", "activities of 36 users from a phone's accelerometer", ("UNIQUE_ID",)),
-    SiteTable("exam65_london", "normexam", "normalized exam scores in 65 London schools"),
-    SiteTable("chem97", "score", "A-level chemistry scores in 2,410 schools", ("gcsecnt",), "lea=category",
-              task="regression"),
-    SiteTable("insteval", "rating", "ratings of lecturers by 2,972 students", (), "lecturer=text", task="regression"),
-    SiteTable("contraception", "label", "use of contraception in 60 districts of Bangladesh"),
-    SiteTable(
-        "beijing_air", "pm25", "PM2.5 at 12 stations from weather and time", ("PM10", "SO2", "NO2", "CO", "O3"),
-        split="time", split_by="time",
-        notes=("other pollutants are measured with PM2.5 and are left out; hours without PM2.5 too",), has_hours=True,
-    ),
-    SiteTable(
-        "diabetes_130", "readmitted_30d", "readmission of diabetics within 30 days, by medical specialty",
-        ("encounter_id", "patient_nbr", "readmitted"), split="patient", split_by="patient_nbr",
-        notes=("clients are medical specialties: the data do not say which hospital; patients who died cannot return, "
-               "and discharge_disposition_id tells",),
-    ),
-    SiteTable(
-        "adult", "label", "income above $50,000, by level of education", ("education", "education-num", "fnlwgt"),
-        split="official", split_by="official_split", notes=("clients are levels of education: there are no sites",),
-    ),
-)  # fmt: skip
-for _table in SITE_TABLES:
-    _options = ParkinsonsOptions if _table.name.startswith("parkinsons") else SiteTableOptions
-    SOURCES.register(_table.name, summary=_table.summary, options=_options, names_clients=True)(_table.load)
+SITE_TABLES = {
+    table.name: table
+    for table in (
+        SiteTable("heart_disease", "target", ("num",)),
+        SiteTable(
+            "parkinsons_telemonitoring", "total_UPDRS", ("total_UPDRS", "motor_UPDRS"), split="time",
+            split_by="test_time",
+            notes=("UPDRS was measured at three visits and interpolated in between: a patient's own level and slope "
+                   "explain nearly all of it",),
+        ),
+        SiteTable("london_schools", "exam_score"),
+        SiteTable("wisdm_ar_v1", "activity", ("UNIQUE_ID",)),
+        SiteTable("exam65_london", "normexam"),
+        SiteTable("chem97", "score", ("gcsecnt",), "lea=category", task="regression"),
+        SiteTable("insteval", "rating", (), "lecturer=text", task="regression"),
+        SiteTable("contraception", "label"),
+        SiteTable(
+            "beijing_air", "pm25", ("PM10", "SO2", "NO2", "CO", "O3"), split="time", split_by="time", has_hours=True,
+            notes=("other pollutants are measured with PM2.5 and are left out; hours without PM2.5 too",),
+        ),
+        SiteTable(
+            "diabetes_130", "readmitted_30d", ("encounter_id", "patient_nbr", "readmitted"), split="patient",
+            split_by="patient_nbr",
+            notes=("clients are medical specialties: the data do not say which hospital; patients who died cannot "
+                   "return, and discharge_disposition_id tells",),
+        ),
+        SiteTable(
+            "adult", "label", ("education", "education-num", "fnlwgt"), split="official", split_by="official_split",
+            notes=("clients are levels of education: there are no sites",),
+        ),
+    )
+}  # fmt: skip
+load_heart_disease = SITE_TABLES["heart_disease"].load
+load_parkinsons_telemonitoring = SITE_TABLES["parkinsons_telemonitoring"].load
+load_london_schools = SITE_TABLES["london_schools"].load
+load_wisdm_ar_v1 = SITE_TABLES["wisdm_ar_v1"].load
+load_exam65_london = SITE_TABLES["exam65_london"].load
+load_chem97 = SITE_TABLES["chem97"].load
+load_insteval = SITE_TABLES["insteval"].load
+load_contraception = SITE_TABLES["contraception"].load
+load_beijing_air = SITE_TABLES["beijing_air"].load
+load_diabetes_130 = SITE_TABLES["diabetes_130"].load
+load_adult = SITE_TABLES["adult"].load
 
 
 SITES = ("Anton", "Berta", "Caesar", "Dora", "Emil")
 SITE_SHARES = (0.4, 0.25, 0.15, 0.12, 0.08)
 
 
-@SOURCES.register(
-    "breast_cancer", summary="569 tumours (scikit-learn), five made-up sites; no download", options=SiteTableOptions,
-    names_clients=True,
-)  # fmt: skip
 def load_breast_cancer(options: SiteTableOptions, data_dir: Path | None, seed: int) -> Source:
     """Wisconsin Diagnostic Breast Cancer as scikit-learn ships it. Rows are dealt to five sites at random, the same for
     every seed: sites differ in size alone."""
