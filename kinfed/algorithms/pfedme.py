@@ -98,20 +98,20 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         eta, eta_p = batches.lr, self._inner_lr(batches.lr)
         w, theta = down.w.clone(), down.w.clone()
         for batch, (w_m, x) in each_step(batches, w, theta):
-            for _ in range(self.inner_steps):
-                self._inner_step(task, x, batch, eta_p, w_m)
+            self._inner_steps(task, x, batch, eta_p, w_m)
             w_m[:, task.trainable].lerp_(x[:, task.trainable], eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
             w_m[:, task.trainable.stop :] = x[:, task.trainable.stop :]
         return Client(None if self.recompute else theta), DeltaUp(w - down.w, example_counts(self.weights, data))
 
-    def _inner_step(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
+    def _inner_steps(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
+        """K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_m)) on one batch."""
         decay = self.inner_decay + self.training.weight_decay
         if decay:
             # λ (θ − w) + κ θ = (λ + κ) (θ − w λ/(λ + κ))
             total = self.lam + decay
-            task.descend_(x, batch, lr, (total, center * (self.lam / total)))
+            task.descend_often_(x, batch, self.inner_steps, lr, (total, center * (self.lam / total)))
         else:
-            task.descend_(x, batch, lr, (self.lam, center))  # ∇f(θ) + λ (θ − w_m)
+            task.descend_often_(x, batch, self.inner_steps, lr, (self.lam, center))
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(extrapolated(server.w, mean_update(up.delta, up.count), self.beta, round.trainable))
@@ -122,8 +122,7 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         theta = down.w.clone()
         batches = data.train.batches(self.training.with_steps(1), stream="adapt")
         for batch, (x, w) in each_step(batches, theta, down.w.clone()):
-            for _ in range(self.inner_steps):
-                self._inner_step(task, x, batch, self._inner_lr(batches.lr), w)
+            self._inner_steps(task, x, batch, self._inner_lr(batches.lr), w)
         return theta
 
     def server_models(self, server: ModelState) -> ServerModels:

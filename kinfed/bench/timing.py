@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -125,7 +125,8 @@ def run_benchmarks(
 
 
 def engine(workload: Workload, federation: Federation, workers: int) -> Loop:
-    return fedavg(make_task(workload.build), federation, workload.training, workers, workload.participation)
+    task = make_task(workload.build, examples=inf)  # as in a long run
+    return fedavg(task, federation, workload.training, workers, workload.participation)
 
 
 def _compare(

@@ -192,6 +192,17 @@ def worth_compiling(num_params: int, examples: float) -> bool:
     return 6.0 * num_params * examples >= FUSED_FROM
 
 
+def would_compile(task: ModuleTask, examples: float) -> bool:
+    """Whether a task on the stacked path would be on the fused one if numba were installed."""
+    return (
+        task.backend == StackedTask.backend
+        and isinstance(task, StackedTask)
+        and compiles(task.net, task.device, task.objective)
+        and worth_compiling(task.num_params, examples)
+        and not is_installed()
+    )
+
+
 def _task_for(
     module: nn.Module,
     build: Build,

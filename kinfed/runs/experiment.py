@@ -30,7 +30,7 @@ from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
 from kinfed.engine.models import Builder
-from kinfed.engine.task import ModuleTask, Task
+from kinfed.engine.task import ModuleTask, Task, would_compile
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.base import Pool
 from kinfed.pools.local_pool import LocalPool
@@ -68,6 +68,12 @@ class CommonStart:
 
     model: Tensor | None = None  # [P]; None: the module's own random start
     ledger: Ledger = field(default_factory=Ledger)  # what it has asked of clients' data
+
+
+MISSING_NUMBA = (
+    "numba is not installed: this long run of a dense network trains by torch (backend stacked) in place of compiled "
+    "loops (fused), which takes longer; pip install 'kinfed[fast]'"
+)
 
 
 def run(
@@ -332,6 +338,8 @@ class Experiment:
         for note in (self._note_on_calls(data.num_clients), self._note_on_sample(self.config.seeds[0])):
             if note:
                 self.observer.note(note)
+        if self.config.backend == "auto" and would_compile(self.task(), local_examples(self.config, data)):
+            self.observer.note(MISSING_NUMBA)
         if privacy is not None:
             for label, algorithm in self.algorithms.items():
                 for note in privacy.notes(label, algorithm, data.train.count):

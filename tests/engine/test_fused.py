@@ -26,6 +26,7 @@ from kinfed.engine.task import ModuleTask, make_task, worth_compiling
 from kinfed.errors import KinfedError, ModelError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.experiment import run
+from kinfed.runs.observer import NullObserver
 from kinfed.server.loop import Loop
 
 RULES = {
@@ -276,6 +277,23 @@ def test_a_run_goes_on_with_the_backend_it_began_with(
     monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
     with pytest.raises(KinfedError, match=r"other backend \(fused needs numba\)"):
         go(resume=True)
+
+
+class Notes(NullObserver):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_long_run_says_that_numba_is_missing(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfed.engine.task.FUSED_FROM", 1.0)
+    monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
+    observer = Notes()
+    result = run(federation=federation, algorithms="fedavg", rounds=1, batch=4, observer=observer)
+    assert result.task.backend == "stacked"
+    assert sum("numba is not installed" in note for note in observer.notes) == 1
 
 
 def test_code_compiles_without_a_cache_and_beside_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,8 +164,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
         theta = down.w.clone() if self.restart else own_or_server(client.seen, client.theta, down.w)
         for batch, (w, x) in each_step(batches, omega, theta):
             centre = w * (self.lam / hold) if self.training.weight_decay else w
-            for _ in range(self.inner_steps):
-                task.descend_(x, batch, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
+            task.descend_often_(x, batch, self.inner_steps, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
             w[:, trainable].lerp_(x[:, trainable], pull)  # ω ← ω − β (2/N) (ω − θ)
             w[:, trainable.stop :] = x[:, trainable.stop :]
         apart = (theta - down.w)[:, trainable].square().sum(1, dtype=torch.float64)
