@@ -11,12 +11,19 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICL
 q = 0 is FedAvg with equal weights, bit for bit (the loss is then neither computed nor sent); large q tends to the
 smallest possible largest loss.
 
-L is 1/η of the round, so that the step is right while η decays. Divided by L, the server's step is
+Divided by L, the server's step is
 
     w ← w + ρ Σ F_m^q (θ_m − w) / Σ F_m^q,      ρ = Σ F_m^q / Σ F_m^q r_m
-    r_m = h_m / (L F_m^q) = 1 + q ‖θ_m − w‖² / (η F_m)
+    r_m = h_m / (L F_m^q) = 1 + q L ‖θ_m − w‖² / F_m
 
-a weighted mean shortened by ρ ≤ 1. Clients send θ_m − w, F_m and r_m: F_m^q itself would leave the range of float32,
+a weighted mean shortened by ρ ≤ 1. Δw_m stands for a gradient, so that L = 1/η is right for one local step. After K_m
+of them θ_m − w is K_m times as long, and the estimate of the curvature in h_m grows with K_m² where that of the
+gradient grows with K_m: steps become tiny. `curvature = "work"`, the default, takes L = 1/(K_m η) in r_m, with which
+Δw_m is the mean gradient of the local steps; "step" is the paper's (and its code's) L = 1/η. With one local step they
+are the same. On digits (40 rounds of 20 steps, two seeds) the server's model reaches 91.0 % instead of 70.8 % with
+q = 1, and 87.9 % instead of 29.9 % with q = 5. η is that of the round, which may decay.
+
+Clients send θ_m − w, F_m and r_m: F_m^q itself would leave the range of float32,
 and Δ_m with it. F_m is not taken below 1e-10, as in the authors' code: with q < 1, F^(q−1) has no bound.
 
 The paper draws clients by p_m and averages equally; here they are drawn uniformly. ‖·‖ and the shortening concern
@@ -26,6 +33,7 @@ trainable columns; running statistics (of BatchNorm, say) take the weighted mean
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +72,8 @@ class Up(Tree):
 class QFFL(Algorithm[ModelState, Client, ModelDown, Up]):
     q: float = option(1.0, "q: how much more larger losses weigh; 0 is FedAvg", ge=0, tune=Range(1e-3, 5.0))
 
+    curvature: Literal["work", "step"] = option("work", "L in the step's length: 1/(K η), or the paper's 1/η")
+
     averages = "weighs updates by losses that their senders report"
 
     def init_server(self, task: Task, population: Population) -> ModelState:
@@ -85,7 +95,8 @@ class QFFL(Algorithm[ModelState, Client, ModelDown, Up]):
             return new, Up(delta, None, None)
         loss = task.mean_loss(down.w, data.train).clamp_min(LEAST_LOSS)  # F_m
         square = delta[:, task.trainable].to(torch.float64).square().sum(1).to(loss.device)
-        ratio = 1 + self.q * square / (batches.lr * loss)  # h_m / (L F_m^q)
+        work = batches.steps.clamp_min(1).to(loss) if self.curvature == "work" else 1.0
+        ratio = 1 + self.q * square / (batches.lr * work * loss)  # h_m / (L F_m^q)
         return new, Up(delta, loss.to(torch.float32), ratio.to(torch.float32))
 
     def aggregate(self, server: ModelState, ids: Tensor, up: Up, round: RoundInfo) -> ModelState:

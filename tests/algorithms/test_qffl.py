@@ -17,9 +17,21 @@ WORK = LocalTraining(batch=3, steps=None, epochs=2, lr=LR, lr_decay=0.8)
 
 def test_two_quadratics_by_hand() -> None:
     """F = (0.5, 13.5), Δw = (1.9, −15.3), h = (8.61, 369.09)."""
-    with two_bowls(QFFL(TWO_STEPS, q=1.0)) as loop:
+    with two_bowls(QFFL(TWO_STEPS, q=1.0, curvature="step")) as loop:
         loop.round()
         assert float(server(loop)) == pytest.approx(1.5443474, abs=1e-6)
+
+
+def test_the_length_of_a_step_knows_the_work_behind_it() -> None:
+    """θ − w = (−0.19, 1.53) after two steps of 0.1: r = 1 + (θ − w)²/(2 · 0.1 F)."""
+    with two_bowls(QFFL(TWO_STEPS, q=1.0)) as loop:
+        loop.round()
+        loss, delta = (0.5, 13.5), (-0.19, 1.53)
+        total = sum(f * (1 + d**2 / (0.2 * f)) for f, d in zip(loss, delta, strict=True))
+        step = sum(f * d for f, d in zip(loss, delta, strict=True))
+        assert float(server(loop)) == pytest.approx(1 + step / total, abs=1e-6)
+    one, other = (run(QFFL(ALL, q=2.0, curvature=curvature)) for curvature in ("work", "step"))  # type: ignore[arg-type]
+    assert torch.equal(one["server.w"], other["server.w"])  # with one step they are the same
 
 
 @pytest.mark.parametrize("q", [0.5, 2.0])
