@@ -36,7 +36,6 @@ class Draws:
         self._sfc64 = np.random.SFC64()
         self._sfc64_words = np.zeros(4, np.int64)  # three of state, and a counter
         self._sfc64_start: Any = {**self._sfc64.state, "state": {"state": self._sfc64_words.view(np.uint64)}}
-        self._uniform = np.random.Generator(self._sfc64).random
         self._step: tuple[Batch, int] | None = None
         self._key: int | None = None  # of the step, once it was drawn from
         self._count = 0
@@ -51,18 +50,18 @@ class Draws:
         return self._generator
 
     def bernoulli_(self, target: Tensor, p: float = 0.5) -> Tensor:
-        """`target.bernoulli_(p)` as the next draw; of many values, from 24 random bits each, which belong to positions,
+        """`target.bernoulli_(p)` as the next draw; of many values, from 32 random bits each, which belong to positions,
         whatever the order of these in memory."""
-        if target.numel() < MANY_VALUES or target.device.type != "cpu" or not 0 <= p <= 1:
+        count = target.numel()
+        if count < MANY_VALUES or target.device.type != "cpu" or not 0 < p < 1:
             with uncaught():
                 return target.bernoulli_(p, generator=self.next())
         self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
         self._sfc64.state = self._sfc64_start
         self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
-        direct = target.dtype == torch.float32 and target.is_contiguous()
-        uniform = target if direct else torch.empty(target.shape)
-        self._uniform(out=uniform.numpy(), dtype=np.float32)
-        return target.lt_(p) if direct else target.copy_(uniform < p)
+        bits = torch.from_numpy(self._sfc64.random_raw((count + 1) // 2).view(np.int32))
+        threshold = min(round(p * 2**32), 2**32 - 1) - 2**31  # below which a share p of all int32 lie
+        return torch.lt(bits[:count].view(target.shape), threshold, out=target)
 
     def _next_key(self) -> int:
         if self._step is None:

@@ -167,7 +167,8 @@ def test_large_masks_are_those_of_sfc64(make_batch: MakeBatch) -> None:
     for _ in range(12):
         output()
     bits = [half for _ in range(50) for out in [output()] for half in (out % 2**32, out >> 32)]
-    assert mask.flatten()[:100].tolist() == [float((x >> 8) / 2**24 < 0.7) for x in bits]
+    signed = [x - 2**32 if x >= 2**31 else x for x in bits]
+    assert mask.flatten()[:100].tolist() == [float((x + 2**31) / 2**32 < 0.7) for x in signed]
     assert abs(float(mask.mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
 
 
