@@ -69,8 +69,13 @@ def dense() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
 
 
+def wide() -> nn.Module:
+    """Masks of many values."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(24, MANY_VALUES), nn.Dropout(0.3), nn.Linear(MANY_VALUES, 3))
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
-    "dense": dense, "encoder": Encoder, "lstm": Recurrent, "everything": Everything,
+    "dense": dense, "wide": wide, "encoder": Encoder, "lstm": Recurrent, "everything": Everything,
 }  # fmt: skip
 SHAPE = (4, 6)
 
