@@ -56,10 +56,14 @@ class Victim:
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}.log"
+
     def start(self) -> subprocess.Popen[bytes]:
         resume = [RESUMES[self.kind]] if self.kind in RESUMES and self.folder.exists() else []
         environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"}
-        with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
+        with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*COMMANDS[self.kind](self.folder), *resume], stdout=log, stderr=log, env=environment
             )
@@ -120,7 +124,7 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
     folder.mkdir()
     whole = Victim(kind, folder / "whole")
     if (status := whole.start().wait()) != 0:
-        raise SystemExit(f"the undisturbed command ended with {status}; see {folder / 'whole.log'}")
+        raise SystemExit(f"the undisturbed command ended with {status}:\n{whole.log.read_text()[-2000:]}")
     seconds = time.monotonic() - began
     print(f"{kind}: undisturbed {seconds:.1f} s", flush=True)
     done, equal, compared, victims = 0, 0, 0, []
@@ -142,7 +146,7 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
                             time.sleep(random.uniform(0.05, 0.3) * seconds)
             status = process.wait()
             if status not in (0, -signal.SIGKILL):
-                raise SystemExit(f"a command ended with {status}; see {victim.folder}.log")
+                raise SystemExit(f"a command ended with {status}:\n{victim.log.read_text()[-2000:]}")
         compared += 1
         found = differences(kind, whole.folder, victim.folder)
         equal += not found

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SETTINGS = (
     "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",
     "validation", "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs",
-    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "robust", "largest_norm",
-    "eval_every",
+    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "secure_sum",
+    "secure_range", "secure_least", "robust", "largest_norm", "eval_every",
 )  # fmt: skip
 TEXTS = {
     "algorithms": "The method (default ditto).",
