@@ -134,6 +134,8 @@ _add(
     "FedAvg's model beside the nearest examples of the client's own",
     preset={"knn": 10},
 )
+_add("fedmd", "fedmd:FedMD", "FedMD", "own models that learn from the mean of what all say of public examples")
+_add("ktpfl", "ktpfl:KTpFL", "KT-pFL", "FedMD with a learned mixture of the others' predictions for each client")
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
 _add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")

@@ -42,6 +42,7 @@ Up = TypeVar("Up", bound=Tree)
 Trait = Literal[
     "needs validation",
     "needs classes",
+    "needs public data",
     "keeps stragglers",
     "no momentum",
     "no weight decay",
@@ -107,20 +108,19 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     knn_capacity: int = option(1000, "most examples that a client's memory of them holds", ge=1)
 
     traits: ClassVar[frozenset[Trait]] = frozenset()
-    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs
-    classes" (its loss, messages or models are about classes: not for a regression), "keeps stragglers" (partial work
-    of slow clients is used instead of dropped), "no momentum" and "no weight decay" (its local steps are its own and
-    have no place for them; without momentum there is no other optimizer and no clipping of gradients either), "draws
-    by client" (draws of the server go by the clients' numbers, so that renumbering them changes results), "state to
-    deploy" (a client's state is what it deploys, and its training does not read it: states of clients that are never
-    evaluated need not be kept. Not inherited: a class derived from such an algorithm may read the state, and says so
-    anew)."""
+    """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs public
+    data" (the federation has examples that all know), "needs classes" (its loss, messages or models are about
+    classes: not for a regression), "keeps stragglers" (partial work of slow clients is used instead of dropped),
+    "no momentum" and "no weight decay" (its local steps are its own and have no place for them; without momentum
+    there is no other optimizer and no clipping of gradients either), "draws by client" (draws of the server go
+    by the clients' numbers, so that renumbering them changes results), "state to deploy" (a client's state is
+    what it deploys, and its training does not read it: states of clients that are never evaluated need not be
+    kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew)."""
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.finetune_lr is not None and not self.finetune:
             raise ConfigError("finetune_lr is the rate of fine-tuning steps, of which there are none; set finetune too")
-
         if self.knn_share is not None and not self.knn:
             raise ConfigError("knn_share is the share of nearest neighbours, of which there are none; set knn too")
 
@@ -207,6 +207,11 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         raise ConfigError(
             f"{type(algorithm).__name__} works with classes (their probabilities, counts, prototypes or margins), and "
             "the target here is a number; leave it out, or choose --task classification where the values are classes"
+        )
+    if "needs public data" in algorithm.traits and population.pool is None:
+        raise ConfigError(
+            f"{type(algorithm).__name__} compares clients by what they say of public examples, and the federation has "
+            "none; run it with --public 0.1, or give it federation.with_public(0.1, seed)"
         )
     training = algorithm.training
     # What the steps lack, the trait that says so, what was asked for, and how a method goes without it.

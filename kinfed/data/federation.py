@@ -41,6 +41,7 @@ class Cohort:
     seed: int
     round: int
     groups: Tensor | None = None  # [n] device type, latent distribution, ...: known to the client
+    public: Split | None = None  # examples that everyone knows, the same for all clients
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -60,7 +61,7 @@ class Population:
     participation: float = 1.0
     groups: Tensor | None = None  # [K] public group labels, such as device types
     num_groups: int = 0
-    pool: Split | None = None  # examples that the server holds, where a method had some shared
+    pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
     exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
 
     def key(self, purpose: str) -> Tensor:
@@ -83,6 +84,7 @@ class Federation:
     tags: Tensor | None = None  # [N] int64 a circumstance of every example (a device's state): for evaluation only
     tag_names: list[str] | None = None
     preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
+    public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
 
     def __post_init__(self) -> None:
         self.check()
@@ -123,12 +125,22 @@ class Federation:
                 effort if name == "train" else None, ragged.longest,
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
-        return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups)
+        public = self.public_split(ids, seed, round)
+        return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups, public)
+
+    def public_split(self, ids: Tensor, seed: int, round: int) -> Split | None:
+        """The public examples as each of these clients has them; None where there are none."""
+        if self.public is None:
+            return None
+        size = len(self.public)
+        start, count = torch.zeros_like(ids), torch.full_like(ids, size)
+        return Split(self.features, self.targets, ids, start, count, self.public, seed, round, None, size)
 
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
+        pool = self.public_split(torch.tensor([0]), seed, 0)
         return Population(
-            self.num_clients, seed, participation, self.groups, num_groups, exchanged=self.statistics_bytes
+            self.num_clients, seed, participation, self.groups, num_groups, pool, exchanged=self.statistics_bytes
         )
 
     @property
@@ -171,6 +183,24 @@ class Federation:
         if bool(single.any()):
             notes.append(f"{int(single.sum())} client(s) with one example validate on that example")
         return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=notes)
+
+    def with_public(self, fraction: float, seed: int) -> Federation:
+        """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever
+        has few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
+        if not 0 < fraction < 1:
+            raise ConfigError(f"the public share must lie in (0, 1); got {fraction}")
+        keys = rng.fold(rng.root(seed, "public"), torch.arange(self.num_clients))
+        size = (self.train.count.to(torch.float64) * fraction + 1e-9).to(torch.int64).minimum(self.train.count - 1)
+        given, _ = self.train.shuffled(keys).split_at(size)
+        judged = torch.cat([self.val.rows, self.test.rows])
+        public = torch.unique(given.rows)
+        public = public[~torch.isin(public, judged)]
+        if not len(public):
+            raise ConfigError(f"no client has enough examples to make a share of {fraction:g} of them public; raise it")
+        train = self.train.filter(~torch.isin(self.train.rows, public))
+        return replace(
+            self, train=train, public=public, description={**self.description, "public_examples": len(public)}
+        )
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
@@ -284,6 +314,7 @@ class Federation:
             "vectors": self.features.vectors,
             "groups": self.groups,
             "tags": self.tags,
+            "public": self.public,
         }
         return arrays | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
@@ -328,7 +359,7 @@ class Federation:
         plain["preprocessing"] = None if learnt is None else TablePreprocessing.from_json(learnt)
         return cls(
             features, arrays["labels"], Problem.from_json(record["problem"]), **splits,
-            groups=arrays.get("groups"), tags=arrays.get("tags"), **plain,
+            groups=arrays.get("groups"), tags=arrays.get("tags"), public=arrays.get("public"), **plain,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -342,6 +373,11 @@ class Federation:
                 raise DataError(f"split {name} lists {len(ragged)} clients, train lists {clients}")
             if len(ragged.rows) and (ragged.rows.min() < 0 or ragged.rows.max() >= len(self.features)):
                 raise DataError(f"split {name} points outside the {len(self.features)} examples")
+        if self.public is not None:
+            outside = len(self.public) and (self.public.min() < 0 or self.public.max() >= len(self.features))
+            private = torch.cat([self.split(name).rows for name in SPLITS])
+            if outside or not len(self.public) or bool(torch.isin(self.public, private).any()):
+                raise DataError("public examples are some of the data set, and in no client's train, val or test split")
         if len(self.labels) != len(self.features):
             raise DataError(f"{len(self.features)} examples but {len(self.labels)} labels")
         if self.tags is not None and len(self.tags) != len(self.labels):

@@ -64,15 +64,18 @@ def make_shard(federation: Federation, ids: Tensor) -> Shard:
     is_local = torch.zeros(federation.num_clients, dtype=torch.bool)
     is_local[ids] = True
     owned = {name: _lists_of(is_local, federation.split(name)) for name in SPLITS}
-    rows, position = torch.unique(torch.cat([ragged.rows for ragged in owned.values()]), return_inverse=True)
-    sizes = [len(ragged.rows) for ragged in owned.values()]
-    new_rows = dict(zip(owned, torch.split(position, sizes), strict=True))
+    lists = {name: ragged.rows for name, ragged in owned.items()}
+    if federation.public is not None:
+        lists["public"] = federation.public
+    rows, position = torch.unique(torch.cat(list(lists.values())), return_inverse=True)
+    new_rows = dict(zip(lists, torch.split(position, [len(one) for one in lists.values()]), strict=True))
     whole = {f.name: getattr(federation, f.name) for f in fields(Federation)}
     features = federation.features
     own = {
         "features": Features(features.rows(rows), features.mean, features.std, features.device, features.vectors),
         "labels": federation.labels[rows],
         "tags": None if federation.tags is None else federation.tags[rows],
+        "public": new_rows.get("public"),
         **{name: Ragged(ragged.offsets, new_rows[name]) for name, ragged in owned.items()},
     }
     longest = {name: federation.split(name).longest for name in SPLITS}

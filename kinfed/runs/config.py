@@ -125,6 +125,9 @@ class RunConfig(BaseModel):
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
         "auto", DATA, "Share of training data kept for validation, or auto."
     )
+    public: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
+        "auto", DATA, "Share of training data that becomes public, for methods that distil over it, or auto."
+    )
     foreign_targets: bool = setting(False, DATA, "Shuffle validation and test sets among clients.")
     data: Path | None = setting(None, DATA, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
     model: Choice = setting(Named(name="mlp"), MODEL, "Model (kinfed list models).", registry="model")

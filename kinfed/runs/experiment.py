@@ -201,6 +201,8 @@ class Experiment:
             share = self._validation_share()
             if share and not int(made.val.count.sum()):
                 made = made.with_validation(share, seed)
+            if (public := self._public_share()) and made.public is None:
+                made = made.with_public(public, seed)
             if self.config.foreign_targets:
                 made = made.with_foreign_targets(seed)
             self._data[seed] = made
@@ -210,6 +212,11 @@ class Experiment:
         if self.config.validation != "auto":
             return self.config.validation
         return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
+
+    def _public_share(self) -> float:
+        if self.config.public != "auto":
+            return self.config.public
+        return 0.1 if any("needs public data" in a.traits for a in self.algorithms.values()) else 0.0
 
     def task(self) -> ModuleTask:
         if self._task is not None:

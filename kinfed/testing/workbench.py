@@ -91,7 +91,12 @@ class Bench:
     def fitting(self, federation: Federation) -> Federation:
         """The federation as the method needs it."""
         lacks = "needs validation" in self.algorithm.traits and not int(federation.val.count.sum())
-        return federation.with_validation(0.25, SEED) if lacks else federation
+        federation = federation.with_validation(0.25, SEED) if lacks else federation
+        if "needs public data" in self.algorithm.traits and federation.public is None:
+            public = federation.test.rows[:6]  # the examples of these few clients are too few to give any
+            test = federation.test.filter(~torch.isin(federation.test.rows, public))
+            federation = replace(federation, test=test, public=public)
+        return federation
 
     def _fitting_model(self) -> Callable[[], nn.Module]:
         """The first of the tiny models that the method accepts; the usual one, whose refusal says why, if it accepts

@@ -1,0 +1,55 @@
+"""What methods that distil over public examples have in common: what models say of these, and steps towards targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import Batch, Cohort, Deltas, LocalTraining, Split, Task, rng
+
+# (z [n, B, C], target [n, B, C]) to the derivative of every example's loss in z
+Slope = Callable[[Tensor, Tensor], Tensor]
+
+
+def public_examples(data: Cohort) -> Split:
+    assert data.public is not None  # check_algorithm_settings refuses federations without
+    return data.public
+
+
+@torch.no_grad()
+def public_scores(task: Task, theta: Tensor, public: Split) -> Tensor:
+    """[n, U, C] logits of all public examples, by each client's model in theta [n, P]."""
+    return torch.cat([task.logits(theta, batch.x) for _, batch in public.in_order()], 1)
+
+
+@dataclass(frozen=True)
+class TowardTargets:
+    """A loss between logits and targets takes the place of the cross-entropy."""
+
+    target: Tensor  # [n, B, C]
+    slope: Slope
+
+    def __call__(self, phi: Tensor, z: Tensor, batch: Batch, rows: Tensor) -> Deltas:
+        return batch.weight[..., None] * self.slope(z, self.target[rows.to(self.target.device)]), None
+
+
+def digest(
+    task: Task, theta: Tensor, public: Split, target: Tensor, slope: Slope, training: LocalTraining, steps: int
+) -> Tensor:
+    """theta [n, P] after plain SGD steps towards targets [n, U, C] of the public examples. Each step has a batch of
+    different examples, drawn for (seed, round, step): the same for all clients, whose targets belong to them."""
+    theta = theta.clone(memory_format=torch.contiguous_format)
+    n, U = len(theta), target.shape[1]
+    size = min(training.batch, U)
+    key = rng.fold(rng.root(public.seed, "digest"), public.round)
+    weight = torch.full((n, size), 1 / size, device=theta.device)
+    labels = torch.zeros(n, size, dtype=torch.int64, device=theta.device)  # not looked at
+    for step in range(steps):
+        some = rng.choose(rng.fold(key, step), U, size)
+        x = public.features.gather(public.rows[some].expand(n, -1))
+        batch = Batch(x, labels, weight, public.ids, public.round, step, None, public.seed, "digest")
+        task.descend_(theta, batch, training.rate(public.round), cut=TowardTargets(target[:, some], slope))
+    return theta
