@@ -348,7 +348,9 @@ def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:
 
 
 def _score(score: Score) -> dict[str, Tensor]:
-    return {"correct": score.correct, "loss": score.loss, "count": score.count}
+    plain = {"correct": score.correct, "loss": score.loss, "count": score.count}
+    errors = {} if score.error is None else {"error": score.error}
+    return plain | errors | {f"sums.{name}": sums for name, sums in score.sums.items()}
 
 
 def _gradient_counts(record: Record | None) -> list[list[float]]:

@@ -25,6 +25,7 @@ from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.questions import EVALUATE, TRAIN
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, message_types, plain_text, tree_of
+from kinfed.engine.measures import measures_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
@@ -232,8 +233,16 @@ class NodePool:
             )
 
     def _check_score(self, k: int, split: int, tensors: Mapping[str, Tensor]) -> None:
-        if tensors.keys() != {"correct", "loss", "count"} or any(t.numel() != 1 for t in tensors.values()):
+        plain = ("correct", "loss", "count")
+        if any(name not in tensors or tensors[name].numel() != 1 for name in plain):
             raise MessageError("an evaluation without correct, loss and count of one client")
+        wanted = {f"sums.{one.name}" for one in measures_of(self.deployment.problem)}
+        if tensors.keys() - {*plain, "error"} - wanted or wanted - tensors.keys():
+            raise MessageError("an evaluation by other measures than the run's")
+        if any(tensors[name].shape != (1, 2) or not bool(torch.isfinite(tensors[name]).all()) for name in wanted):
+            raise MessageError("an evaluation whose measures are not two finite sums each")
+        if "error" in tensors and tensors["error"].numel() != 1:
+            raise MessageError("an evaluation whose error is not one number")
         correct, loss, count = (float(tensors[name]) for name in ("correct", "loss", "count"))
         self._check_count(k, split, count)
         if not (count == int(count) and 0 <= correct <= count):
@@ -331,4 +340,16 @@ def _scores(answers: list[dict[str, Tensor]]) -> Score:
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.cat([tensors[name].reshape(1).to(dtype) for tensors in answers])
 
-    return Score(column("correct", torch.float64), column("loss", torch.float64), column("count", torch.int64))
+    names = sorted(name for name in answers[0] if name.startswith("sums."))
+    sums = {
+        name.removeprefix("sums."): torch.cat([tensors[name].to(torch.float64) for tensors in answers])
+        for name in names
+    }
+    errors = all("error" in tensors for tensors in answers)
+    return Score(
+        column("correct", torch.float64),
+        column("loss", torch.float64),
+        column("count", torch.int64),
+        sums,
+        column("error", torch.float64) if errors else None,
+    )

@@ -7,19 +7,21 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch, Batches, Split
+from kinfed.data.problem import Problem
 from kinfed.engine import columns
 from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import Head
+from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, standard_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
 
@@ -31,6 +33,25 @@ class Score:
     correct: Tensor  # [n] float64; 0 where the task has no classes
     loss: Tensor  # [n] float64
     count: Tensor  # [n] int64
+    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.measures)
+    error: Tensor | None = None  # [n] standard error of the headline measure, NaN where it is not known
+
+    def measure(self, name: str) -> Tensor:
+        """[n] the value of a measure at every client; NaN where it is undefined."""
+        return MEASURES[name].value(self.sums[name])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
+        """The clients of all parts one after the other, or in that order."""
+
+        def rows(tensors: list[Tensor]) -> Tensor:
+            whole = torch.cat(tensors)
+            return whole if order is None else whole[order]
+
+        sums = {name: rows([part.sums[name] for part in parts]) for name in parts[0].sums}
+        errors = [part.error for part in parts if part.error is not None]
+        correct, loss, count = (rows([getattr(part, name) for part in parts]) for name in ("correct", "loss", "count"))
+        return cls(correct, loss, count, sums, rows(errors) if len(errors) == len(parts) else None)
 
 
 class Task(ABC):
@@ -43,6 +64,8 @@ class Task(ABC):
     one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
     classifies: bool = True  # outputs are logits of classes: accuracy is defined
     objective: Objective = CROSS_ENTROPY
+    problem: Problem | None = None  # by whose measures models are scored; None: by loss and accuracy alone
+    metric: str | None = None  # the headline measure of the run; None: the problem's own
 
     @property
     def trainable(self) -> slice:
@@ -162,8 +185,12 @@ class Task(ABC):
         n = len(part.count)
         correct = torch.zeros(n, dtype=torch.float64)
         loss = torch.zeros(n, dtype=torch.float64)
+        pieces = []
         for rows, batch in part.in_order():
             z = self.logits(theta[rows], batch.x)
+            if self.problem is not None:
+                valid = batch.weight.cpu() > 0
+                pieces.append((torch.arange(n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
             losses = self.objective.losses(z, batch.y)
             if self.classifies:
                 # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
@@ -172,7 +199,11 @@ class Task(ABC):
             # A zero weight must hide a padded example even where its loss is not finite.
             losses = torch.where(batch.weight > 0, losses, 0.0)
             loss[rows] += losses.sum(1).to("cpu", torch.float64)
-        return Score(correct, loss, part.count)
+        if self.problem is None or not pieces:
+            return Score(correct, loss, part.count)
+        judged = _judged(pieces, n, self.problem)
+        headline = headline_measure(self.problem, self.metric)
+        return Score(correct, loss, part.count, client_sums(judged), standard_errors(headline, judged, part.ids))
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
         """[n] mean loss in float64; clients without examples get NaN."""
@@ -194,3 +225,18 @@ class Task(ABC):
     def layer_names(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the forward pass as declared."""
         return columns.layer_names(self.slots)
+
+
+def _judged(pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int, problem: Problem) -> Judged:
+    """From batches: rows [m], outputs [m, B, C], targets [m, B] and which of these are examples [m, B]. An output that
+    is not a number is as wrong as can be: it must not make a measure of others undefined."""
+    owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
+    output = torch.cat([z[valid] for _, z, _, valid in pieces])
+    target = torch.cat([y[valid] for _, _, y, valid in pieces])
+    order = torch.argsort(owner, stable=True)
+    output = output[order]
+    if problem.is_regression:
+        target = target.to(torch.float64)
+    else:
+        output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
+    return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), n, problem)

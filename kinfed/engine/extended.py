@@ -58,6 +58,7 @@ class ExtendedTask(Task):
         self.device = task.device
         self.one_row_at_a_time = task.one_row_at_a_time
         self.classifies, self.objective = task.classifies, task.objective
+        self.problem, self.metric = task.problem, task.metric
         P = task.num_params
         self.num_params = P + width + 1
         parts = [replace(slot, name=f"model.{slot.name}") for slot in task.slots]

@@ -37,6 +37,7 @@ class MixtureTask(Task):
         self.device = task.device
         self.one_row_at_a_time = task.one_row_at_a_time
         self.classifies, self.objective = task.classifies, task.objective
+        self.problem, self.metric = task.problem, task.metric
         P = task.num_params
         self.num_params = components * (P + 1)
         parts = [

@@ -64,7 +64,7 @@ def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[E
         known = [score for score in some if score is not None]
         if not known:
             return None
-        return Score(*(torch.cat([getattr(s, name) for s in known])[back] for name in ("correct", "loss", "count")))
+        return Score.joined(known, back)
 
     models = [part.models for part in parts if part.models is not None]
     alternatives = {name: scores([part.alternatives[name] for part in parts]) for name in parts[0].alternatives}

@@ -85,6 +85,7 @@ class PrivateTask(Task):
         self.inner, self.clip, self.noise, self.source = inner, clip, noise, source
         self.num_params, self.slots, self.device = inner.num_params, inner.slots, inner.device
         self.backend, self.classifies, self.objective = inner.backend, inner.classifies, inner.objective
+        self.problem, self.metric = inner.problem, inner.metric
         self.one_row_at_a_time = inner.one_row_at_a_time
         self._record: Record | None = None
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from kinfed.data.registered import SOURCES, names_clients
 from kinfed.data.sources import load_source
 from kinfed.data.sources.table_files import is_table
 from kinfed.engine.columns import parse_patterns
+from kinfed.engine.measures import headline_measure
 from kinfed.engine.models import Builder, build_model, own_model
 from kinfed.engine.objective import make_objective
 from kinfed.engine.task import ModuleTask, make_task
@@ -71,7 +72,8 @@ def build_task(
     """The task of a configuration's model (or of the module that `build` makes) for examples of this shape; it is tried
     on an `example` batch at once, where there is one. `examples` are those of all local steps together."""
     name, options, outputs = config.model.name, config.model.options, problem.outputs
-    return make_task(
+    headline_measure(problem, config.metric)  # refuses a metric that is not the problem's
+    task = make_task(
         (lambda: build_model(name, shape, outputs, options)) if build is None else own_model(build, shape, outputs),
         backend=config.backend,
         device=device,
@@ -83,6 +85,8 @@ def build_task(
         objective=make_objective(problem, config.loss, config.huber_delta),
         examples=examples,
     )
+    task.problem, task.metric = problem, config.metric
+    return task
 
 
 def local_examples(config: RunConfig, data: Federation) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.core.threads import one_thread
+from kinfed.engine.measures import headline_measure
 from kinfed.errors import KinfedError
 from kinfed.pools.base import Evaluation
 from kinfed.runs.folder import RunFolder
@@ -214,7 +215,10 @@ class MethodRun:
             figures = of_sample(figures, sample, len(self.clients.names))
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names if sample is None else sample):
             figures = figures | {"clients": evaluation.figures}
-        headline = "accuracy" if self.loop.task.classifies else "loss"
+        task = self.loop.task
+        headline = "accuracy" if task.classifies else "loss"
+        if task.problem is not None:
+            headline = headline_measure(task.problem, task.metric).name
         for name, other in metrics.alternatives.items():
             figures = figures | ({f"{name}_{headline}": other[headline]} if headline in other else {})
         if self.loop.privacy is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.registry import Registry
+from kinfed.engine.measures import MEASURES, Measure
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,16 @@ Metric = Callable[[ClientScores], float | None]  # None: the figure does not exi
 METRICS: Registry[Metric] = Registry("metric")
 
 
-def summarize(correct: Tensor | None, loss: Tensor, n_test: Tensor, n_train: Tensor) -> dict[str, float]:
-    """Every registered metric of one evaluation.
+def summarize(
+    correct: Tensor | None,
+    loss: Tensor,
+    n_test: Tensor,
+    n_train: Tensor,
+    sums: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
+    """Every registered metric of one evaluation, and of every measure of which there are `sums` [K, 2]
+    (kinfed.engine.measures): `auroc` of all clients, `auroc_mean`, `auroc_std` and `auroc_worst10` over those where it
+    is defined.
 
     `correct=None` is a task without accuracy. A figure that does not exist is absent, never NaN: nobody has test
     examples -> {}. A NaN or infinite loss is a result (a diverged model) and is passed on."""
@@ -54,7 +63,24 @@ def summarize(correct: Tensor | None, loss: Tensor, n_test: Tensor, n_train: Ten
         n_train[seen],
     )
     values = {name: entry.target(scores) for name, entry in METRICS.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    plain = {name: value for name, value in values.items() if value is not None}
+    measured = [_spread_of(MEASURES[name], pairs[seen]) for name, pairs in (sums or {}).items()]
+    return {name: value for figures in measured for name, value in figures.items()} | plain
+
+
+def _spread_of(measure: Measure, sums: Tensor) -> dict[str, float]:
+    """Of all clients together, and over the clients where the measure is defined; {} where it is nowhere."""
+    values = measure.value(sums)
+    values = values[~torch.isnan(values)].sort(descending=not measure.higher_is_better).values
+    if not len(values):
+        return {}
+    name, tenth = measure.name, (len(values) + 9) // 10
+    return {
+        name: measure.value(sums.sum(0)).item(),
+        f"{name}_mean": values.mean().item(),
+        f"{name}_std": values.std(correction=0).item(),
+        f"{name}_worst10": values[:tenth].mean().item(),
+    }
 
 
 @METRICS.register("accuracy", summary="share of all clients' test examples that are right")

@@ -99,9 +99,23 @@ class MethodResult:
         for kind, score in (("personal", self.evaluation.personal), ("server", self.evaluation.server_model)):
             columns[f"{kind}_accuracy"] = _per_example(score, "correct", len(numbers))
             columns[f"{kind}_loss"] = _per_example(score, "loss", len(numbers))
+            columns |= self._measures(kind, score)
         if self.privacy is not None:
             columns["epsilon"] = [self.privacy["epsilon"][k] for k in numbers]
         return columns
+
+    def _measures(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
+        """All measures but accuracy, and the standard error of the headline; the same columns for every method."""
+        length, own = len(self.evaluation.ids), self.evaluation.personal
+        names = [] if own is None else [name for name in own.sums if name != "accuracy"]
+        values = {name: None if score is None else score.measure(name) for name in names}
+        if own is not None and own.sums:
+            values["error"] = None if score is None else score.error
+        return {f"{kind}_{name}": _numbers(tensor, length) for name, tensor in values.items()}
+
+
+def _numbers(values: Tensor | None, length: int) -> list[float | None]:
+    return [None] * length if values is None else [None if value != value else value for value in values.tolist()]
 
 
 def _per_example(score: Score | None, field: str, length: int) -> list[float | None]:
@@ -193,7 +207,9 @@ class EvaluationMetrics:
 
         def metrics(score: Score) -> Metrics:
             correct = score.correct[chosen] if classifies else None
-            return summarize(correct, score.loss[chosen], score.count[chosen], clients.n_train[evaluation.ids[chosen]])
+            sums = {name: pairs[chosen] for name, pairs in score.sums.items()}
+            n_train = clients.n_train[evaluation.ids[chosen]]
+            return summarize(correct, score.loss[chosen], score.count[chosen], n_train, sums)
 
         return cls(
             {} if evaluation.personal is None else metrics(evaluation.personal),

@@ -1,0 +1,318 @@
+"""What models are judged by, client by client: every measure is two sums over a client's examples.
+
+    value of a client    = numerator / denominator       (its root, or 1 minus it, where the measure says so)
+    value of all clients = Σ numerators / Σ denominators
+
+so that a site tells two numbers per measure and no prediction, and sums over sites are what pooling all test examples
+would give, with one exception that is on purpose: rankings (AUROC, average precision) and calibration compare examples
+*within* a client only. Scores of two personal models are not on one scale. AUROC of all clients is the share of pairs
+(one positive, one negative example of the same client) in the right order.
+
+A denominator of 0 means that a measure is undefined there (AUROC at a site with one class): it is left out of means,
+and said to be undefined, never 0.
+
+`standard_errors` is the deviation of a measure over examples drawn anew from the client's own with replacement (the
+bootstrap), where a client has few: an accuracy from eight rows should say how little it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.problem import Kind, Problem
+from kinfed.errors import ConfigError, unknown_name
+
+CALIBRATION_BINS = 10
+REPLICATES = 100
+FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Test examples of n clients, one after the other, and what their models say of them."""
+
+    output: np.ndarray  # [T, C] float64 logits; [T, 1] standardized predictions of a regression
+    target: np.ndarray  # [T] int64 classes, or float64 standardized numbers
+    owner: np.ndarray  # [T] in [0, n), ascending
+    clients: int
+    problem: Problem
+
+    @cached_property
+    def probability(self) -> np.ndarray:
+        """[T, C]."""
+        shifted = np.exp(self.output - self.output.max(1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        """[T] the probability of the class that is there."""
+        return np.asarray(self.probability[np.arange(len(self.target)), self.target])
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        return np.asarray(self.output.argmax(1))
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        """[T] prediction − target, in the target's own unit."""
+        return np.asarray((self.output[:, 0] - self.target) * self.problem.scale)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """[n] sums by client."""
+        return np.bincount(self.owner, weights=values, minlength=self.clients)
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.bincount(self.owner, minlength=self.clients).astype(np.float64)
+
+    def rows(self, index: np.ndarray) -> Judged:
+        return Judged(self.output[index], self.target[index], self.owner[index], self.clients, self.problem)
+
+
+Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
+Finish = Literal["", "root", "complement"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    name: str
+    title: str
+    definition: str
+    sums: Callable[[Judged], Sums]
+    higher_is_better: bool
+    kinds: tuple[Kind, ...]
+    percent: bool = True  # shown as 97.5 %; otherwise as it is
+    finish: Finish = ""
+    scorer: tuple[str, ...] = field(default=())  # what scikit-learn calls it
+
+    def value(self, sums: Tensor) -> Tensor:
+        """[...] from sums [..., 2]; NaN where it is undefined."""
+        ratio = torch.where(sums[..., 1] > 0, sums[..., 0] / sums[..., 1].clamp_min(1e-300), torch.nan)
+        return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
+
+    def shown(self, value: float) -> str:
+        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
+
+
+def _accuracy(d: Judged) -> Sums:
+    return d.total(d.predicted == d.target), d.count
+
+
+def _recalls(d: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Confusion by client: hits, examples and predictions [n, C] of every class."""
+    classes, place = d.problem.num_classes, d.owner * d.problem.num_classes
+    size = d.clients * classes
+    hit = d.predicted == d.target
+    tables = (
+        np.bincount(place + d.target, weights=hit, minlength=size),
+        np.bincount(place + d.target, minlength=size),
+        np.bincount(place + d.predicted, minlength=size),
+    )
+    hits, examples, predictions = (table.reshape(-1, classes).astype(np.float64) for table in tables)
+    return hits, examples, predictions
+
+
+def _balanced_accuracy(d: Judged) -> Sums:
+    hits, examples, _ = _recalls(d)
+    present = examples > 0
+    recall = np.divide(hits, examples, out=np.zeros_like(hits), where=present)
+    mean = recall.sum(1) / present.sum(1).clip(1)
+    return mean * d.count, d.count
+
+
+def _f1(d: Judged) -> Sums:
+    hits, examples, predictions = _recalls(d)
+    if d.problem.kind == "binary":  # of the second class: 2 TP / (2 TP + FP + FN), which adds up over clients
+        return 2 * hits[:, 1], examples[:, 1] + predictions[:, 1]
+    either = examples + predictions
+    f1 = np.divide(2 * hits, either, out=np.zeros_like(hits), where=either > 0)
+    return f1.sum(1) / (either > 0).sum(1).clip(1) * d.count, d.count
+
+
+def _auroc(d: Judged) -> Sums:
+    """Pairs in the right order, ties half: U of Mann and Whitney; several classes one against the others, averaged over
+    the classes that a client has."""
+    if d.problem.kind == "binary":
+        return _ordered_pairs(d, d.output[:, 1] - d.output[:, 0], d.target == 1)
+    total, classes = np.zeros(d.clients), np.zeros(d.clients)
+    for c in range(d.problem.num_classes):
+        right, pairs = _ordered_pairs(d, d.probability[:, c], d.target == c)
+        defined = pairs > 0
+        total += np.divide(right, pairs, out=np.zeros_like(right), where=defined)
+        classes += defined
+    mean = np.divide(total, classes, out=np.zeros_like(total), where=classes > 0)
+    weight = np.where(classes > 0, d.count, 0.0)
+    return mean * weight, weight
+
+
+def _ordered_pairs(d: Judged, score: np.ndarray, positive: np.ndarray) -> Sums:
+    positives = d.total(positive)
+    negatives = d.count - positives
+    rank_sum = d.total(_ranks(d.owner, score) * positive)
+    return rank_sum - positives * (positives + 1) / 2, positives * negatives
+
+
+def _ranks(owner: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """[T] the rank of every score among those of its client, from 1 on; equal scores share the mean of their ranks."""
+    if not len(score):
+        return np.zeros(0)
+    order = np.lexsort((score, owner))
+    sorted_owner, sorted_score = owner[order], score[order]
+    first = np.r_[0, np.cumsum(np.bincount(owner))][sorted_owner]  # where a client begins
+    new = np.r_[True, (sorted_owner[1:] != sorted_owner[:-1]) | (sorted_score[1:] != sorted_score[:-1])]
+    group = np.cumsum(new) - 1
+    begin = np.flatnonzero(new)
+    end = np.r_[begin[1:], len(score)]
+    ranks = np.empty(len(score))
+    ranks[order] = (begin[group] + end[group] + 1) / 2 - first
+    return ranks
+
+
+def _average_precision(d: Judged) -> Sums:
+    """Σ (recall step) · precision over thresholds, examples with equal scores together; weighted by positives."""
+    score, positive = d.output[:, 1] - d.output[:, 0], d.target == 1
+    order = np.lexsort((-score, d.owner))
+    owner, hit, ordered = d.owner[order], positive[order].astype(np.float64), score[order]
+    start = np.r_[0, np.cumsum(np.bincount(d.owner, minlength=d.clients))][owner]
+    place = np.arange(len(owner))
+    hits = np.cumsum(hit)
+    before = np.r_[0.0, hits][start]
+    last = np.r_[(owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1]), True] if len(owner) else np.zeros(0, bool)
+    # Every example of a run of equal scores has the precision at the run's end.
+    ends = np.flatnonzero(last)
+    end = ends[np.searchsorted(ends, place)] if len(owner) else place
+    precision = (hits[end] - before) / (end - start + 1)
+    return np.bincount(owner, weights=precision * hit, minlength=d.clients), d.total(positive)
+
+
+def _log_loss(d: Judged) -> Sums:
+    with np.errstate(divide="ignore"):
+        return d.total(-np.log(np.maximum(d.truth, 1e-300))), d.count
+
+
+def _brier(d: Judged) -> Sums:
+    if d.problem.kind == "binary":
+        return d.total((d.probability[:, 1] - d.target) ** 2), d.count
+    one_hot = np.eye(d.problem.num_classes)[d.target]
+    return d.total(((d.probability - one_hot) ** 2).sum(1)), d.count
+
+
+def _calibration_error(d: Judged) -> Sums:
+    """Of the class that is predicted: |share that is right − mean probability| over ten equal bins of probability."""
+    sure = d.probability.max(1)
+    bins = np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    gap = np.bincount(
+        d.owner * CALIBRATION_BINS + bins,
+        weights=(d.predicted == d.target) - sure,
+        minlength=d.clients * CALIBRATION_BINS,
+    )
+    return np.abs(gap).reshape(-1, CALIBRATION_BINS).sum(1), d.count
+
+
+def _squares(d: Judged) -> Sums:
+    return d.total(d.residual**2), d.count
+
+
+def _absolutes(d: Judged) -> Sums:
+    return d.total(np.abs(d.residual)), d.count
+
+
+def _unexplained(d: Judged) -> Sums:
+    own = d.target * d.problem.scale
+    mean = d.total(own) / d.count.clip(1)
+    spread = d.total((own - mean[d.owner]) ** 2)
+    return d.total(d.residual**2), np.where(spread > 1e-12 * d.count, spread, 0.0)
+
+
+_BOTH: tuple[Kind, ...] = ("binary", "multiclass")
+_NUMBERS: tuple[Kind, ...] = ("regression",)
+MEASURES: dict[str, Measure] = {
+    one.name: one
+    for one in (
+        Measure("accuracy", "Accuracy", "Share of test examples that are classified correctly.", _accuracy, True, _BOTH,
+                scorer=("accuracy",)),
+        Measure("balanced_accuracy", "Balanced accuracy", "Mean over the classes of the share that is recognized, so "
+                "that a rare class counts as much as a common one.", _balanced_accuracy, True, _BOTH,
+                scorer=("balanced_accuracy",)),
+        Measure("f1", "F1", "Harmonic mean of precision and recall of the second class; of several classes the mean.",
+                _f1, True, _BOTH, scorer=("f1", "f1_macro")),
+        Measure("auroc", "AUROC", "Share of pairs of a positive and a negative example of one client that the model "
+                "puts in the right order; undefined where a client has one class.", _auroc, True, _BOTH,
+                scorer=("roc_auc", "roc_auc_ovr")),
+        Measure("average_precision", "Average precision", "Mean precision over the positive examples, from the surest "
+                "to the least sure.", _average_precision, True, ("binary",), scorer=("average_precision",)),
+        Measure("log_loss", "Log loss", "Mean of −log of the probability given to the truth, in nats.", _log_loss,
+                False, _BOTH, percent=False, scorer=("neg_log_loss",)),
+        Measure("brier", "Brier score", "Mean squared distance of probabilities from the truth.", _brier, False, _BOTH,
+                percent=False, scorer=("neg_brier_score",)),
+        Measure("calibration_error", "Calibration error", "How far the probability of the predicted class is from the "
+                "share that is right, over ten bins.", _calibration_error, False, _BOTH),
+        Measure("rmse", "RMSE", "Root of the mean squared error, in the target's own unit.", _squares, False, _NUMBERS,
+                percent=False, finish="root", scorer=("neg_root_mean_squared_error",)),
+        Measure("mae", "MAE", "Mean absolute error, in the target's own unit.", _absolutes, False, _NUMBERS,
+                percent=False, scorer=("neg_mean_absolute_error",)),
+        Measure("r2", "R²", "Share of the variance inside a client that the model explains: 0 is as good as the "
+                "client's own mean, below 0 worse.", _unexplained, True, _NUMBERS, percent=False, finish="complement",
+                scorer=("r2",)),
+    )
+}  # fmt: skip
+_SCORERS = {scorer: one.name for one in MEASURES.values() for scorer in one.scorer}
+
+
+def measures_of(problem: Problem) -> list[Measure]:
+    """All that are defined for the problem."""
+    return [one for one in MEASURES.values() if problem.kind in one.kinds]
+
+
+def headline_measure(problem: Problem, name: str | None) -> Measure:
+    """The measure by which a run's methods are compared: the one of that name, ours or scikit-learn's, else accuracy or
+    RMSE."""
+    default = "rmse" if problem.is_regression else "accuracy"
+    name = _SCORERS.get(name or default, name or default)
+    if name not in MEASURES:
+        raise unknown_name("metric", name, [*MEASURES, *_SCORERS])
+    if problem.kind not in MEASURES[name].kinds:
+        fitting = ", ".join(one.name for one in measures_of(problem))
+        raise ConfigError(f"metric {name} is not for {problem.in_words()}; choose one of {fitting}")
+    return MEASURES[name]
+
+
+def client_sums(judged: Judged) -> dict[str, Tensor]:
+    """[n, 2] numerators and denominators of every measure of the problem."""
+    return {
+        one.name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64))
+        for one in measures_of(judged.problem)
+    }
+
+
+def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
+    """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
+    none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
+    count = judged.count.astype(np.int64)
+    start = np.r_[0, np.cumsum(count)[:-1]]
+    few = (count > 0) & (count <= FEW_EXAMPLES)
+    owner = np.repeat(np.flatnonzero(few), count[few])
+    if not len(owner):
+        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
+    position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
+    keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
+    values = []
+    for replicate in range(REPLICATES):
+        u = rng.to_unit(rng.at(rng.fold(keys, replicate), position)).numpy()
+        index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
+        sums = np.stack(measure.sums(judged.rows(index)), 1)
+        values.append(measure.value(torch.from_numpy(sums.astype(np.float64))))
+    draws = torch.stack(values)  # [R, n]
+    known = ~torch.isnan(draws)
+    number = known.sum(0)
+    mean = torch.where(known, draws, 0.0).sum(0) / number.clamp_min(1)
+    square = torch.where(known, (draws - mean) ** 2, 0.0).sum(0) / (number - 1).clamp_min(1)
+    return torch.where(number > REPLICATES // 2, square.sqrt(), torch.nan)

@@ -1,0 +1,130 @@
+"""Measures of every client against scikit-learn's, pooled sums against pooled examples, and what is undefined."""
+
+import numpy as np
+import pytest
+import sklearn.metrics as reference
+import torch
+
+from kinfed.data.problem import Problem
+from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, standard_errors
+from kinfed.errors import ConfigError
+from kinfed.runs.metrics import summarize
+
+SIZES = (30, 25, 90)
+
+
+def judged(classes: int, seed: int = 0) -> Judged:
+    rng = np.random.default_rng(seed)
+    total = sum(SIZES)
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    if classes == 0:
+        target = rng.normal(size=total)
+        output = (target + rng.normal(size=total))[:, None]
+        return Judged(output, target, owner, len(SIZES), Problem("regression", mean=5.0, scale=3.0))
+    target = rng.integers(0, classes, total)
+    output = np.round(4 * rng.normal(size=(total, classes)) + 3 * np.eye(classes)[target]) / 4  # with exact ties
+    return Judged(output, target, owner, len(SIZES), Problem.of_classes(classes))
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def expected(name, z, y, problem):
+    if problem.is_regression:
+        true, guess = y * problem.scale + problem.mean, z[:, 0] * problem.scale + problem.mean
+        return {
+            "rmse": lambda: reference.root_mean_squared_error(true, guess),
+            "mae": lambda: reference.mean_absolute_error(true, guess),
+            "r2": lambda: reference.r2_score(true, guess),
+        }[name]()
+    p, guess, classes = softmax(z), z.argmax(1), problem.num_classes
+    two = classes == 2
+    one_hot = np.eye(classes)[y]
+    return {
+        "accuracy": lambda: reference.accuracy_score(y, guess),
+        "balanced_accuracy": lambda: reference.balanced_accuracy_score(y, guess),
+        "f1": lambda: reference.f1_score(y, guess) if two else reference.f1_score(y, guess, average="macro"),
+        "auroc": lambda: (
+            reference.roc_auc_score(y, p[:, 1]) if two else reference.roc_auc_score(y, p, multi_class="ovr")
+        ),
+        "average_precision": lambda: reference.average_precision_score(y, p[:, 1]),
+        "log_loss": lambda: reference.log_loss(y, p, labels=range(classes)),
+        "brier": lambda: reference.brier_score_loss(y, p[:, 1]) if two else ((p - one_hot) ** 2).sum(1).mean(),
+        "calibration_error": lambda: calibration_error(p.max(1), guess == y),
+    }[name]()
+
+
+def calibration_error(sure, right):
+    place, total = np.minimum((sure * 10).astype(int), 9), 0.0
+    for b in range(10):
+        if (place == b).any():
+            total += (place == b).mean() * abs(right[place == b].mean() - sure[place == b].mean())
+    return total
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_every_client_gets_what_scikit_learn_says(classes):
+    data = judged(classes)
+    sums = client_sums(data)
+    assert sums.keys() == {name for name, one in MEASURES.items() if data.problem.kind in one.kinds}
+    for name, pairs in sums.items():
+        values = MEASURES[name].value(pairs)
+        for k in range(len(SIZES)):
+            mine = data.owner == k
+            want = expected(name, data.output[mine], data.target[mine], data.problem)
+            assert values[k].item() == pytest.approx(want, abs=1e-9), (name, k)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "log_loss", "brier", "rmse", "mae"])
+def test_sums_over_clients_are_those_of_all_examples(name):
+    data = judged(0 if name in ("rmse", "mae") else 2)
+    pooled = MEASURES[name].value(client_sums(data)[name].sum(0)).item()
+    assert pooled == pytest.approx(expected(name, data.output, data.target, data.problem), abs=1e-9)
+
+
+def test_auroc_of_one_class_is_undefined_and_left_out_of_means():
+    data = judged(2)
+    target = data.target.copy()
+    target[data.owner == 1] = 1
+    one_class = Judged(data.output, target, data.owner, data.clients, data.problem)
+    sums = client_sums(one_class)
+    values = MEASURES["auroc"].value(sums["auroc"])
+    assert torch.isnan(values).tolist() == [False, True, False]
+    n = torch.tensor(SIZES)
+    figures = summarize(n.double(), n.double(), n, n, sums)
+    assert figures["auroc_mean"] == pytest.approx(values[[0, 2]].mean().item())
+    nowhere = Judged(data.output, np.ones_like(target), data.owner, data.clients, data.problem)
+    assert "auroc" not in summarize(n.double(), n.double(), n, n, client_sums(nowhere))
+
+
+def test_the_worst_tenth_knows_which_way_is_worse():
+    n = torch.ones(10, dtype=torch.int64)
+    sums = torch.stack([torch.arange(1.0, 11), torch.ones(10)], 1).double()
+    figures = summarize(None, n.double(), n, n, {"mae": sums, "r2": sums})
+    assert figures["mae_worst10"] == 10
+    assert figures["r2_worst10"] == 1 - 10
+
+
+def test_errors_are_those_of_the_binomial_and_do_not_depend_on_other_clients():
+    data = judged(2)
+    errors = standard_errors(MEASURES["accuracy"], data, torch.tensor([4, 9, 2]))
+    share = MEASURES["accuracy"].value(client_sums(data)["accuracy"])
+    theory = (share * (1 - share) / torch.tensor(SIZES)).sqrt()
+    assert errors.numpy() == pytest.approx(theory.numpy(), rel=0.35)
+    mine = data.owner == 2
+    alone = Judged(data.output[mine], data.target[mine], np.zeros(mine.sum(), int), 1, data.problem)
+    assert standard_errors(MEASURES["accuracy"], alone, torch.tensor([2]))[0].item() == pytest.approx(errors[2].item())
+
+
+def test_headlines_by_our_names_and_scikit_learns():
+    two, numbers = Problem.of_classes(2), Problem.of_numbers([1.0, 2.0])
+    assert headline_measure(two, None).name == "accuracy"
+    assert headline_measure(numbers, None).name == "rmse"
+    assert headline_measure(two, "roc_auc").name == "auroc"
+    assert headline_measure(numbers, "neg_mean_absolute_error").name == "mae"
+    with pytest.raises(ConfigError, match="is not for"):
+        headline_measure(numbers, "auroc")
+    with pytest.raises(ConfigError, match="auroc"):
+        headline_measure(two, "aurok")
