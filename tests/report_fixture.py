@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.data.description import Description
+from kinfed.data.problem import Problem
 
 # What a method adds to local training (in accuracy), how fast, and how many models it moves per client and round.
 CHARACTER = {
@@ -134,7 +135,7 @@ def described(
     """Clients with these counts of training and test examples by class, and none for validation."""
     rows = [list(row) for row in counts]
     return Description(
-        list(names), len(class_names), list(class_names), rows, [[0] * len(class_names) for _ in rows], rows,
+        list(names), Problem.of_classes(len(class_names), class_names), rows, [[0] * len(class_names) for _ in rows], rows,
         None if groups is None else list(groups), None if group_names is None else list(group_names),
         [0.0] * len(rows), [0.0] * len(rows), dict(description or {}), [], {},
     )  # fmt: skip

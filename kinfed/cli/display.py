@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.cli.terminal import say
+from kinfed.engine.measures import MEASURES, Measure
 from kinfed.runs.observer import NullObserver
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class _Speed:
 def headline(metrics: Metrics) -> str:
     if "accuracy" in metrics:
         return f"accuracy {100 * metrics['accuracy']:.1f}%"
+    if "rmse" in metrics:
+        return f"RMSE {metrics['rmse']:.4g}"
     return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
 
 
@@ -144,7 +147,11 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     table.add_column("method")
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
-    columns = ["personal %", "worst 10%", "server %", "MB/round", "s/round"]
+    name = results[0].get("metric", "accuracy")
+    measure = MEASURES.get(name)
+    unit = " %" if measure is None or measure.percent else ""
+    title = "" if name == "accuracy" else f" {measure.title if measure else name}"
+    columns = [f"personal{title}{unit}", "worst 10%", f"server{title}{unit}", "MB/round", "s/round"]
     for name in columns + ["epsilon"] * private + ["user eps"] * hidden:
         table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):
@@ -152,9 +159,9 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
         rounds = sum(r["rounds"] for r in mine)
         table.add_row(
             Text(label + (" (diverged)" if any(r["diverged"] for r in mine) else "")),
-            _percent(mine, "personal", "accuracy"),
-            _percent(mine, "personal", "worst10"),
-            _percent(mine, "server", "accuracy"),
+            _figure(mine, "personal", name, measure),
+            _figure(mine, "personal", "worst10" if name == "accuracy" else f"{name}_worst10", measure),
+            _figure(mine, "server", name, measure),
             f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
             f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
@@ -182,9 +189,10 @@ def outsiders_sentence(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _percent(results: Sequence[dict[str, Any]], kind: str, name: str) -> str:
-    shares = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
-    return _spread([100 * share for share in shares], "{:.1f}")
+def _figure(results: Sequence[dict[str, Any]], kind: str, name: str, measure: Measure | None) -> str:
+    values = [r[kind][name] for r in results if r[kind] and r[kind].get(name) is not None]
+    in_percent = measure is not None and measure.percent
+    return _spread([100 * value for value in values], "{:.1f}") if in_percent else _spread(values, "{:.4g}")
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -203,17 +211,19 @@ class TuningLines(NullObserver):
 
 def tuning_table(methods: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """What tuning chose for each method."""
+    metric = methods[0][1].get("metric", "accuracy") if methods else "accuracy"
+    shown = MEASURES[metric].shown
     table = Table(
-        title="mean client accuracy on validation data", title_justify="left", title_style="dim", box=SIMPLE
+        title=f"mean over clients of {metric} on validation data", title_justify="left", title_style="dim", box=SIMPLE
     )  # fmt: skip
     table.add_column("method")
-    for name in ("as configured %", "tuned %"):
+    for name in ("as configured", "tuned"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("settings")
     for label, record in methods:
         settings = _settings(record["settings"]) if record["settings"] else "as configured"
         edge = f"  ({', '.join(record['at_edge'])} at the edge: widen with --range)" if record["at_edge"] else ""
-        table.add_row(label, f"{100 * record['default']:.2f}", f"{100 * record['best']:.2f}", settings + edge)
+        table.add_row(label, shown(record["default"]), shown(record["best"]), settings + edge)
     return table
 
 

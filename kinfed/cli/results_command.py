@@ -9,6 +9,7 @@ import typer
 
 from kinfed.cli.parameters import Plugins, RunFolderArgument
 from kinfed.cli.terminal import console, say
+from kinfed.errors import ConfigError
 
 Algorithm = Annotated[str | None, typer.Option(help="Method (where the run has several).")]
 Seed = Annotated[int | None, typer.Option(help="Seed (default: the first).")]
@@ -77,18 +78,34 @@ def adopt(
 
 
 def gain(
-    source: Annotated[Path, typer.Argument(help="Folder of a Self-FL run, or a table: client, estimate, variance, n.")],
-    algorithm: Annotated[str | None, typer.Option(help="Self-FL method of the run (default: the first).")] = None,
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or a table: client, estimate, variance, n.")],
+    algorithm: Annotated[str | None, typer.Option(help="Method of the run (default: the best federated one).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
     s0: Annotated[float | None, typer.Option(help="Variance between clients, where it is known.")] = None,
     margin: Annotated[float, typer.Option(help="Smaller changes than this share count as none.")] = 0.05,
     limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
 ) -> None:
-    """Who gains from federating: each client's theoretical error alone, with Self-FL's estimate, with the exact one."""
+    """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local too.
+    Of Self-FL runs and of tables, also each client's theoretical error."""
     from kinfed.runs.gain import gain_from_run, gain_from_table, render, summary
 
     if source.is_dir():
-        gains = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
+        from kinfed.report.measured_gain import measured_gain
+
+        reason = None
+        try:
+            table, sentence = measured_gain(source, algorithm, limit)
+        except ConfigError as error:
+            reason = error
+        else:
+            console.print(table)
+            say(sentence)
+        try:
+            gains = gain_from_run(source, algorithm, seed, s0=s0, margin=margin)
+        except ConfigError:
+            if reason is not None:
+                raise reason from None
+            return
     else:
         gains = gain_from_table(source, s0=s0, margin=margin)
     console.print(render(gains, limit))

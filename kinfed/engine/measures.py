@@ -99,7 +99,7 @@ class Measure:
         return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
 
     def shown(self, value: float) -> str:
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
 
 def _accuracy(d: Judged) -> Sums:
@@ -272,11 +272,16 @@ def measures_of(problem: Problem) -> list[Measure]:
     return [one for one in MEASURES.values() if problem.kind in one.kinds]
 
 
+def headline_name(name: str) -> str:
+    """Our name of a metric that may be given by scikit-learn's."""
+    return _SCORERS.get(name, name)
+
+
 def headline_measure(problem: Problem, name: str | None) -> Measure:
     """The measure by which a run's methods are compared: the one of that name, ours or scikit-learn's, else accuracy or
     RMSE."""
     default = "rmse" if problem.is_regression else "accuracy"
-    name = _SCORERS.get(name or default, name or default)
+    name = headline_name(name or default)
     if name not in MEASURES:
         raise unknown_name("metric", name, [*MEASURES, *_SCORERS])
     if problem.kind not in MEASURES[name].kinds:

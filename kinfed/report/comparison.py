@@ -13,6 +13,7 @@ from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.data.description import Description
+from kinfed.report.metric_style import MetricStyle, headline_of, metric_style
 from kinfed.report.palette import Style, styles
 from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
@@ -98,9 +99,14 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """What methods are ranked by: accuracy, or loss where the task has no accuracy."""
-        accurate = any(method.final(kind, "accuracy") for method in self.methods for kind in KINDS)
-        return "accuracy" if accurate else "loss"
+        """What methods are ranked by: the metric of the first run, or what its problem is usually judged by."""
+        finals = [trial.final.metrics for method in self.methods for trial in method.complete_trials]
+        present = {name for final in finals for kind in KINDS for name in final.get(kind, {})}
+        return headline_of(self.runs[0].config, present)
+
+    @property
+    def style(self) -> MetricStyle:
+        return metric_style(self.metric)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -22,22 +22,21 @@ from kinfed.report.chart import (
 )
 from kinfed.report.comparison import Comparison, Method
 from kinfed.report.marks import curve, in_view, line, method_level, of_method, spread
+from kinfed.report.metric_style import metric_style
 from kinfed.report.statistics import Average, average
 from kinfed.runs.reader import Kind, finite
 
-SCALES = {"accuracy": 100.0, "loss": 1.0}
-UNITS = {"accuracy": " %", "loss": ""}
-FORMATS = {"accuracy": ".1f", "loss": ".4g"}
 MAX_DOTS = 4000  # beyond this, shapes instead of single clients
 
 
 def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
     """The metric, scaled for people, in the rounds in which every complete trial was evaluated."""
     by_round: dict[int, dict[int, float]] = {}
+    scale = metric_style(metric).scale
     for trial in method.complete_trials:
         for entry in trial.rounds:
             if metric in entry.metrics.get(kind, {}):
-                by_round.setdefault(entry.number, {})[trial.seed] = SCALES[metric] * entry.metrics[kind][metric]
+                by_round.setdefault(entry.number, {})[trial.seed] = scale * entry.metrics[kind][metric]
     return {
         number: mean
         for number, values in sorted(by_round.items())
@@ -47,12 +46,13 @@ def over_rounds(method: Method, kind: Kind, metric: str) -> dict[int, Average]:
 
 def reading(metric: str, spread: str = "%{customdata}") -> str:
     """What hovering a curve says of its value: mean, spread where there is one, unit."""
-    return f"%{{y:{FORMATS[metric]}}}{spread}{UNITS[metric]}"
+    style = metric_style(metric)
+    return f"%{{y:{'.1f' if style.unit else '.4g'}}}{spread}{style.unit}"
 
 
 def kind_views(comparison: Comparison) -> tuple[View, ...]:
     names: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
-    what = {"accuracy": "accuracy, %", "loss": "loss"}[comparison.metric]
+    what = comparison.style.axis_title
     return tuple(View(kind, names[kind], y_title(f"{names[kind]}: {what}")) for kind in comparison.kinds)
 
 

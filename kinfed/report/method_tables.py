@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kinfed.engine.measures import MEASURES
 from kinfed.report.comparison import Comparison, Method
-from kinfed.report.formats import format_number, format_points
-from kinfed.report.statistics import Difference, Gain, average, clear_winner, summarize_gains
+from kinfed.report.formats import format_number
+from kinfed.report.metric_style import MetricStyle, metric_style
+from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
 from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
@@ -105,8 +107,43 @@ MAIN_COLUMNS = (*(_metric_column("personal", metric) for metric in _TABLE_METRIC
 ALL_COLUMNS = (*(_metric_column(kind, metric) for kind in KINDS for metric in METRICS), *COST_COLUMNS)
 
 
-def results_table(comparison: Comparison, columns: Sequence[MethodColumn] = MAIN_COLUMNS) -> TextTable:
+def main_columns(comparison: Comparison) -> tuple[MethodColumn, ...]:
+    """Of the results table: the headline metric first, where it is not accuracy."""
+    name = comparison.metric
+    if name in ("accuracy", "loss"):
+        return MAIN_COLUMNS
+    names = (name, f"{name}_mean", f"{name}_worst10")
+    others = tuple(
+        other for other in ("accuracy", "loss") if any(m.final("personal", other) for m in comparison.methods)
+    )
+    personal = (*(_measure_column("personal", one) for one in names), *(_metric_column("personal", o) for o in others))
+    return (*personal, _measure_column("server", name), *COST_COLUMNS)
+
+
+def _measure_column(kind: Kind, figure: str) -> MethodColumn:
+    """Of a measure, or of its mean or worst tenth over clients."""
+    name = figure.removesuffix("_worst10").removesuffix("_mean")
+    style, measure = metric_style(name), MEASURES[name]
+    worst = figure.endswith("_worst10")
+    heading = "Worst 10 %" if worst else "Client mean" if figure.endswith("_mean") else style.title
+    definition = measure.definition
+    if worst:
+        definition = f"Mean {style.title} of the tenth of the clients (rounded up) that are served worst."
+    elif figure.endswith("_mean"):
+        definition = f"Plain average of the clients' {style.title}: every client counts the same."
+    return MethodColumn(
+        f"{kind}_{figure}",
+        TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip(), definition, sortable=True),
+        lambda method: method.final(kind, figure),
+        scale=style.scale,
+        digits=style.digits,
+        lower_is_better=style.lower_is_better,
+    )
+
+
+def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None = None) -> TextTable:
     """One row per method: mean and standard deviation over seeds."""
+    columns = main_columns(comparison) if columns is None else columns
     winners: list[int | None] = []
     for column in columns:
         values = {method.index: column.values(method) for method in comparison.methods}
@@ -125,7 +162,8 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] = MAIN
 def participation_table(comparison: Comparison) -> TextTable:
     """One row per method: who took part, and the headline figure of these clients beside that of all."""
     metric = comparison.metric
-    scale, digits = (1.0, 3) if metric == "loss" else (100.0, 1)
+    style = comparison.style
+    scale, digits = style.scale, style.digits
 
     def figure(values: dict[int, float]) -> str:
         entry = average(values)
@@ -140,7 +178,7 @@ def participation_table(comparison: Comparison) -> TextTable:
         for method in comparison.methods
     ]
     groups = [
-        TableColumn(heading, "figure", KIND_NAMES[kind], "" if metric == "loss" else "%")
+        TableColumn(heading, "figure", KIND_NAMES[kind], style.unit.strip())
         for kind in comparison.kinds
         for heading in ("took part", "all clients")
     ]
@@ -156,7 +194,14 @@ def method_cell(method: Method) -> TableCell:
     return TableCell(method.label, style=method.style)
 
 
-def leads_table(title: str, leads: Sequence[tuple[Method, Difference | None]]) -> TextTable:
+def leads_table(
+    title: str, leads: Sequence[tuple[Method, Difference | None]], style: MetricStyle | None = None
+) -> TextTable:
+    style = style or metric_style("accuracy")
+
+    def points(value: float) -> str:
+        return ("+" if value > 0 else "") + format_number(style.scale * value, style.digits)
+
     rows: list[list[TableCell | str]] = []
     for method, lead in leads:
         if lead is None:
@@ -165,34 +210,81 @@ def leads_table(title: str, leads: Sequence[tuple[Method, Difference | None]]) -
         rows.append(
             [
                 method_cell(method),
-                format_points(lead.mean),
-                " to ".join(format_points(end) for end in (lead.likely.low, lead.likely.high)),
-                f"{100 * lead.spread:.1f}",
+                points(lead.mean),
+                " to ".join(points(end) for end in (lead.likely.low, lead.likely.high)),
+                f"{style.scale * lead.spread:.{style.digits}f}",
                 "not paired" if lead.ahead is None else f"{lead.ahead} of {lead.n}",
                 "yes" if lead.clear else "no, the interval reaches down to zero",
             ]
         )
-    names = ("Lead, points", "95 % interval", "Spread", "Seeds ahead")
+    names = (f"Lead, {'points' if style.unit else style.title}", "95 % interval", "Spread", "Seeds ahead")
     return TextTable.of(title, [TableColumn("Over", "name"), *names, TableColumn("Clear?", "text")], rows)
 
 
-def balance_table(by_method: Sequence[tuple[Method, list[Gain]]]) -> TextTable:
-    """Clients helped, unchanged and hurt, as numbers and as a bar of their shares."""
+def balance_table(by_method: Sequence[tuple[Method, list[Gain]]], style: MetricStyle | None = None) -> TextTable:
+    """Clients helped, unchanged and hurt, as numbers and as a bar of their shares; every client once."""
     rows = []
+    style = style or metric_style("accuracy")
     for method, values in by_method:
-        s = summarize_gains(values)
+        s = summarize_gains(client_gains(values))
         shares = (("helped", s.helped), ("unchanged", s.unchanged), ("hurt", s.hurt))
         rows.append(
             [
                 method_cell(method),
                 TableCell("", style=method.style, shares=shares),
                 *(TableCell(str(count), sort_value=count) for _, count in shares),
-                *(TableCell(format_points(gain), sort_value=gain) for gain in (s.mean, s.median, s.lowest)),
+                *(TableCell(_signed(gain, style), sort_value=gain) for gain in (s.mean, s.median, s.lowest)),
             ]
         )
     names = ("Helped", "Unchanged", "Hurt", "Mean gain", "Median gain", "Largest loss")
     columns = [METHOD, TableColumn("Balance", "text"), *(TableColumn(name, sortable=True) for name in names)]
     return TextTable.of("Clients helped and hurt by each method", columns, rows)
+
+
+def _signed(gain: float, style: MetricStyle) -> str:
+    return ("+" if gain > 0 else "") + format_number(style.scale * gain, style.digits)
+
+
+MOST_NAMED_CLIENTS = 300
+
+
+def sites_table(
+    method: Method, values: list[Gain], style: MetricStyle, most: int = MOST_NAMED_CLIENTS
+) -> TextTable | None:
+    """Every client by name: what it has alone, what the method gives it, and the gain with its interval."""
+    by_client = client_gains(values)
+    if len(by_client) > most:
+        return None
+    rows: list[list[TableCell | str]] = []
+    for g in by_client:
+        interval, verdict = "–", "too many or too few test examples to say"
+        if g.error is not None and finite(g.error):
+            ends = g.gain - 1.96 * g.error, g.gain + 1.96 * g.error
+            interval = " to ".join(_signed(end, style) for end in ends)
+            verdict = "better together" if ends[0] > 0 else "better alone" if ends[1] < 0 else "may be chance"
+        rows.append(
+            [
+                g.client,
+                TableCell(f"{g.n_train:,}", sort_value=g.n_train),
+                TableCell(f"{g.n_test:,}", sort_value=g.n_test),
+                *(TableCell(format_number(style.scale * v, style.digits), sort_value=v) for v in (g.alone, g.own)),
+                TableCell(_signed(g.gain, style), sort_value=g.gain),
+                interval,
+                verdict,
+            ]
+        )
+    unit = style.unit.strip()
+    columns = [
+        TableColumn("Client", "name"),
+        TableColumn("Training rows", sortable=True),
+        TableColumn("Test rows", sortable=True),
+        TableColumn("Alone", unit=unit, sortable=True),
+        TableColumn(method.label, unit=unit, sortable=True),
+        TableColumn("Gain", sortable=True),
+        TableColumn("95 % interval", "text"),
+        TableColumn("Verdict", "text"),
+    ]
+    return TextTable.of(f"Every client: {style.title} alone and with {method.label}", columns, rows)
 
 
 def results_csv(comparison: Comparison) -> str:

@@ -76,20 +76,20 @@ def _results(comparison: Comparison) -> Values | None:
         return None
     kind, seeds = headline_kind(comparison), seeds_of(comparison)
     lead = leads(comparison, kind) if kind and seeds > 1 else None
-    title = f"How clear is the lead of {lead[0].label} in {kind} accuracy?" if lead else ""
+    title = f"How clear is the lead of {lead[0].label} in {kind} {comparison.style.noun}?" if lead else ""
     return {
         "final_rounds": sorted({method.final_round for method in comparison.methods}),
         "same_seeds": comparison.same_seeds,
         "seeds": seeds,
         "table": method_tables.results_table(comparison),
-        "leads": method_tables.leads_table(title, lead[1]) if lead else None,
+        "leads": method_tables.leads_table(title, lead[1], comparison.style) if lead else None,
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
         if "server" in comparison.kinds
         else None,
         "outsiders": outsiders_sentence(comparison),
         "all_took_part": any(method.participation for method in comparison.methods),
         "participation": method_tables.participation_table(comparison),
-        "definitions": {one.column.heading: one.column.definition for one in method_tables.MAIN_COLUMNS},
+        "definitions": {one.column.heading: one.column.definition for one in method_tables.main_columns(comparison)},
     }
 
 
@@ -97,7 +97,8 @@ def _rounds(comparison: Comparison) -> Values | None:
     figure = figures.learning_curves(comparison)
     if figure is None:
         return None
-    return {"figure": figure, "metric": comparison.metric, "seeds": seeds_of(comparison)}
+    lower = comparison.style.lower_is_better
+    return {"figure": figure, "metric": comparison.metric, "lower": lower, "seeds": seeds_of(comparison)}
 
 
 def _clients(comparison: Comparison) -> Values | None:
@@ -108,7 +109,7 @@ def _clients(comparison: Comparison) -> Values | None:
 
 def _gains(comparison: Comparison) -> Values | None:
     others = [method for method in comparison.methods if method.family != "local"]
-    if not others or comparison.metric != "accuracy":
+    if not others or comparison.metric == "loss":
         return None
     by_method = [(method, entries) for method in others if (entries := gains(comparison, method))]
     values: Values = {"has_local": len(others) < len(comparison.methods), "balance": None}
@@ -117,9 +118,13 @@ def _gains(comparison: Comparison) -> Values | None:
     best = best_federated(comparison)
     first = next((method for method, _ in by_method if method is best), by_method[0][0])
     return values | {
-        "balance": method_tables.balance_table(by_method),
-        "bars": sorted_gains(by_method, first),
-        "sizes": gain_against_size(by_method, first),
+        "balance": method_tables.balance_table(by_method, comparison.style),
+        "sites": method_tables.sites_table(
+            first, next(values for method, values in by_method if method is first), comparison.style
+        ),
+        "metric": comparison.style.noun,
+        "bars": sorted_gains(by_method, first, comparison.style),
+        "sizes": gain_against_size(by_method, first, comparison.style),
         "seeds": max(len(method.complete_trials) for method, _ in by_method),
     }
 

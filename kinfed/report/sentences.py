@@ -9,8 +9,20 @@ from typing import Any
 from kinfed.data.description import Description
 from kinfed.report.comparison import Comparison, Method, display_name, options_of
 from kinfed.report.formats import format_number, plural
-from kinfed.report.statistics import Difference, average, clear_winner, difference, gains, leader, summarize_gains
+from kinfed.report.metric_style import metric_style
+from kinfed.report.statistics import (
+    Difference,
+    average,
+    clear_winner,
+    client_gains,
+    difference,
+    gains,
+    leader,
+    summarize_gains,
+)
 from kinfed.runs.reader import Kind, Run
+
+FEW_NAMES = 4  # clients that a sentence names
 
 
 def brief(value: Any) -> str:
@@ -111,12 +123,15 @@ def findings(comparison: Comparison) -> list[str]:
         sentences.append(ranking)
     method = best_federated(comparison)
     if method is not None and (values := gains(comparison, method)):
-        s = summarize_gains(values)
+        by_client = client_gains(values)
+        s = summarize_gains(by_client)
         seeds = len({g.seed for g in values})
-        over = f", counting every client once per seed ({seeds} seeds)" if seeds > 1 else ""
+        over = f" (a client's gain is its mean over {seeds} seeds)" if seeds > 1 else ""
+        lost = [g.client for g in reversed(by_client) if g.gain < 0]
+        named = f": {_join_names(lost)}" if 0 < s.hurt == len(lost) <= FEW_NAMES else ""
         sentences.append(
             f"Compared with training alone, {method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as "
-            f"they were and hurts {s.hurt}{over}."
+            f"they were and hurts {s.hurt}{named}{over}."
         )
     return sentences
 
@@ -138,7 +153,7 @@ def best_federated(comparison: Comparison) -> Method | None:
     if kind is None:
         return None
     federated = {m.index: m.final(kind, comparison.metric) for m in comparison.methods if m.family != "local"}
-    first = leader(federated, comparison.metric == "loss")
+    first = leader(federated, comparison.style.lower_is_better)
     return next((method for method in comparison.methods if method.index == first), None)
 
 
@@ -150,7 +165,7 @@ def _ranking(comparison: Comparison) -> str:
     kind = headline_kind(comparison)
     if kind is None or len(comparison.methods) < 2:
         return ""
-    metric, lower = comparison.metric, comparison.metric == "loss"
+    metric, lower = comparison.metric, comparison.style.lower_is_better
     values = {method.index: method.final(kind, metric) for method in comparison.methods}
     first = leader(values, lower)
     if first is None:
@@ -158,7 +173,7 @@ def _ranking(comparison: Comparison) -> str:
     labels = {method.index: method.label for method in comparison.methods}
     models = "personal models" if kind == "personal" else "the server model"
     level = _level(values[first], metric)
-    start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {metric} of {models}, {level}"
+    start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {comparison.style.noun} of {models}, {level}"
     if not comparison.same_final_round:
         return start + ", but the methods stand at different rounds, so this is no verdict."
     if not comparison.same_seeds and clear_winner(values, lower) != first:
@@ -179,7 +194,8 @@ def _level(values: Mapping[int, float], metric: str) -> str:
     level = average(values)
     if level is None:
         return "–"
-    scale, digits, unit = (100, 1, " %") if metric == "accuracy" else (1, 3, "")
+    style = metric_style(metric)
+    scale, digits, unit = style.scale, style.digits, style.unit
     spread = "" if level.sd is None else f" ± {scale * level.sd:.{digits}f}"
     return format_number(scale * level.mean, digits) + spread + unit
 
@@ -191,18 +207,24 @@ def _join_names(names: list[str]) -> str:
 
 
 def leads(comparison: Comparison, kind: Kind) -> tuple[Method, list[tuple[Method, Difference | None]]] | None:
-    """The most accurate method and how far it is ahead of each of the others."""
-    values = {method.index: method.final(kind, "accuracy") for method in comparison.methods}
-    first = leader(values)
+    """The best method by the headline metric and how far it is ahead of each of the others."""
+    lower = comparison.style.lower_is_better
+    values = {method.index: method.final(kind, comparison.metric) for method in comparison.methods}
+    first = leader(values, lower)
     others = [m for m in comparison.methods if m.index != first and values[m.index]]
     if first is None or not others:
         return None
-    rows = [(method, difference(values[first], values[method.index])) for method in others]
+    rows = [(method, difference(values[first], values[method.index], lower)) for method in others]
     return next(m for m in comparison.methods if m.index == first), rows
 
 
 def data_sentence(federation: Description) -> str:
     sizes = sorted(federation.sizes())
+    if federation.problem.is_regression:
+        return (
+            f"{plural(len(sizes), 'client')} hold {plural(sum(sizes), 'training example')}: {sizes[0]} to {sizes[-1]} "
+            f"each (median {median(sizes):g}); {federation.problem.in_words()}."
+        )
     held = [sum(count > 0 for count in counts) for counts in federation.train]
     classes = f"{min(held)} to {max(held)}" if min(held) != max(held) else f"{held[0]}"
     all_of_them = (

@@ -149,25 +149,49 @@ def clear_winner(values: Mapping[int, Mapping[int, float]], lower_is_better: boo
 
 @dataclass(frozen=True)
 class Gain:
-    """One client with one seed: its personal accuracy minus what training alone gave it."""
+    """One client with one seed: how much better its personal model is than what training alone gave it."""
 
     client: str
     seed: int
     n_train: int
     n_test: int
-    gain: float
+    gain: float  # in the metric's unit; positive is better, whichever way the metric points
+    alone: float = 0.0
+    own: float = 0.0
+    error: float | None = None  # standard error of the gain by the examples of the test, where it is known
+
+
+def client_gains(values: list[Gain]) -> list[Gain]:
+    """One entry per client, its mean over seeds, largest gain first. Seeds share much of a client's data, so that the
+    error of the mean is taken to be that of one seed."""
+    by_client: dict[str, list[Gain]] = {}
+    for value in values:
+        by_client.setdefault(value.client, []).append(value)
+    means = []
+    for client, own in by_client.items():
+        errors = [g.error for g in own if g.error is not None]
+        error = math.sqrt(fmean(e * e for e in errors)) if len(errors) == len(own) else None
+        sizes = round(fmean(g.n_train for g in own)), round(fmean(g.n_test for g in own))
+        gain, alone, with_others = (fmean(getattr(g, name) for g in own) for name in ("gain", "alone", "own"))
+        means.append(Gain(client, own[0].seed, *sizes, gain, alone, with_others, error))
+    return sorted(means, key=lambda g: (-g.gain, g.client))
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
     """Clients that took part in the method's complete trials and in Local's, largest gain first."""
-    entries = []
+    entries, name = [], f"personal_{comparison.metric}"
     for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
-        baseline = {c.client: c.values.get("personal_accuracy") for c in local.participants} if local else {}
+        baseline = {c.client: c.values for c in local.participants} if local else {}
         for client in trial.participants:
-            own, alone = client.values.get("personal_accuracy"), baseline.get(client.client)
+            other = baseline.get(client.client, {})
+            own, alone = client.values.get(name), other.get(name)
             if own is not None and alone is not None and finite(own) and finite(alone):
-                entries.append(Gain(client.client, trial.seed, client.n_train, client.n_test, own - alone))
+                errors = client.values.get("personal_error"), other.get("personal_error")
+                error = None if None in errors else math.hypot(*(float(e or 0.0) for e in errors))
+                gain = comparison.style.gain(own, alone)
+                sizes = client.n_train, client.n_test
+                entries.append(Gain(client.client, trial.seed, *sizes, gain, alone, own, error))
     return sorted(entries, key=lambda g: (-g.gain, g.seed, g.client))
 
 

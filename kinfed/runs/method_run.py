@@ -82,6 +82,14 @@ class MethodRun:
         return self.loop.population.seed
 
     @property
+    def metric(self) -> str:
+        """The headline: what methods are compared by."""
+        task = self.loop.task
+        if task.problem is not None:
+            return headline_measure(task.problem, task.metric).name
+        return "accuracy" if task.classifies else "loss"
+
+    @property
     def last_round(self) -> int:
         return self.loop.first_round + self.num_rounds - 1
 
@@ -130,6 +138,7 @@ class MethodRun:
             diverged=2 * self.totals.not_finite > self.totals.asked
             or any(has_diverged(one) for one in (metrics.personal, metrics.server or {})),
             evaluation=evaluation,
+            metric=self.metric,
             server_models=algorithm.server_models(self.loop.server),
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
@@ -215,10 +224,7 @@ class MethodRun:
             figures = of_sample(figures, sample, len(self.clients.names))
         if evaluation.figures and len(evaluation.ids) == len(self.clients.names if sample is None else sample):
             figures = figures | {"clients": evaluation.figures}
-        task = self.loop.task
-        headline = "accuracy" if task.classifies else "loss"
-        if task.problem is not None:
-            headline = headline_measure(task.problem, task.metric).name
+        headline = self.metric
         for name, other in metrics.alternatives.items():
             figures = figures | ({f"{name}_{headline}": other[headline]} if headline in other else {})
         if self.loop.privacy is not None:

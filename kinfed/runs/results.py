@@ -55,6 +55,7 @@ class MethodResult:
     evaluation: Evaluation = field(repr=False)
     server_models: ServerModels | None = field(default=None, repr=False)
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
+    metric: str = "accuracy"  # the headline: what methods are compared by
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
 
@@ -75,7 +76,8 @@ class MethodResult:
 
     def summary(self) -> dict[str, Any]:
         return {
-            "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "personal": self.personal,
+            "algorithm": self.label, "seed": self.seed, "rounds": self.rounds, "metric": self.metric,
+            "personal": self.personal,
             "server": self.server, "alternatives": self.alternatives, "clients": self.clients,
             "evaluated": self.evaluated,
             "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,

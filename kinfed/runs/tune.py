@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng, storage
 from kinfed.core.options import Range
 from kinfed.data.federation import Federation
+from kinfed.engine.measures import MEASURES, headline_measure
 from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
@@ -74,10 +76,11 @@ class Tuned:
     method: str
     space: dict[str, Range]
     trials: tuple[TuningTrial, ...]  # the first is the method as configured
+    metric: str = "accuracy"  # whose mean over clients is the value
 
     @property
     def default(self) -> float:
-        """Validation accuracy of the method as configured."""
+        """The value of the method as configured."""
         value = self.trials[0].value
         assert value is not None
         return value
@@ -85,7 +88,8 @@ class Tuned:
     @property
     def best(self) -> TuningTrial:
         """The best trial; of equals the first."""
-        return max(self.trials, key=lambda trial: -1.0 if trial.value is None else trial.value)
+        sign = 1.0 if MEASURES[self.metric].higher_is_better else -1.0
+        return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
 
     @property
     def at_edge(self) -> list[str]:
@@ -94,14 +98,15 @@ class Tuned:
 
     def last_trial_sentence(self, trials: int) -> str:
         """About the newest of so many trials."""
-        trial, best = self.trials[-1], self.best.value or 0.0
-        outcome = "stopped: " + trial.reason if trial.value is None else f"{100 * trial.value:.2f}%"
+        trial, best, shown = self.trials[-1], self.best.value or 0.0, MEASURES[self.metric].shown
+        outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
         settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
-        return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {100 * best:.2f}%)  {settings}"
+        return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {shown(best)})  {settings}"
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "method": self.method, "default": self.default, "best": self.best.value, "settings": self.best.settings,
+            "method": self.method, "metric": self.metric, "default": self.default,
+            "best": self.best.value, "settings": self.best.settings,
             "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
             "trials": [asdict(trial) for trial in self.trials],
         }  # fmt: skip
@@ -251,13 +256,23 @@ class _Tuning:
         self._write_record()
         self._storage = _open_journal(self.folder / "study.jsonl")
 
+    @property
+    def metric(self) -> str:
+        task = self.experiment.task()
+        assert task.problem is not None  # of every task that is built from a configuration
+        return headline_measure(task.problem, task.metric).name
+
     def _write_record(self) -> None:
         storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.record})
 
     def tune(self, label: str, space: dict[str, Range]) -> Tuned:
         pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if self.prune else optuna.pruners.NopPruner()
         study = optuna.create_study(
-            study_name=label, storage=self._storage, pruner=pruner, direction="maximize", load_if_exists=True
+            study_name=label,
+            storage=self._storage,
+            pruner=pruner,
+            load_if_exists=True,
+            direction="maximize" if MEASURES[self.metric].higher_is_better else "minimize",
         )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again
@@ -276,7 +291,7 @@ class _Tuning:
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
         """What the study says so far, which is written down."""
         method = self.experiment.config.algorithms[label]["method"]
-        tuned = Tuned(label, method, space, _finished(study))
+        tuned = Tuned(label, method, space, _finished(study), self.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None
         self._write_record()
         return tuned
@@ -325,7 +340,8 @@ class _Tuning:
         return algorithm
 
     def _objective(self, algorithm: AnyAlgorithm, report: Callable[[int, float], None]) -> float:
-        """Mean client accuracy on validation examples after the last round, averaged over seeds."""
+        """The mean of the headline metric over clients, on validation examples after the last round, averaged over
+        seeds."""
         config = self.experiment.config
         values = []
         for place, seed in enumerate(config.seeds):
@@ -337,29 +353,30 @@ class _Tuning:
                     config.rounds,
                     eval_every=config.eval_every,
                     split="val",
-                    observer=_TrialObserver(place * config.rounds - config.warm_start, report),
+                    observer=_TrialObserver(place * config.rounds - config.warm_start, report, f"{self.metric}_mean"),
                     should_stop=self.experiment.should_stop,
                 )
-                accuracy = run.execute().personal.get("accuracy_mean")
-                if accuracy is None:
+                value = run.execute().personal.get(f"{self.metric}_mean")
+                if value is None:
                     raise ConfigError(
                         f"no client with validation examples took part in the {config.rounds} rounds of seed {seed}; "
                         "give more rounds or a larger participation"
                     )
-                values.append(accuracy)
+                values.append(value)
         return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
 class _TrialObserver(NullObserver):
-    """Hands the validation accuracy of evaluated rounds to the pruner, which may end the trial."""
+    """Hands the validation figure of evaluated rounds to the pruner, which may end the trial."""
 
     before: int  # steps before round 1
     report: Callable[[int, float], None]
+    figure: str
 
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        if personal and "accuracy_mean" in personal:
-            self.report(self.before + report.round, personal["accuracy_mean"])
+        if personal and self.figure in personal:
+            self.report(self.before + report.round, personal[self.figure])
 
 
 @contextmanager
@@ -422,15 +439,17 @@ def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
     skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
     settings = {name: value for name, value in changed.items() if name not in skipped}
     seeds = ", ".join(map(str, config.seeds))
+    metric = methods[0].metric if methods else "accuracy"
+    shown = MEASURES[metric].shown
     parts = [
-        f"# Chosen by mean client accuracy on validation data: {trials} trial(s) of {config.rounds} rounds "
+        f"# Chosen by mean client {metric} on validation data: {trials} trial(s) of {config.rounds} rounds "
         f"per method,\n"
         f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"
     ]
     for tuned in methods:
         value = tuned.best.value
         parts.append(
-            f"# {100 * (value or 0):.2f} % on validation data; {100 * tuned.default:.2f} % as configured\n"
+            f"# {shown(value or 0)} on validation data; {shown(tuned.default)} as configured\n"
             + _toml({"algorithms": {tuned.label: config.algorithms[tuned.label]}})
         )
     return "\n".join(parts)

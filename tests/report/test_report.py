@@ -382,7 +382,20 @@ def test_gains_are_counted_per_client_and_seed() -> None:
     s = summarize_gains(found)
     assert (s.helped, s.unchanged, s.hurt, s.n) == (1, 1, 1, 3)
     assert (s.mean, s.median, s.lowest) == (pytest.approx(0.1 / 3), pytest.approx(0.0), pytest.approx(-0.2))
-    assert "helps 1 of 3 clients, leaves 1 as they were and hurts 1." in findings(made)[1]
+    assert "helps 1 of 3 clients, leaves 1 as they were and hurts 1: c." in findings(made)[1]
+
+
+def test_clients_are_counted_once_whatever_the_number_of_seeds_and_named() -> None:
+    values = {"Basel": 0.8, "Bern": 0.6}
+    trials = [trial("local", seed, 0.7, {"Basel": 0.5, "Bern": 0.7}) for seed in (0, 1, 2)]
+    trials += [trial("ditto", seed, 0.7, values) for seed in (0, 1, 2)]
+    (made,) = compare([run_of(*trials)])
+    assert "helps 1 of 2 clients" in findings(made)[1]
+    assert "hurts 1: Bern (a client's gain is its mean over 3 seeds)" in findings(made)[1]
+    table = method_tables.sites_table(made.methods[1], gains(made, made.methods[1]), made.style)
+    assert table is not None
+    assert [[cell.text for cell in row][:6] for row in table.rows][0][0] == "Basel"
+    assert [row[5].text for row in table.rows] == ["+30.0", "\u221210.0"]
 
 
 def test_rounding_in_the_file_is_no_gain() -> None:
