@@ -135,7 +135,8 @@ def described(
     """Clients with these counts of training and test examples by class, and none for validation."""
     rows = [list(row) for row in counts]
     return Description(
-        list(names), Problem.of_classes(len(class_names), class_names), rows, [[0] * len(class_names) for _ in rows], rows,
+        list(names), Problem.of_classes(len(class_names), class_names), rows,
+        [[0] * len(class_names) for _ in rows], rows,
         None if groups is None else list(groups), None if group_names is None else list(group_names),
         [0.0] * len(rows), [0.0] * len(rows), dict(description or {}), [], {},
     )  # fmt: skip

@@ -85,7 +85,7 @@ def gain(
     margin: Annotated[float, typer.Option(help="Smaller changes than this share count as none.")] = 0.05,
     limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
 ) -> None:
-    """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local too.
+    """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
     from kinfed.runs.gain import gain_from_run, gain_from_table, render, summary
 

@@ -215,10 +215,10 @@ class NodeClient:
     ) -> dict[str, dict[str, Tensor]]:
         """Of the personal model, the server's, and the method's others."""
         (_, theta), *others = models.items()
-        scores = {"personal": task_for(task, theta).score(theta, part)}
+        scores = {"personal": task_for(task, theta).evaluate(theta, part)}
         if "model" in order.group("server_model"):
-            scores["server_model"] = task.score(order.group("server_model")["model"], part)
-        scores |= {f"other.{name}": task_for(task, model).score(model, part) for name, model in others}
+            scores["server_model"] = task.evaluate(order.group("server_model")["model"], part)
+        scores |= {f"other.{name}": task_for(task, model).evaluate(model, part) for name, model in others}
         return {name: _score(score) for name, score in scores.items()}
 
     def _reply_header(self, order: Packet) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import Head
-from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, standard_errors
+from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, measures_of, standard_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.errors import ModelError
 
@@ -185,12 +185,8 @@ class Task(ABC):
         n = len(part.count)
         correct = torch.zeros(n, dtype=torch.float64)
         loss = torch.zeros(n, dtype=torch.float64)
-        pieces = []
         for rows, batch in part.in_order():
             z = self.logits(theta[rows], batch.x)
-            if self.problem is not None:
-                valid = batch.weight.cpu() > 0
-                pieces.append((torch.arange(n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
             losses = self.objective.losses(z, batch.y)
             if self.classifies:
                 # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
@@ -199,11 +195,24 @@ class Task(ABC):
             # A zero weight must hide a padded example even where its loss is not finite.
             losses = torch.where(batch.weight > 0, losses, 0.0)
             loss[rows] += losses.sum(1).to("cpu", torch.float64)
-        if self.problem is None or not pieces:
-            return Score(correct, loss, part.count)
-        judged = _judged(pieces, n, self.problem)
+        return Score(correct, loss, part.count)
+
+    @torch.no_grad()
+    def evaluate(self, theta: Tensor, part: Split) -> Score:
+        """`score`, and the measures of the problem, where the task has one: what is reported of a model."""
+        score, n = self.score(theta, part), len(part.count)
+        if self.problem is None:
+            return score
+        if not int(part.count.sum()):
+            nothing = {one.name: torch.zeros(n, 2, dtype=torch.float64) for one in measures_of(self.problem)}
+            return replace(score, sums=nothing, error=torch.full((n,), torch.nan, dtype=torch.float64))
+        pieces = []
+        for rows, batch in part.in_order():
+            z, valid = self.logits(theta[rows], batch.x), batch.weight.cpu() > 0
+            pieces.append((torch.arange(len(part.count))[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
+        judged = _judged(pieces, len(part.count), self.problem)
         headline = headline_measure(self.problem, self.metric)
-        return Score(correct, loss, part.count, client_sums(judged), standard_errors(headline, judged, part.ids))
+        return replace(score, sums=client_sums(judged), error=standard_errors(headline, judged, part.ids))
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
         """[n] mean loss in float64; clients without examples get NaN."""

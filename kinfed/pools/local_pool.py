@@ -134,12 +134,12 @@ class LocalPool:
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
             examples: Split = getattr(cohort, split)
-            scores = {name: task_for(self.task, theta).score(theta, examples) for name, theta in models.items()}
+            scores = {name: task_for(self.task, theta).evaluate(theta, examples) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(
                 who,
                 scores[deployed],
-                None if shared is None else self.task.score(shared, examples),
+                None if shared is None else self.task.evaluate(shared, examples),
                 self.algorithm.client_figures(state),
                 models[deployed].clone() if keep_models else None,
                 {name: scores[name] for name in others},

@@ -193,6 +193,10 @@ class PrivateTask(Task):
         self._note_evaluation()
         return self.inner.score(theta, part)
 
+    def evaluate(self, theta: Tensor, part: Split) -> Score:
+        self._note_evaluation()
+        return self.inner.evaluate(theta, part)
+
     def _note_evaluation(self) -> None:
         if self._record is not None and not getattr(self._inside, "gradient", False):
             self._record.evaluated_models = True

@@ -17,8 +17,8 @@ from kinfed.runs.reader import load_runs
 
 
 def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -> tuple[Table, str]:
-    """A table of the clients, largest gain first, and the balance in a sentence. The method is the best federated one of
-    the run unless it is named; Local of the same run is what it is compared with."""
+    """A table of the clients, largest gain first, and the balance in a sentence. The method is the best federated one
+    of the run unless it is named; Local of the same run is what it is compared with."""
     comparison = single_run(load_runs([folder])[0])
     method = _method(comparison, algorithm)
     values = gains(comparison, method)
@@ -37,8 +37,8 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
         shown.add_row(*(Text(cell.text) for cell in row))
     mean = style.scale * s.mean
     return shown, (
-        f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the mean "
-        f"gain in {style.noun} is {mean:+.3g}{' points' if style.unit else ''}"
+        f"{method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as they were and hurts {s.hurt}; the "
+        f"mean gain in {style.noun} is {mean:+.3g}{' points' if style.unit else ''}"
     )
 
 
@@ -51,6 +51,5 @@ def _method(comparison: Comparison, algorithm: str | None) -> Method:
     for method in comparison.methods:
         if method.algorithm == algorithm:
             return method
-    raise ConfigError(
-        f"the run has no method {algorithm!r}; it has {', '.join(m.algorithm for m in comparison.methods)}"
-    )
+    names = ", ".join(method.algorithm for method in comparison.methods)
+    raise ConfigError(f"the run has no method {algorithm!r}; it has {names}")
