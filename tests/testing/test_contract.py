@@ -16,6 +16,8 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.averaging import DeltaUp, ModelDown
 from kinfed.algorithms.base import RoundInfo, deployed_models
 from kinfed.algorithms.fedavg import Client, FedAvg, Server
+from kinfed.algorithms.heterofl import HeteroFL
+from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.task import Task
@@ -295,6 +297,19 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
 def test_broken_promises_are_noticed(method: type[FedAvg], check: str, message: str) -> None:
     with pytest.raises(ContractError, match=f"(?s){method.__name__}, {check}: .*{message}"):
         CHECKS[check](Bench(method(training=WORK)))
+
+
+@dataclass(frozen=True)
+class SendsOutsideItsMask(HeteroFL):
+    def client_update(self, task: Task, client: Client, down: MaskedDown, data: Cohort) -> tuple[Client, MaskedUp]:
+        new, up = super().client_update(task, client, down, data)
+        return new, replace(up, delta=up.delta + 1)
+
+
+def test_numbers_that_would_not_be_counted_are_noticed() -> None:
+    CHECKS["bytes_are_counted"](Bench("heterofl"))
+    with pytest.raises(ContractError, match="nothing but zeros outside of bits"):
+        CHECKS["bytes_are_counted"](Bench(SendsOutsideItsMask(training=WORK)))
 
 
 def test_every_check_is_seen_to_fail() -> None:
