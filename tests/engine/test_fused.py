@@ -29,6 +29,8 @@ from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver
 from kinfed.server.loop import Loop
 
+pytestmark = pytest.mark.timeout(400)  # the first of these tests on a machine compiles
+
 RULES = {
     "plain": {},
     "decay": {"weight_decay": 0.1},
