@@ -29,7 +29,7 @@ from kinfed.deploy.certs import make_certificates
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.engine.task import ModuleTask
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
 
 NODES = ["x", "y", "z"]
@@ -115,7 +115,7 @@ def report(
     assert isinstance(loop.task, ModuleTask)
     here = [loop.task.module_of(row).state_dict() for row in evaluation.models]
     local = torch.stack([torch.cat([t.reshape(-1) for t in row.values()]) for row in here])
-    modules = [read_model(Vault(folder / f"vault-{name}").model_path()).module for name in names]
+    modules = [ModelPipeline.read(Vault(folder / f"vault-{name}").model_path()).module for name in names]
     there = torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
     accuracy = float(evaluation.personal.correct.sum() / evaluation.personal.count.sum())
     summary = json.loads((folder / method / "summary.json").read_text("utf-8"))["results"][0]

@@ -26,7 +26,7 @@ from kinfed.deploy.wire import MessageError, Packet
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Reply
 from kinfed.privacy.secure_sum import ProtocolSize
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate
 
 pytest.importorskip("cryptography", reason="the extra flower is not installed")
@@ -105,7 +105,7 @@ def models(net: Loopback, names: Collection[str] = NAMES) -> Tensor:
     rows = []
     for config in net.nodes_.values():
         if config["client"] in names:
-            module = read_model(Vault(config["vault"]).model_path()).module
+            module = ModelPipeline.read(Vault(config["vault"]).model_path()).module
             rows.append(torch.cat([t.detach().reshape(-1) for t in module.state_dict().values()]))
     return torch.stack(rows)
 
