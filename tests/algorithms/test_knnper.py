@@ -20,7 +20,7 @@ from kinfed.engine.personal import task_for
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.runs.export import export_model
-from kinfed.runs.predict import read_model
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.testing import Bench, tiny_federation, tiny_model
 from kinfed.theory.gaussian import GaussianTask
 
@@ -126,7 +126,7 @@ def test_exported_models_remember(tmp_path: Path) -> None:
     result = kinfed.run(
         out=out, federation=data, model="mlp", algorithms=["knnper"], rounds=1, seeds=[0], eval_every=0, workers=1
     )
-    module = read_model(export_model(out, "client-4", out=tmp_path / "one.safetensors").path).module
+    module = ModelPipeline.read(export_model(out, "client-4", out=tmp_path / "one.safetensors").path).module
     score = result.result().evaluation.personal
     assert score is not None
     with torch.no_grad():
