@@ -30,17 +30,23 @@ METRICS = ("l2", "l1", "cosine")
 
 
 def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
-    """[P]: Σ_m p_m rows[m] with p = weight / Σ weight, for rows [n, P] and weights [n]; accumulated in float64 so that
-    order hardly matters."""
-    weight = weight.to(rows.device, torch.float64)
+    """[P]: Σ_m p_m rows[m] with p = weight / Σ weight, for rows [n, P] and weights [n]; accumulated in float64, where
+    the device has it, so that order hardly matters."""
+    wide = widest_float(rows.device)
+    weight = weight.to(rows.device, wide)
     p = weight / weight.sum()
-    mean = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    mean = torch.zeros(rows.shape[1], dtype=wide, device=rows.device)
     # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
     for some_rows, share in zip(torch.split(rows, MEAN_ROWS), torch.split(p, MEAN_ROWS), strict=True):
         width = IN_CACHE // max(len(some_rows), 1)
         for block, part in zip(torch.split(some_rows, width, 1), torch.split(mean, width), strict=True):
-            part.addmv_(block.to(torch.float64).T, share)
+            part.addmv_(block.to(wide).T, share)
     return mean.to(rows.dtype)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums are added up in: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def weighted_sum(models: Sequence[Tensor], weight: Tensor) -> Tensor:
