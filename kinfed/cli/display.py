@@ -147,10 +147,10 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     table.add_column("method")
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
-    name = results[0].get("metric", "accuracy")
-    measure = MEASURES.get(name)
+    metric = results[0].get("metric", "accuracy")
+    measure = MEASURES.get(metric)
     unit = " %" if measure is None or measure.percent else ""
-    title = "" if name == "accuracy" else f" {measure.title if measure else name}"
+    title = "" if metric == "accuracy" else f" {measure.title if measure else metric}"
     columns = [f"personal{title}{unit}", "worst 10%", f"server{title}{unit}", "MB/round", "s/round"]
     for name in columns + ["epsilon"] * private + ["user eps"] * hidden:
         table.add_column(name, justify="right", no_wrap=True)
@@ -159,9 +159,9 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
         rounds = sum(r["rounds"] for r in mine)
         table.add_row(
             Text(label + (" (diverged)" if any(r["diverged"] for r in mine) else "")),
-            _figure(mine, "personal", name, measure),
-            _figure(mine, "personal", "worst10" if name == "accuracy" else f"{name}_worst10", measure),
-            _figure(mine, "server", name, measure),
+            _figure(mine, "personal", metric, measure),
+            _figure(mine, "personal", "worst10" if metric == "accuracy" else f"{metric}_worst10", measure),
+            _figure(mine, "server", metric, measure),
             f"{sum(r['bytes_down'] + r['bytes_up'] for r in mine) / rounds / 1e6:.3g}",
             f"{sum(r['seconds'] for r in mine) / rounds:.2g}",
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),

@@ -856,3 +856,23 @@ def test_figures_follow_a_dark_system(finished: Path, page: str, tmp_path: Path)
     for method_color in (palette.HUES[0], palette.LOCAL):
         assert drawn_with(palette.DARK[method_color])
         assert not drawn_with(method_color)
+
+
+def test_the_terminal_shows_the_headline_metric_of_the_run() -> None:
+    import io
+
+    from rich.console import Console
+
+    from kinfed.cli.display import results_table
+
+    result = {
+        "algorithm": "ditto", "metric": "auroc", "rounds": 1, "clients": 2, "took_part": 2, "diverged": False,
+        "bytes_down": 0, "bytes_up": 0, "seconds": 1.0, "server": None,
+        "personal": {"accuracy": 0.5, "auroc": 0.876, "auroc_worst10": 0.754},
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table([result]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "personal AUROC %" in text
+    assert "87.6" in text
+    assert "75.4" in text
