@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BESIDE = Path(__file__).resolve().parents[2] / "server_model" / "data"
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("KINFED_DATA", BESIDE))  # read now: tests may set the variable for themselves
 
 

@@ -31,7 +31,6 @@ from kinfed.algorithms.distillation import digest, public_examples, public_score
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
-    ConfigError,
     Population,
     PrivacyProfile,
     Range,
@@ -113,11 +112,6 @@ class FedMD(Algorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.theta
-
-    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
-        raise ConfigError(
-            "FedMD: who joins after the run does not hold its public examples; run again with that client"
-        )
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return PrivacyProfile(None, impossible="what its model says of public examples")

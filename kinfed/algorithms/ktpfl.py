@@ -33,7 +33,6 @@ from kinfed.algorithms.distillation import digest, public_examples, public_score
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
-    ConfigError,
     Population,
     PrivacyProfile,
     Range,
@@ -136,11 +135,6 @@ class KTpFL(Algorithm[Server, Client, Down, Up]):
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return client.theta
-
-    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
-        raise ConfigError(
-            "KT-pFL: who joins after the run does not hold its public examples; run again with that client"
-        )
 
     def figures(self, server: Server) -> dict[str, Any]:
         c = server.coefficients[server.known][:, server.known]

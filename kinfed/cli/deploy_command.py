@@ -58,15 +58,17 @@ def messages(
     plugin: Plugins = None,
 ) -> None:
     """What leaves a node in every round, by method: the fields of its updates; (some) only with some options."""
-    from kinfed.algorithms import ALGORITHMS, changes_data, make_algorithm
+    from kinfed.algorithms import ALGORITHMS, make_algorithm
     from kinfed.data.batches import LocalTraining
+    from kinfed.deploy.settings import not_for_nodes
     from kinfed.deploy.wire import sent_fields
 
     table = Table("method", "sends", box=None, padding=(0, 2, 0, 0), show_edge=False)
     for name in method or ALGORITHMS:
         algorithm = make_algorithm(name, LocalTraining(), {})
         fields = [field if always else f"({field})" for field, always in sent_fields(algorithm).items()]
-        text = "refused: clients would share examples" if changes_data(algorithm) else ", ".join(fields) or "nothing"
+        reason = not_for_nodes(algorithm)
+        text = f"refused: {reason}" if reason else ", ".join(fields) or "nothing"
         table.add_row(name, text)
     console.print(table)
 

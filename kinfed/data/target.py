@@ -43,6 +43,8 @@ def read_target(values: Any, what: str, task: TaskName = "auto", *, codes: bool 
     if task not in TASKS:
         raise ConfigError(f"task is one of {', '.join(TASKS)}; got {task!r}")
     column = column_of(values, what)
+    if not len(column):
+        raise DataError(f"{what} is empty; there should be a value for every example, and at least one example")
     kind, reason = infer_task(column)
     if task != "auto":
         kind, reason = task, f"task = {task}"
@@ -51,6 +53,10 @@ def read_target(values: Any, what: str, task: TaskName = "auto", *, codes: bool 
         return Target(_numbers(column, what), Problem.of_numbers(), f"{what}: {reason}: regression{other}")
     labels, names = encode_labels(column, what) if task == "classification" else encode(_whole(column), what)
     if codes and _whole(column).dtype.kind in "iu":
+        if column.min() < 0:
+            raise DataError(
+                f"labels must lie in 0..C-1, where C is the number of classes; got {column.min():g} in {what}"
+            )
         labels, problem = torch.from_numpy(column.astype(np.int64)), Problem.of_classes(int(column.max()) + 1)
     else:
         problem = Problem.of_classes(len(names), names)

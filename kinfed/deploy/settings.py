@@ -49,6 +49,13 @@ SETTINGS = [name for names in SECTIONS.values() for name in names]
 RUN_DEFAULTS = {"rounds": 20, "participation": 1.0, "label_column": "label"}
 
 
+def not_for_nodes(algorithm: AnyAlgorithm) -> str:
+    """Why nodes cannot run the algorithm; "" where they can."""
+    if changes_data(algorithm):
+        return "clients would share examples, which no node does"
+    return "nodes hold no public examples" if "needs public data" in algorithm.traits else ""
+
+
 class Deployment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -120,10 +127,8 @@ class Deployment(BaseModel):
         """Refuse what cannot work, as far as the settings alone tell."""
         for part in ("num_clients", "class_names", "divisor", "run", "algorithm"):
             getattr(self, part)  # each checks its values when it is made
-        if changes_data(self.algorithm):
-            raise ConfigError(
-                f"{self.method} has clients share examples, which no node of a deployment does; choose another method"
-            )
+        if reason := not_for_nodes(self.algorithm):
+            raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
         if self.run.privacy is not None and self.scaling == STANDARD and self.run.dp_strict:
             raise ConfigError(
                 'dp_strict: epsilon does not cover the sums that scaling = "standard" takes from every node; '

@@ -188,6 +188,11 @@ def adopt(
         raise ConfigError(
             f"{label} trains on examples that clients have shared, which a run does not keep; adopt from another method"
         )
+    if "needs public data" in method.traits:
+        raise ConfigError(
+            f"{label} talks about public examples, which who joins after the run does not hold; adopt from another "
+            "method, or run again with that client"
+        )
     _check_fits(run, newcomer)
     task = run.task(model, example_batch(newcomer))
     whole = newcomer

@@ -130,7 +130,7 @@ def test_picture_shows_who_holds_what():
     assert lines["c1"].split()[4:] == ["▓"] + ["·"] * 8 + ["▓"]
     assert lines["c2"].split()[4:] == ["▒"] * 10
     assert lines["c2"].split()[1:3] == ["60", "1"]
-    assert "3 clients, 10 classes, 78 train + 3 test examples" in text
+    assert "3 clients, classification, 10 classes, 78 train + 3 test examples" in text
 
 
 def test_picture_without_colour_or_unicode():

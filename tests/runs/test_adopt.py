@@ -28,7 +28,7 @@ from kinfed.runs.experiment import run
 from kinfed.runs.finished import FinishedRun
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
-REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple"}
+REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple", "fedmd", "ktpfl"}
 OTHER_MODELS = {"mocha", "ffa_lora"}  # a linear one, and one with adapters
 
 
@@ -445,6 +445,8 @@ def test_bad_requests(in_order: Path, from_table: Path) -> None:
         adopt(in_order, newcomer(), model=tiny)
     with pytest.raises(ConfigError, match="no algorithm 'cgpf'"):
         adopted(in_order, "cgpf")
+    with pytest.raises(ConfigError, match="fedmd talks about public examples"):
+        adopted(in_order, "fedmd")
     with pytest.raises(ConfigError, match="no seed '8'"):
         adopted(in_order, "cgpfl", seed=8)
     with pytest.raises(ConfigError, match="at least one round; got 0"):
@@ -454,7 +456,7 @@ def test_bad_requests(in_order: Path, from_table: Path) -> None:
     with pytest.raises(ConfigError, match="no groups"):
         adopted(in_order, "cgpfl", group="phone")
     wide = Federation.from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [0] * 4)
-    with pytest.raises(ConfigError, match=r"examples of shape \[6\] and know 4 classes; the newcomer has \[2\] and 4"):
+    with pytest.raises(ConfigError, match=r"shape \[6\] for classification, 4 classes; the newcomer has \[2\]"):
         adopted(in_order, "cgpfl", wide)
     with pytest.raises(ModelError, match="model mlp, which the configuration names, has other parameters"):
         adopt(in_order, newcomer(), "cgpfl")

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.algorithms.moon import MOON
 from kinfed.errors import ConfigError
 from kinfed.report import build
 from kinfed.runs import experiment
 from kinfed.runs.export import export_model
 from kinfed.runs.run_files import RunFiles
-from kinfed.testing.workbench import CHECKS, Bench, ContractError
 
 SETTINGS = {"rounds": 3, "seeds": (0,), "clients": 12, "model": "mlr", "participation": 0.25, "steps": 3}
 
@@ -72,7 +70,7 @@ def test_models_are_those_of_the_sample(sampled: tuple[kinfed.RunResult, Path], 
     ids = result.result("ditto").evaluation.ids.tolist()
     name = result.federations[0].names[ids[2]]
     row = RunFiles(folder).models("ditto", 0).personal[2]
-    weights = torch.cat([p.detach().reshape(-1) for p in result.personal_model(name, "ditto").parameters()])
+    weights = torch.cat([p.detach().reshape(-1) for p in result.personal_model(name, "ditto").module.parameters()])
     assert torch.equal(weights, row)
     assert export_model(folder, name, "ditto", out=tmp_path / "model.safetensors").path.exists()
     other = next(k for k in range(12) if k not in ids)
@@ -95,11 +93,3 @@ def test_models_that_do_not_fit_the_machine_are_refused(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"personal models of 12 clients take .*--eval-clients"):
         kinfed.run(algorithms="local", **SETTINGS, out=tmp_path / "all")
     assert not (tmp_path / "all").exists()
-
-
-def test_a_method_that_reads_the_state_it_says_it_only_deploys_is_found_out() -> None:
-    class Careless(MOON):
-        traits = frozenset({"state to deploy"})
-
-    with pytest.raises(ContractError, match="a sample of evaluated clients"):
-        CHECKS["who_is_evaluated_does_not_matter"](Bench(Careless()))

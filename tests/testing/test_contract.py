@@ -18,6 +18,7 @@ from kinfed.algorithms.base import RoundInfo, deployed_models
 from kinfed.algorithms.fedavg import Client, FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
 from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp
+from kinfed.algorithms.moon import MOON
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.task import Task
@@ -43,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lotteryfl": {"options": {"accuracy": 0.3}},  # so that some prune in a few rounds
     "fedpa": {"options": {"fedavg_rounds": 1}},
     "fedbn": {"options": {"own": "1"}},  # the usual model has no normalization layers
+    "selffl_augmented": {"options": {"max_extra": 3}},  # ten epochs beyond the early stop show nothing more than three
     # A hypernetwork is trained for hundreds of rounds; in a dozen only larger steps show that it learns.
     "pfedhn": {"options": {"server_lr": 0.1}},
 }
@@ -261,6 +263,11 @@ class DoesNotLearn(FedAvg):
         return 2 * w - super().train(task, w, data)
 
 
+@dataclass(frozen=True)
+class ReadsTheStateItOnlyDeploys(MOON):
+    traits = frozenset({"state to deploy"})
+
+
 BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (HasAnObjectAsOption, "settings_are_plain", "options"),
     (MixesItsRows, "chunks_do_not_matter", "chunks of 1 give what chunks of 2 give: server.w differs by up to"),
@@ -289,6 +296,7 @@ BROKEN: list[tuple[type[FedAvg], str, str]] = [
     (SaysNothingOfItsMessages, "message_types_are_declared", "must declare the classes of its messages"),
     (SortsWhatItCallsAveraged, "averages_are_only_averaged", "through its mean only: w differs"),
     (TrainsTwiceInSecret, "gradients_are_declared", "more gradients in a round than its privacy profile says"),
+    (ReadsTheStateItOnlyDeploys, "who_is_evaluated_does_not_matter", "a sample of evaluated clients"),
     (SendsItsClasses, "nothing_else_leaves", "updates do not depend on examples"),
 ]
 
