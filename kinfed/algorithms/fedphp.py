@@ -87,7 +87,7 @@ class FedPHP(FedAvg):
     mu: float = option(0.9, "μ: most that a client keeps of its inherited model", ge=0, le=1)
     growth: int = option(40, "T: rounds over which that share grows from 0 to μ", ge=1)
 
-    traits = FedAvg.traits | {"needs classes"}
+    traits = frozenset({"needs classes"})
 
     def check(self, task: Task, population: Population) -> None:
         if self.lam:

@@ -187,7 +187,7 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
 
 
 def test_regression_is_refused() -> None:
-    with pytest.raises(ConfigError, match="predicts classes"), quadratic(FedEM(training=ALL)):
+    with pytest.raises(ConfigError, match="works with classes"), quadratic(FedEM(training=ALL)):
         pass
 
 

@@ -254,7 +254,7 @@ def test_an_impossible_score_is_left_out(tmp_path: Path, correct: float, count: 
         if question.kind != "evaluate" or name != "b":
             return answer
         score = {"correct": torch.tensor([correct]), "loss": torch.tensor([1.0]), "count": torch.tensor([count])}
-        return Packet(answer.header, {**answer.groups, "personal": score})
+        return Packet(answer.header, {**answer.groups, "personal": {**answer.groups["personal"], **score}})
 
     net = make(tmp_path)
     net.tamper = lie

@@ -100,7 +100,8 @@ def test_training_is_that_of_torch_optim_client_by_client(
         own = [data.take(slice(k, k + 1)).batches(training)]
         terms_of_k = {} if plain else {"pull": (0.3, center[k]), "drift": drift[k]}
         alone = textbook(task, theta[k], own, names, **terms_of_k)
-        torch.testing.assert_close(trained[k], alone, rtol=0, atol=1e-6)
+        # Compiled steps take roots in another order than torch, which Adam magnifies where gradients are small.
+        torch.testing.assert_close(trained[k], alone, rtol=0, atol=5e-6 if backend == "fused" else 1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)

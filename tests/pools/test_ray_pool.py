@@ -92,7 +92,7 @@ def for_runs(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with pool = ray use these workers instead of starting their own."""
 
     class Lent(RayCluster):
-        def __init__(self, address: str | None, workers: int | None) -> None:
+        def __init__(self, address: str | None, workers: int | None, *_: Any) -> None:
             self.pool = cluster.pool  # type: ignore[method-assign]
 
         def close(self) -> None:

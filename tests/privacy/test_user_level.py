@@ -221,7 +221,8 @@ def averaging_methods() -> list[str]:
     names = []
     for name in ALGORITHMS:
         algorithm = method(name)
-        if not isinstance(algorithm.averages, str) and not kinfed.algorithms.changes_data(algorithm):
+        other_data = kinfed.algorithms.changes_data(algorithm) or "needs public data" in algorithm.traits
+        if not isinstance(algorithm.averages, str) and not other_data:
             names.append(name)
     return names
 
