@@ -42,7 +42,9 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import Metrics, NullObserver, Observer
 from kinfed.runs.results import ClientTable
+from kinfed.runs.run_checks import check_run
 from kinfed.runs.run_files import RunFiles
+from kinfed.runs.run_notes import left_out_notes
 from kinfed.server.loop import RoundReport
 
 try:
@@ -145,8 +147,8 @@ def tune(
             "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp_ and "
             "user_ settings on data that may be used so, then run with them"
         )
-    experiment = Experiment(config, federation, model, NullObserver(), should_stop)
-    config = experiment.config
+    experiment = Experiment(config, federation, model, should_stop=should_stop)
+    config = experiment.inputs.config
     spaces = {
         label: space_of(
             options["method"], options, (ranges or {}).get(label), options.get("optimizer", config.optimizer)
@@ -157,15 +159,15 @@ def tune(
         if label not in spaces:
             raise ConfigError(f"a range is given for {label!r}, which is not tuned; tuned are {', '.join(spaces)}")
     for seed in config.seeds:
-        if not int(experiment.federation(seed).val.count.sum()):
+        if not int(experiment.inputs.federation(seed).val.count.sum()):
             raise DataError("no client has validation examples, so there is nothing to tune by; set validation = 0.2")
-    experiment.check()
+    check_run(experiment.inputs)
     varied = {label: {option: asdict(range_) for option, range_ in space.items()} for label, space in spaces.items()}
     search = {"search": varied, "prune": prune}
-    contents = experiment.contents()
+    contents = experiment.inputs.contents()
     identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
     with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
-        for note in (*experiment.left_out_notes(), folder.version_change):
+        for note in (*left_out_notes(experiment.inputs), folder.version_change):
             if observer is not None and note:
                 observer.note(note)
         job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
@@ -258,7 +260,7 @@ class _Tuning:
 
     @property
     def metric(self) -> str:
-        task = self.experiment.task()
+        task = self.experiment.inputs.task()
         assert task.problem is not None  # of every task that is built from a configuration
         return headline_measure(task.problem, task.metric).name
 
@@ -278,7 +280,7 @@ class _Tuning:
             study.tell(trial.number, state=TrialState.FAIL)  # was at work when the process ended: done again
         wanted = self.trials if space else 1
         tuned = self._tuned(study, label, space)
-        self.observer.started(label, self.experiment.config.seeds[0], len(tuned.trials), wanted)
+        self.observer.started(label, self.experiment.inputs.config.seeds[0], len(tuned.trials), wanted)
         while len(tuned.trials) < wanted:
             if not tuned.trials:
                 self._default(study, label, space)
@@ -290,7 +292,7 @@ class _Tuning:
 
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
         """What the study says so far, which is written down."""
-        method = self.experiment.config.algorithms[label]["method"]
+        method = self.experiment.inputs.config.algorithms[label]["method"]
         tuned = Tuned(label, method, space, _finished(study), self.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None
         self._write_record()
@@ -298,7 +300,7 @@ class _Tuning:
 
     def _default(self, study: optuna.Study, label: str, space: dict[str, Range]) -> None:
         """The method as configured. Part of the study where its values lie in their ranges."""
-        algorithm = self.experiment.algorithms[label]
+        algorithm = self.experiment.inputs.algorithms[label]
         value = self._objective(algorithm, lambda step, value: None)
         values = {name: algorithm.training.lr if name == "lr" else getattr(algorithm, name) for name in space}
         if space and all(values[name] in range_ for name, range_ in space.items()):
@@ -311,7 +313,7 @@ class _Tuning:
             study.set_user_attr("default", value)
 
     def _trial(self, study: optuna.Study, label: str, space: dict[str, Range], number: int) -> None:
-        key = rng.fold(rng.root(self.experiment.config.seeds[0], f"tune-{label}"), number)
+        key = rng.fold(rng.root(self.experiment.inputs.config.seeds[0], f"tune-{label}"), number)
         study.sampler = optuna.samplers.TPESampler(seed=rng.numpy_seed(key), n_startup_trials=STARTUP_TRIALS)
         trial = study.ask(_distributions(space))
 
@@ -331,25 +333,25 @@ class _Tuning:
 
     def _algorithm(self, label: str, settings: Mapping[str, Any]) -> AnyAlgorithm:
         """The method with these settings; ConfigError where they do not go together."""
-        config = self.experiment.config
+        config = self.experiment.inputs.config
         options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
         algorithm = make_algorithm(config.algorithms[label]["method"], config.training, {**options, **settings})
         for seed in config.seeds:
-            clients = self.experiment.federation(seed).population(seed, config.participation)
-            algorithm.check(self.experiment.task(), clients)
+            clients = self.experiment.inputs.federation(seed).population(seed, config.participation)
+            algorithm.check(self.experiment.inputs.task(), clients)
         return algorithm
 
     def _objective(self, algorithm: AnyAlgorithm, report: Callable[[int, float], None]) -> float:
         """The mean of the headline metric over clients, on validation examples after the last round, averaged over
         seeds."""
-        config = self.experiment.config
+        config = self.experiment.inputs.config
         values = []
         for place, seed in enumerate(config.seeds):
             with self.experiment.make_loop(algorithm, seed) as loop:
                 run = MethodRun(
                     type(algorithm).__name__,
                     loop,
-                    ClientTable.from_federation(self.experiment.federation(seed)),
+                    ClientTable.from_federation(self.experiment.inputs.federation(seed)),
                     config.rounds,
                     eval_every=config.eval_every,
                     split="val",

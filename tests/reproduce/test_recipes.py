@@ -40,9 +40,8 @@ from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproducti
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
-from kinfed.runs.experiment import Experiment
-from kinfed.runs.observer import NullObserver
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
+from kinfed.runs.run_inputs import RunInputs
 
 PAPERS = {"Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN"}
 
@@ -60,7 +59,7 @@ def test_every_recipe_is_well_formed(name: str) -> None:
         for part in parts:
             if isinstance(part, RunPart):
                 config = part_config(part, None, {})  # that `kinfed run` would take, and all methods with their options
-                labels |= set(Experiment(config, None, None, NullObserver(), lambda: False).algorithms)
+                labels |= set(RunInputs(config).algorithms)
     for table in recipe.tables:
         assert {column.part for column in table.columns} <= known
         headings = {column.heading for column in table.columns}

@@ -215,11 +215,12 @@ def test_all_means_what_can_run_here(tmp_path: Path) -> None:
     settings = SMALL | {"algorithms": "all", "rounds": 1, "seeds": (0,), "steps": 1, "lr": 0.5}
     everything = make_config(None, settings)
     heard = Notes()
-    experiment = Experiment(everything, None, None, heard, lambda: False)
-    assert {"fedbn", "fedsa_lora", "ffa_lora", "feddpa", "pfedme"} <= set(experiment.left_out)  # pFedMe: lr * lam > 1
-    assert {"local", "fedavg", "mocha", "scaffold"} <= set(experiment.algorithms)
-    assert "the model has none" in experiment.left_out["fedbn"]
-    few = ",".join(f"-{name}" for name in experiment.algorithms if name not in ("local", "fedfomo"))
+    experiment = Experiment(everything, observer=heard)
+    left_out = experiment.inputs.left_out
+    assert {"fedbn", "fedsa_lora", "ffa_lora", "feddpa", "pfedme"} <= set(left_out)  # pFedMe: lr * lam > 1
+    assert {"local", "fedavg", "mocha", "scaffold"} <= set(experiment.inputs.algorithms)
+    assert "the model has none" in left_out["fedbn"]
+    few = ",".join(f"-{name}" for name in experiment.inputs.algorithms if name not in ("local", "fedfomo"))
     result = kinfed.run(**{**settings, "algorithms": f"all,{few}"}, out=tmp_path / "run", observer=heard)
     assert [r.label for r in result.results] == ["local", "fedfomo"]
     assert set(read_config(tmp_path / "run").algorithms) == {"local", "fedfomo"}
@@ -234,12 +235,12 @@ def test_what_is_left_out_decides_nothing_about_the_data() -> None:
     settings = SMALL | {"algorithms": f"all,{few}"}
     refused = make_config(None, settings, sets=("fedfomo.max_gb=1e-9",))
     left, plain = (
-        Experiment(config, small_federation(), None, NullObserver(), lambda: False)
+        Experiment(config, small_federation())
         for config in (refused, make_config(None, SMALL | {"algorithms": "local"}))
     )
-    assert list(left.algorithms) == ["local"]
-    assert left.contents() == plain.contents()
-    assert left.config == plain.config
+    assert list(left.inputs.algorithms) == ["local"]
+    assert left.inputs.contents() == plain.inputs.contents()
+    assert left.inputs.config == plain.inputs.config
 
 
 def test_named_methods_are_refused_and_all_of_nothing_too() -> None:
@@ -254,12 +255,12 @@ def test_named_methods_are_refused_and_all_of_nothing_too() -> None:
 def test_loops_of_other_seeds_leave_the_start_of_a_loop_alone() -> None:
     """Clients' states are made when they are first called: after another seed's loop they still begin at their own."""
     config = make_config(None, {**SMALL, "algorithms": "ditto", "warm_start": 2, "participation": 1.0})
-    experiment = Experiment(config, small_federation(), None, NullObserver(), lambda: False)
+    experiment = Experiment(config, small_federation())
 
     def trained(between: bool) -> torch.Tensor:
-        with experiment.make_loop(experiment.algorithms["ditto"], 0) as loop:
+        with experiment.make_loop(experiment.inputs.algorithms["ditto"], 0) as loop:
             if between:
-                experiment.make_loop(experiment.algorithms["ditto"], 1).close()
+                experiment.make_loop(experiment.inputs.algorithms["ditto"], 1).close()
             loop.round()
             models = loop.evaluate(keep_models=True).models
         assert models is not None

@@ -13,9 +13,8 @@ import kinfed
 from kinfed.data.federation import Federation
 from kinfed.errors import KinfedError
 from kinfed.runs.config import make_config
-from kinfed.runs.experiment import Experiment
 from kinfed.runs.export import export_model
-from kinfed.runs.observer import NullObserver
+from kinfed.runs.run_inputs import RunInputs
 
 SETTINGS = {"algorithms": ["fedavg", "fedper"], "rounds": 3, "seeds": [0], "steps": 3, "batch": 4, "eval_every": 0}
 
@@ -37,16 +36,15 @@ class Tied(nn.Module):
         return self.out(torch.relu(self.decode(torch.relu(self.encode(x)))))
 
 
-def experiment(federation: Federation, **settings: object) -> Experiment:
-    config = make_config(None, SETTINGS | settings)
-    return Experiment(config, federation, pretrained, NullObserver(), lambda: False)
+def inputs_of(federation: Federation, **settings: object) -> RunInputs:
+    return RunInputs(make_config(None, SETTINGS | settings), federation, pretrained)
 
 
 def test_activations_take_the_place_of_examples_and_results_stay(federation: Federation) -> None:
     results = {}
     for cache in (True, False):
-        made = experiment(federation, frozen="[01]", cache=cache)
-        task, data = made.training_parts(0, made.algorithms["fedavg"])
+        inputs = inputs_of(federation, frozen="[01]", cache=cache)
+        task, data = inputs.training_parts(0, inputs.algorithms["fedavg"])
         assert (task.backend, data.features.shape) == (("stacked", (6,)) if cache else ("vmap", (5,)))
         results[cache] = kinfed.run(federation=federation, model=pretrained, frozen="[01]", cache=cache, **SETTINGS)
     for label in ("fedavg", "fedper"):
@@ -56,10 +54,10 @@ def test_activations_take_the_place_of_examples_and_results_stay(federation: Fed
 
 
 def test_augmented_examples_are_not_replaced(federation: Federation) -> None:
-    made = experiment(federation, frozen="[01]")
-    augmented = kinfed.algorithms.make_algorithm("fedavg", made.config.training, {})
+    inputs = inputs_of(federation, frozen="[01]")
+    augmented = kinfed.algorithms.make_algorithm("fedavg", inputs.config.training, {})
     object.__setattr__(augmented.training, "augment", "flip")
-    assert made.training_parts(0, augmented)[1] is made.federation(0)
+    assert inputs.training_parts(0, augmented)[1] is inputs.federation(0)
 
 
 def test_a_run_is_not_resumed_with_other_frozen_weights(federation: Federation, tmp_path: Path) -> None:

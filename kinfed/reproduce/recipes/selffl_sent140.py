@@ -10,10 +10,10 @@ from kinfed.engine.personal import task_for
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Untestable
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Scale
 from kinfed.reproduce.recipes.common_selffl import COMPARED, named
-from kinfed.runs.experiment import Experiment, read_config
-from kinfed.runs.observer import NullObserver
+from kinfed.runs.experiment import read_config
 from kinfed.runs.reader import Run
 from kinfed.runs.run_files import RunFiles
+from kinfed.runs.run_inputs import RunInputs
 
 METHODS = named(*COMPARED)
 RIVALS = ("ditto", "pfedme", "perfedavg")
@@ -47,12 +47,12 @@ def parts(scale: Scale) -> list[RunPart]:
 def training_accuracy(run: Run) -> Measurements:
     """Accuracy of the personal models on their clients' training tweets, weighted by these."""
     config = read_config(run.path)
-    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
+    inputs = RunInputs(config)
     measured: Measurements = {}
     for label in config.algorithms:
         for seed in config.seeds:
             models = RunFiles(run.path).models(label, seed).personal
-            data, task = experiment.federation(seed), experiment.task()
+            data, task = inputs.federation(seed), inputs.task()
             score = task_for(task, models).score(models, data.cohort(torch.arange(len(data)), seed, 0).train)
             accuracy = float(score.correct.sum() / score.count.sum())
             measured.setdefault(label, {}).setdefault("train.accuracy", {})[seed] = accuracy

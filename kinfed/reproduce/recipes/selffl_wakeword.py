@@ -22,9 +22,9 @@ from kinfed.reproduce import (
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, PublishedNumber, Scale
 from kinfed.reproduce.recipes.common_selffl import NAMES
 from kinfed.reproduce.studies.detection import ByCell, detections
-from kinfed.runs.experiment import Experiment, read_config
-from kinfed.runs.observer import NullObserver
+from kinfed.runs.experiment import read_config
 from kinfed.runs.reader import Run
+from kinfed.runs.run_inputs import RunInputs
 
 METHODS = {
     "selffl": "Self-FL",
@@ -120,9 +120,9 @@ def false_accepts(run: Run) -> Measurements:
             for name, value in _figures(cells or {}).items():
                 measured.setdefault(label, {}).setdefault(f"{kind}.fa.{name}", {})[seed] = value
     config = read_config(run.path)
-    experiment = Experiment(config, None, None, NullObserver(), lambda: False)
+    inputs = RunInputs(config)
     for seed in config.seeds:
-        data = experiment.federation(seed)
+        data = inputs.federation(seed)
         assert data.tags is not None
         assert data.groups is not None
         for s, state in enumerate(STATES):

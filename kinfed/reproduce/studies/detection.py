@@ -24,9 +24,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.experiment import Experiment
 from kinfed.runs.finished import FinishedRun
-from kinfed.runs.observer import NullObserver
+from kinfed.runs.run_inputs import RunInputs
 
 FALSE_REJECT = 0.05
 MIN_FALSE_REJECTS = 20  # fewer than this make a rate at which nothing can be compared
@@ -59,11 +58,11 @@ def detections(folder: Path | str, false_reject: float = FALSE_REJECT) -> dict[t
     """Every method and seed of a finished run that kept its models, against the run's common start."""
     folder = Path(folder)
     by_method: dict[tuple[str, int], Detections] = {}
-    experiment: Experiment | None = None
+    inputs: RunInputs | None = None
     for seed in FinishedRun.open(folder).config.seeds:
         run = FinishedRun.open(folder, seed)
-        experiment = experiment or Experiment(run.config, None, None, NullObserver(), lambda: False)
-        task, data, start = experiment.task(), experiment.federation(seed), run.start()
+        inputs = inputs or RunInputs(run.config)
+        task, data, start = inputs.task(), inputs.federation(seed), run.start()
         if start is None:
             raise ConfigError(
                 f"{folder} has no common start to compare with; run it with --set pretrain=... or --warm-start"

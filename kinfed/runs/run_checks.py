@@ -1,0 +1,87 @@
+"""What a run refuses before a folder exists: settings that its algorithms, model, data or machine do not admit."""
+
+from __future__ import annotations
+
+from kinfed.algorithms.base import check_algorithm_settings
+from kinfed.data.augment import augmentation
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.pools.memory import physical_memory
+from kinfed.privacy.policy import check_statistics
+from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
+from kinfed.runs.loop_factory import secure_sum
+from kinfed.runs.run_inputs import RunInputs
+from kinfed.server.robust import check_robust
+
+
+def check_run(inputs: RunInputs) -> None:
+    """Refuse the last method's settings before the first one runs."""
+    for label in inputs.algorithms:
+        check_algorithm(inputs, label)
+    _check_models_fit(inputs)
+
+
+def leave_out_what_cannot_run(inputs: RunInputs) -> None:
+    """Go on without what "all" names and this model, these data or settings do not admit."""
+    config = inputs.config
+    optional = [label for label, choice in config.algorithms.items() if choice.get(OPTIONAL)]
+    if not optional:
+        return
+    inputs.task()  # what is wrong with data and model is no algorithm's fault
+    for label in optional:
+        if label in inputs.algorithms:
+            try:
+                check_algorithm(inputs, label)
+            except KinfedError as error:
+                inputs.left_out[label] = str(error)
+    choices = {}
+    for label in config.algorithms:
+        if label not in inputs.left_out:
+            name, options, _ = split_choice(config.algorithms[label])
+            choices[label] = {METHOD: name, **options}
+    if not choices:
+        first, reason = next(iter(inputs.left_out.items()))
+        raise ConfigError(f"no algorithm can run with these settings; {first}: {reason}")
+    inputs.narrow(config.model_copy(update={"algorithms": choices}))
+
+
+def check_algorithm(inputs: RunInputs, label: str) -> None:
+    """Refuse one method's settings on the model and data of any seed."""
+    algorithm, rule = inputs.algorithms[label], inputs.config.robust_rule
+    for seed in inputs.config.seeds:
+        clients = inputs.federation(seed).population(seed, inputs.config.participation)
+        check_algorithm_settings(algorithm, inputs.task(), clients)
+        if rule is not None:
+            check_robust(rule, algorithm, inputs.config.schedule.size(clients.num_clients))
+        if algorithm.training.augment is not None:
+            augmentation(algorithm.training.augment, inputs.federation(seed).features.shape)
+        secure_sum(inputs.config, label, algorithm, inputs.task(), inputs.federation(seed), clients)
+    check_privacy(inputs, label)
+
+
+def check_privacy(inputs: RunInputs, label: str) -> None:
+    """Refuse a method that the privacy asked for does not admit."""
+    privacy, user_privacy = inputs.config.privacy, inputs.config.user_privacy
+    if privacy is None and user_privacy is None:
+        return
+    import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
+
+    for seed in inputs.config.seeds:
+        check_statistics(inputs.federation(seed))
+    algorithm = inputs.algorithms[label]
+    if user_privacy is not None:
+        user_privacy.check(label, algorithm, inputs.task())
+    if privacy is not None:
+        for seed in inputs.config.seeds:
+            privacy.check(label, algorithm, inputs.federation(seed))
+
+
+def _check_models_fit(inputs: RunInputs) -> None:
+    """Personal models of all evaluated clients are in memory at once when they are saved."""
+    ids, memory = inputs.evaluated(inputs.config.seeds[0]), physical_memory()
+    clients = inputs.federation(inputs.config.seeds[0]).num_clients if ids is None else len(ids)
+    size = 4 * clients * inputs.task().num_params
+    if inputs.config.save_models and memory is not None and size > memory:
+        raise ConfigError(
+            f"personal models of {clients:,} clients take {size / 1e9:.0f} GB and this machine has "
+            f"{memory / 1e9:.0f}; give --eval-clients N, a sample whose models are kept, or --no-save-models"
+        )

@@ -1,0 +1,187 @@
+"""What a run works with: each seed's data, the model and the algorithms, made once and shared by all."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms import make_algorithm
+from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.data.features import Features, features_digest
+from kinfed.data.federation import Federation
+from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
+from kinfed.engine.models import Builder
+from kinfed.engine.task import ModuleTask
+from kinfed.errors import ConfigError
+from kinfed.runs.algorithm_choice import split_choice
+from kinfed.runs.build import build_federation, build_task, example_batch, local_examples
+from kinfed.runs.config import RunConfig
+
+
+class RunInputs:
+    """Data, model and algorithms of a configuration, made when they are first asked for.
+
+    `federation` replaces the configuration's data set and `model` its network. `left_out` says of the algorithms that
+    "all" names which cannot run here, and why."""
+
+    def __init__(self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None) -> None:
+        self.config = config
+        self._own_federation = federation
+        self._own_model = model
+        self._federations: dict[int, Federation] = {}
+        self._task: ModuleTask | None = None
+        self._prefix: tuple[FrozenPrefix | None] | None = None  # once it was looked for
+        self._activations: dict[str, tuple[ModuleTask, Features]] = {}  # by the examples that they are of
+        self._evaluated: dict[int, Tensor] = {}
+        self.left_out: dict[str, str] = {}
+        self.algorithms = self._make_algorithms()
+
+    def _make_algorithms(self) -> dict[str, AnyAlgorithm]:
+        algorithms = {}
+        for label, choice in self.config.algorithms.items():
+            name, options, is_optional = split_choice(choice)
+            try:
+                algorithms[label] = make_algorithm(name, self.config.training, options)
+            except ConfigError as error:
+                if not is_optional:
+                    raise
+                self.left_out[label] = str(error)
+        return algorithms
+
+    def narrow(self, config: RunConfig) -> None:
+        """Go on with fewer algorithms; data are made again where they now need no validation examples."""
+        share = self._validation_share()
+        self.config = config
+        self.algorithms = {label: self.algorithms[label] for label in config.algorithms}
+        if self._validation_share() != share:
+            self._federations.clear()
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model.name if self._own_model is None else type(self.task().module).__name__
+
+    @property
+    def own_model_name(self) -> str | None:
+        """The class of a user's module; None for a model by name."""
+        return None if self._own_model is None else self.model_name
+
+    @property
+    def federations(self) -> dict[int, Federation]:
+        """By seed, as far as they were asked for."""
+        return self._federations
+
+    def contents(self) -> dict[str, str]:
+        """What decides results and is not written in the configuration, as digests by a name that a reader understands:
+        a run is resumed only where all are equal. Whatever else comes from outside joins here."""
+        contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
+        if self._own_model is not None:
+            contents["model"] = _digest(_outline(self.task()))
+        if digest := self.task().constants_digest():
+            contents["frozen weights"] = digest
+        if self.task().backend == "fused":
+            contents["backend (fused needs numba)"] = "fused"
+        for label, algorithm in self.algorithms.items():
+            if (source := _foreign_source(type(algorithm))) is not None:
+                contents[f"code of {label}"] = _digest(source)
+        return contents
+
+    def federation(self, seed: int) -> Federation:
+        if seed not in self._federations:
+            data = build_federation(self.config, seed) if self._own_federation is None else self._own_federation
+            share = self._validation_share()
+            if share and not int(data.val.count.sum()):
+                data = data.with_validation(share, seed)
+            if (public := self._public_share()) and data.public is None:
+                data = data.with_public(public, seed)
+            if self.config.foreign_targets:
+                data = data.with_foreign_targets(seed)
+            self._federations[seed] = data
+        return self._federations[seed]
+
+    def _validation_share(self) -> float:
+        if self.config.validation != "auto":
+            return self.config.validation
+        return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
+
+    def _public_share(self) -> float:
+        if self.config.public != "auto":
+            return self.config.public
+        return 0.1 if any("needs public data" in a.traits for a in self.algorithms.values()) else 0.0
+
+    def task(self) -> ModuleTask:
+        if self._task is not None:
+            return self._task
+        data = self.federation(self.config.seeds[0])
+        self._task = build_task(
+            self.config, data.features.shape, data.problem, build=self._own_model,
+            device=check_device(self.config.device), example=example_batch(data),
+            examples=local_examples(self.config, data),
+        )  # fmt: skip
+        return self._task
+
+    def training_parts(self, seed: int, algorithm: AnyAlgorithm) -> tuple[ModuleTask, Federation]:
+        """What an algorithm trains, and on what. Where the model is frozen below everything that trains, these are the
+        part above and activations in the place of examples: the same results, without computing them in every step."""
+        task, data = self.task(), self.federation(seed)
+        if not self.config.cache or algorithm.training.augment is not None:
+            return task, data
+        if self._prefix is None:
+            self._prefix = (frozen_prefix(task, example_batch(data)),)
+        prefix = self._prefix[0]
+        if prefix is None:
+            return task, data
+        key = features_digest(data.features)
+        if key not in self._activations:
+            activations = prefix.activations(data.features)
+            above = prefix.upper_task(activations, backend=self.config.backend, batch=self.config.batch)
+            self._activations[key] = above, activations
+        above, activations = self._activations[key]
+        return above, replace(data, features=activations)
+
+    def evaluated(self, seed: int) -> Tensor | None:
+        """[n] ids of the clients that are evaluated, where these are not all."""
+        data, count = self.federation(seed), self.config.eval_clients
+        if count is None or count >= data.num_clients:
+            return None
+        if seed not in self._evaluated:
+            rounds = range(self.config.warm_start + 1, self.config.warm_start + self.config.rounds + 1)
+            self._evaluated[seed] = self.config.schedule.evaluated(seed, rounds, data.num_clients, count)
+        return self._evaluated[seed]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _outline(task: ModuleTask) -> str:
+    """What of a user's model can be told apart: its row, and its layers with their settings (a rate of dropout, say),
+    without the places in memory that some settings are printed with."""
+    slots = [(slot.name, list(slot.shape)) for slot in task.slots]
+    return f"{slots}\n{re.sub(r' at 0x[0-9a-fA-F]+', '', repr(task.module))}"
+
+
+def _foreign_source(kind: type) -> str | None:
+    """The source of an algorithm that is not kinfed's own (of which the version is written down); None where there is
+    no file of it, as for a class typed in a shell."""
+    if kind.__module__.partition(".")[0] == "kinfed":
+        return None
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return None
+
+
+def check_device(name: str) -> torch.device:
+    """The torch device of that name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} is not available here ({first}); use --device cpu") from error
+    return device

@@ -1,0 +1,76 @@
+"""What a reader should know about a run's data, sample of clients and privacy before its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kinfed.data.describe import describe
+from kinfed.data.description import Description
+from kinfed.engine.task import would_compile
+from kinfed.runs.build import local_examples
+from kinfed.runs.run_inputs import RunInputs
+
+FEW_CALLS = 5  # calls of a client in a run on average, below which a note says so
+
+MISSING_NUMBA = (
+    "numba is not installed: this long run of a dense network trains by torch (backend stacked) in place of compiled "
+    "loops (fused), which takes longer; pip install 'kinfed[fast]'"
+)
+
+
+def run_notes(inputs: RunInputs) -> list[str]:
+    """Of the first seed; the others say the same in other numbers."""
+    config, seed = inputs.config, inputs.config.seeds[0]
+    data, privacy, user_privacy = inputs.federation(seed), config.privacy, config.user_privacy
+    notes = [
+        *left_out_notes(inputs),
+        *data.notes,
+        _note_on_calls(inputs, data.num_clients),
+        _note_on_sample(inputs, seed),
+    ]
+    if config.backend == "auto" and would_compile(inputs.task(), local_examples(config, data)):
+        notes.append(MISSING_NUMBA)
+    if privacy is not None:
+        for label, algorithm in inputs.algorithms.items():
+            notes += privacy.notes(label, algorithm, data.train.count)
+    if user_privacy is not None:
+        sampling = config.schedule.client_sampling(data.num_clients)
+        for label, algorithm in inputs.algorithms.items():
+            notes += user_privacy.notes(label, algorithm, data.num_clients, sampling)
+    return [note for note in notes if note]
+
+
+def left_out_notes(inputs: RunInputs) -> list[str]:
+    return [f"{label} is left out: {reason}" for label, reason in inputs.left_out.items()]
+
+
+def description(inputs: RunInputs, seed: int) -> Description:
+    """Who holds what, of the clients that are evaluated; a note where these are not all."""
+    data, ids = inputs.federation(seed), inputs.evaluated(seed)
+    description = describe(data, ids)
+    return description if ids is None else replace(description, notes=[*data.notes, _note_on_sample(inputs, seed)])
+
+
+def _note_on_sample(inputs: RunInputs, seed: int) -> str:
+    ids, clients = inputs.evaluated(seed), inputs.federation(seed).num_clients
+    if ids is None:
+        return ""
+    return (
+        f"figures, clients.csv and saved models are of a fixed sample of {len(ids):,} of {clients:,} clients, "
+        "drawn from those whom the rounds call (and from others where these are too few), the same for all methods"
+    )
+
+
+def _note_on_calls(inputs: RunInputs, num_clients: int) -> str:
+    """That clients are called seldom, where they are."""
+    config, size = inputs.config, inputs.config.schedule.size(num_clients)
+    calls = size / num_clients * config.rounds * (1 - config.dropout)
+    if calls >= FEW_CALLS:
+        return ""
+    never = num_clients * (1 - size / num_clients * (1 - config.dropout)) ** config.rounds
+    outside = f", and about {never:.0f} of {num_clients} never" if never >= 0.5 else ""
+    return (
+        f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.1f} times on "
+        f"average{outside}; figures are of clients that took part. More rounds or a larger participation give "
+        "clients more training of their own"
+    )
