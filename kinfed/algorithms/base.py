@@ -46,6 +46,7 @@ Trait = Literal[
     "keeps stragglers",
     "no momentum",
     "no weight decay",
+    "no example weights",
     "draws by client",
     "state to deploy",
 ]
@@ -111,9 +112,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     """What the algorithm needs or cannot do: "needs validation" (every client needs validation examples), "needs public
     data" (the federation has examples that all know), "needs classes" (its loss, messages or models are about
     classes: not for a regression), "keeps stragglers" (partial work of slow clients is used instead of dropped),
-    "no momentum" and "no weight decay" (its local steps are its own and have no place for them; without momentum
-    there is no other optimizer and no clipping of gradients either), "draws by client" (draws of the server go
-    by the clients' numbers, so that renumbering them changes results), "state to deploy" (a client's state is
+    "no momentum", "no weight decay" and "no example weights" (its local steps are its own and have no place for them;
+    without momentum there is no other optimizer and no clipping of gradients either), "draws by client" (draws of the
+    server go by the clients' numbers, so that renumbering them changes results), "state to deploy" (a client's state is
     what it deploys, and its training does not read it: states of clients that are never evaluated need not be
     kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew)."""
 
@@ -212,6 +213,11 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         raise ConfigError(
             f"{type(algorithm).__name__} compares clients by what they say of public examples, and the federation has "
             "none; run it with --public 0.1, or give it federation.with_public(0.1, seed)"
+        )
+    if "no example weights" in algorithm.traits and population.weighs_examples:
+        raise ConfigError(
+            f"{type(algorithm).__name__}'s local steps are its own, without weights of classes or examples; leave out "
+            "the method or the weights"
         )
     training = algorithm.training
     # What the steps lack, the trait that says so, what was asked for, and how a method goes without it.

@@ -12,14 +12,17 @@ from kinfed.engine.task import Task
 
 
 def mean_losses(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:
-    """[n, len(models)] float64: mean loss of each model [n, P] on each client's examples, which are fetched once."""
+    """[n, len(models)] float64: mean loss of each model [n, P] on each client's examples, which are fetched once and
+    count by their weights."""
     total = torch.zeros(len(split.count), len(models), dtype=torch.float64)
+    weight = torch.zeros(len(split.count), dtype=torch.float64)
     for rows, batch in split.in_order():
         real = batch.weight > 0
+        weight[rows] += batch.weight.sum(1).to("cpu", torch.float64)
         for number, theta in enumerate(models):
-            losses = torch.where(real, task.losses(theta[rows], batch), 0.0)
+            losses = torch.where(real, task.losses(theta[rows], batch), 0.0) * batch.weight
             total[rows, number] += losses.sum(1).to("cpu", torch.float64)
-    return total / split.count[:, None]
+    return total / weight[:, None]
 
 
 def best_fit(task: Task, models: Sequence[Tensor], split: Split) -> Tensor:

@@ -100,7 +100,12 @@ class Mocha(Algorithm[Server, Client, Down, Up]):
     sigma_every: int = option(10, "rounds between updates of the clients' relations Σ; 0 leaves them unrelated", ge=0)
 
     # The order of coordinates is drawn by client id.
-    traits = frozenset({"needs classes", "keeps stragglers", "no momentum", "no weight decay", "draws by client"})
+    traits = frozenset(
+        {
+            *("needs classes", "keeps stragglers", "draws by client"),
+            *("no momentum", "no weight decay", "no example weights"),
+        }
+    )
     averages = "keeps what every client sent and learns from it how clients are related"
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class Batch:
 
     x: Tensor  # [n, B, ...]
     y: Tensor  # [n, B] int64
-    weight: Tensor  # [n, B] float32; a row sums to one: the loss of a row is sum(weight * loss)
+    weight: Tensor  # [n, B] float32; the loss of a row is sum(weight * loss). 1/B each where all examples count alike
     ids: Tensor  # [n] clients
     round: int = 0
     step: int = 0
@@ -174,6 +174,7 @@ class Split:
     effort: Tensor | None = None  # [n] share of the local work that stragglers finish, 1 for the others
     longest: int = 0  # most examples of any client of the federation, in this cohort or not (width of states)
     memory: MemoryView | None = None  # of local loops, where optimizers go on from the round before
+    weights: Tensor | None = None  # float32, how much every entry of `rows` counts; None: all alike
 
     def take(self, index: Tensor | slice) -> Split:
         effort = None if self.effort is None else self.effort[index]
@@ -192,7 +193,8 @@ class Split:
         return Batches(self, training, count, stream)
 
     def in_order(self, width: int = 256) -> Iterator[tuple[Tensor | slice, Batch]]:
-        """All examples in order, at most `width` at a time; weights are 1 for examples and 0 for padding.
+        """All examples in order, at most `width` at a time; weights are 0 for padding and positive for examples: how
+        much each counts, 1 where all count alike.
 
         Batches of several clients begin with FEW examples per client and double up to `width`, so that clients with
         little data are not padded to the length of the largest. The sizes do not depend on which clients are in the
@@ -210,13 +212,15 @@ class Split:
             column = torch.arange(int(size.max()))
             valid = column < size[:, None]
             position = split.start[:, None] + begin + torch.where(valid, column, 0)
-            index = self.rows[position]
+            index, weight = self.rows[position], valid.to(torch.float32)
+            if self.weights is not None:
+                weight *= self.weights[position]
             yield (
                 rows,
                 Batch(
                     self.features.gather(index),
                     self.features.to_device(self.labels[index]),
-                    self.features.to_device(valid.to(torch.float32)),
+                    self.features.to_device(weight),
                     split.ids,
                     self.round,
                 ),
@@ -260,7 +264,9 @@ class Batches:
         split = self.split
         key = rng.fold(_round_key(split.seed, self.stream, split.round), split.ids)
         by_epoch = self.training.epochs is not None
-        return Windows(split.rows, split.start, split.count, self.steps, key, self.training.batch, by_epoch)
+        return Windows(
+            split.rows, split.start, split.count, self.steps, key, self.training.batch, by_epoch, split.weights
+        )
 
     def _windows(self, reusing_memory: bool) -> Iterator[tuple[Tensor | slice, Batch]]:
         split, steps, window = self.split, self.steps, self.windows()
@@ -322,10 +328,12 @@ class Batches:
             width = max(int(size.max()), 1)
             column = torch.arange(len(owner)) - (torch.cumsum(size, 0) - size)[owner]
             index = now.rows[now.start][:, None].expand(-1, width).clone()
-            index[owner, column] = now.rows[now.start[owner] + offset]
+            place = now.start[owner] + offset
+            index[owner, column] = now.rows[place]
             weight = torch.zeros(len(now.count), width)
             expected = now.count.clamp_max(self.training.batch).to(torch.float32)
-            weight[owner, column] = 1.0 / expected[owner]
+            share = 1.0 / expected[owner]
+            weight[owner, column] = share if now.weights is None else share * now.weights[place]
             yield (
                 rows,
                 Batch(

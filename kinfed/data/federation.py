@@ -20,6 +20,7 @@ from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, MemoryView
 from kinfed.data.arrays import as_features, encode, groups_of, name_keys
 from kinfed.data.batches import Split
+from kinfed.data.example_weights import BALANCED, BY_CLIENT, class_weight_table, read_weights, scaled_weights
 from kinfed.data.features import Features
 from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
@@ -63,6 +64,7 @@ class Population:
     num_groups: int = 0
     pool: Split | None = None  # examples that the server holds: public ones, or what a method had clients share
     exchanged: tuple[int, int] = (0, 0)  # bytes down and up before the first round
+    weighs_examples: bool = False  # whether some examples count more than others in training
 
     def key(self, purpose: str) -> Tensor:
         return rng.root(self.seed, purpose)
@@ -85,6 +87,8 @@ class Federation:
     tag_names: list[str] | None = None
     preprocessing: TablePreprocessing | None = None  # how the rows of a table became features
     public: Tensor | None = None  # [U] int64 rows that server and clients all know; nobody trains on them as its own
+    weights: Tensor | None = None  # [N] float32 how much every example counts in training (kinfed.data.example_weights)
+    class_weights: Tensor | None = None  # [K, C] float32 the same for classes, at every client
 
     def __post_init__(self) -> None:
         self.check()
@@ -122,11 +126,27 @@ class Federation:
             ragged = self.split(name)
             splits[name] = Split(
                 self.features, self.targets, ids, ragged.offsets[ids], ragged.counts(ids), ragged.rows, seed, round,
-                effort if name == "train" else None, ragged.longest,
+                effort if name == "train" else None, ragged.longest, weights=self._example_weights.get(name),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]
         public = self.public_split(ids, seed, round)
         return Cohort(ids, splits["train"], splits["val"], splits["test"], seed, round, groups, public)
+
+    @cached_property
+    def _example_weights(self) -> dict[str, Tensor]:
+        """Of every entry of a split's rows, float32; {} where all count alike. Test examples always do."""
+        if self.weights is None and self.class_weights is None:
+            return {}
+        entries = {}
+        for name in ("train", "val"):
+            ragged = self.split(name)
+            total = torch.ones(len(ragged.rows))
+            if self.weights is not None:
+                total *= self.weights[ragged.rows]
+            if self.class_weights is not None:
+                total *= self.class_weights[ragged.owner, self.labels[ragged.rows]]
+            entries[name] = total
+        return entries
 
     def public_split(self, ids: Tensor, seed: int, round: int) -> Split | None:
         """The public examples as each of these clients has them; None where there are none."""
@@ -139,17 +159,23 @@ class Federation:
     def population(self, seed: int, participation: float = 1.0) -> Population:
         num_groups = 0 if self.groups is None else int(self.groups.max()) + 1
         pool = self.public_split(torch.tensor([0]), seed, 0)
+        weighs = self.weights is not None or self.class_weights is not None
         return Population(
-            self.num_clients, seed, participation, self.groups, num_groups, pool, exchanged=self.statistics_bytes
+            self.num_clients, seed, participation, self.groups, num_groups, pool, self.statistics_bytes, weighs
         )
 
     @property
     def statistics_bytes(self) -> tuple[int, int]:
-        """Down and up, before the first round: what became of columns, and the statistics that it was learnt from."""
-        learnt = self.preprocessing
-        if learnt is None or learnt.learns_nothing:
-            return 0, 0
-        return self.num_clients * len(storage.to_json(learnt.to_json()).encode()), learnt.message_bytes
+        """Down and up, before the first round: what became of columns, and the statistics that it was learnt from; sum
+        and number of weights of rows, and their mean; numbers of examples by class, and class weights."""
+        learnt, down, up = self.preprocessing, 0, 0
+        if learnt is not None and not learnt.learns_nothing:
+            down, up = self.num_clients * len(storage.to_json(learnt.to_json()).encode()), learnt.message_bytes
+        if self.weights is not None:
+            down, up = down + 8 * self.num_clients, up + 16 * self.num_clients
+        if self.description.get("class_weights") == BALANCED:
+            down, up = (total + 8 * self.num_clients * self.num_classes for total in (down, up))
+        return down, up
 
     def class_counts(self, split: str = "train") -> Tensor:
         """[K, C] examples of every class at every client; [K, 1] all examples where the problem is a regression."""
@@ -158,6 +184,13 @@ class Federation:
             return ragged.count[:, None]
         flat = ragged.owner * self.num_classes + self.labels[ragged.rows]
         return torch.bincount(flat, minlength=len(ragged) * self.num_classes).reshape(-1, self.num_classes)
+
+    def with_class_weights(self, rule: str) -> Federation:
+        """Classes count by a rule (kinfed.data.example_weights) from the training rows as they are now."""
+        table = class_weight_table(rule, self.class_counts(), self.problem)
+        values = None if table is None or rule == BY_CLIENT else table[0].tolist()  # the same for all clients
+        about = {"class_weights": rule, "class_weight_values": values}
+        return replace(self, class_weights=table, description={**self.description, **about})
 
     def with_validation(self, fraction: float, seed: int, ids: Tensor | None = None) -> Federation:
         """Move a random part of every client's training rows to validation.
@@ -218,8 +251,14 @@ class Federation:
     def pooled(self) -> Federation:
         """The data of all clients in one place: a federation of one client."""
         train, val, test = (Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS)
-        names = ["all clients"]
-        return replace(self, train=train, val=val, test=test, names=names, groups=None, group_names=None)
+        names, table = ["all clients"], self.class_weights
+        one = replace(
+            self, train=train, val=val, test=test, names=names, groups=None, group_names=None, class_weights=None
+        )
+        if table is None:
+            return one
+        same = bool((table == table[0]).all())
+        return replace(one, class_weights=table[:1]) if same else one.with_class_weights(BALANCED)
 
     def on(self, device: torch.device) -> Federation:
         return replace(self, features=self.features.on(device))
@@ -238,6 +277,7 @@ class Federation:
         groups: Mapping[Any, Any] | None = None,
         tokens: bool = False,
         standardize: bool = False,
+        weights: Any = None,
         seed: int = 0,
         name: str = "arrays",
     ) -> Federation:
@@ -248,7 +288,8 @@ class Federation:
         `task` says, or the rule of kinfed.data.target, clients [N] the owner of every example (any labels).
         `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by the
         client's name. `groups` maps a client's label to its group.
-        `standardize` scales every feature by mean and deviation of all training rows."""
+        `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
+        numbers by which examples count in training."""
         features = Features(as_features(x, tokens))
         has_classes = num_classes is not None and task == "auto"
         target = read_target(y, "y", "classification" if has_classes else task, codes=True)
@@ -280,9 +321,11 @@ class Federation:
             problem = Problem.of_classes(num_classes, problem.class_names)
         if standardize:
             features = features.standardized(train.rows)
+        counted = None if weights is None else read_weights(weights, "weights")
         return cls(
             features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
             {"dataset": name, "partition": "given"}, [target.note] if problem.is_regression else [],
+            weights=scaled_weights(counted, train.rows),
         )  # fmt: skip
 
     @classmethod
@@ -315,6 +358,8 @@ class Federation:
             "groups": self.groups,
             "tags": self.tags,
             "public": self.public,
+            "weights": self.weights,
+            "class_weights": None if self.class_weights is None else self.class_weights.contiguous(),
         }
         return arrays | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
@@ -359,7 +404,8 @@ class Federation:
         plain["preprocessing"] = None if learnt is None else TablePreprocessing.from_json(learnt)
         return cls(
             features, arrays["labels"], Problem.from_json(record["problem"]), **splits,
-            groups=arrays.get("groups"), tags=arrays.get("tags"), public=arrays.get("public"), **plain,
+            groups=arrays.get("groups"), tags=arrays.get("tags"), public=arrays.get("public"),
+            weights=arrays.get("weights"), class_weights=arrays.get("class_weights"), **plain,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -382,6 +428,8 @@ class Federation:
             raise DataError(f"{len(self.features)} examples but {len(self.labels)} labels")
         if self.tags is not None and len(self.tags) != len(self.labels):
             raise DataError(f"{len(self.labels)} labels but {len(self.tags)} tags")
+        if self.weights is not None and len(self.weights) != len(self.labels):
+            raise DataError(f"{len(self.labels)} labels but {len(self.weights)} weights of examples")
         if len(self.names) != clients or len(set(self.names)) != clients:
             raise DataError(f"every one of the {clients} clients needs a name of its own")
         if self.groups is not None and len(self.groups) != clients:

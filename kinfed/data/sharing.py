@@ -62,7 +62,9 @@ def share_examples(
     features = SharedFeatures(old.raw, old.mean, old.std, old.device, old.vectors, copies=old.rows(donated))
     labels = torch.cat([federation.labels, federation.labels[donated]])
     tags = None if federation.tags is None else torch.cat([federation.tags, federation.tags[donated]])
-    shared = replace(federation, features=features, labels=labels, tags=tags, train=federation.train.joined(received))
+    weights = None if federation.weights is None else torch.cat([federation.weights, federation.weights[donated]])
+    train = federation.train.joined(received)
+    shared = replace(federation, features=features, labels=labels, tags=tags, weights=weights, train=train)
     pool = Split(
         features, labels, torch.tensor([0]), torch.tensor([0]), torch.tensor([size]), first + torch.arange(size),
         clients.seed, 0,

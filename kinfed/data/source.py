@@ -39,6 +39,7 @@ class Source:
     group_names: list[str] | None = None
     tags: Tensor | None = None  # [N] int64: a circumstance of every example, such as the state of a device
     tag_names: list[str] | None = None
+    weights: Tensor | None = None  # [N] float64: how much every example counts in training
     table: ReadTable | None = None  # columns to be learnt and encoded by the training rows, once these are known
     standardize: bool = False  # scale features by the training rows once a partition has named them
     options: dict[str, Any] = field(default_factory=dict)  # how it was loaded, for the record
@@ -48,7 +49,7 @@ class Source:
         examples = len(self.features)
         if examples == 0:
             raise DataError(f"data set {self.name} holds no examples")
-        for name in ("labels", "is_test", "is_val", "owners", "tags"):
+        for name in ("labels", "is_test", "is_val", "owners", "tags", "weights"):
             column = getattr(self, name)
             if column is not None and len(column) != examples:
                 raise DataError(f"data set {self.name}: {examples} examples but {len(column)} {name}")
@@ -92,7 +93,7 @@ def subsample(source: Source, count: int, noun: str) -> Source:
     ]
     rows = torch.cat(samples).sort().values
     columns: dict[str, Any] = {
-        name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags")
+        name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags", "weights")
     }
     sample: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
     return replace(

@@ -13,12 +13,20 @@ class Windows:
     """Batches of n clients as row indices; client i owns rows[start[i] : start[i] + count[i]].
 
     `steps` [n] is how many batches of at most `batch` examples each client needs, `key` [n] decides the order of its
-    examples; `by_epoch`: a batch never reaches into the next epoch."""
+    examples; `by_epoch`: a batch never reaches into the next epoch; `weights` are of every entry of `rows`."""
 
     def __init__(
-        self, rows: Tensor, start: Tensor, count: Tensor, steps: Tensor, key: Tensor, batch: int, by_epoch: bool
+        self,
+        rows: Tensor,
+        start: Tensor,
+        count: Tensor,
+        steps: Tensor,
+        key: Tensor,
+        batch: int,
+        by_epoch: bool,
+        weights: Tensor | None = None,
     ) -> None:
-        self.rows, self.start, self.count = rows, start.numpy(), count.numpy()
+        self.rows, self.start, self.count, self.weights = rows, start.numpy(), count.numpy(), weights
         self.batch, self.by_epoch = batch, by_epoch
         self.size = torch.from_numpy(np.minimum(self.batch, self.count))  # [n] examples of a batch, the largest ones
         self.per_epoch = -(-self.count // self.batch)
@@ -45,9 +53,9 @@ class Windows:
         valid = column < size
         position = position + np.where(valid, column, 0)
         local = self.order[self.offset[pick][None, :, None] + position]
-        index = self.rows[torch.from_numpy(self.start[pick][None, :, None] + local)]
-        weight = np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0))
-        return index, torch.from_numpy(weight)
+        place = torch.from_numpy(self.start[pick][None, :, None] + local)
+        weight = torch.from_numpy(np.where(valid, np.float32(1) / size.astype(np.float32), np.float32(0)))
+        return self.rows[place], weight if self.weights is None else weight * self.weights[place]
 
 
 def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -215,9 +215,17 @@ class Task(ABC):
         return replace(score, sums=client_sums(judged), error=standard_errors(headline, judged, part.ids))
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
-        """[n] mean loss in float64; clients without examples get NaN."""
-        score = self.score(theta, part)
-        return score.loss / score.count
+        """[n] mean loss in float64, weighted where examples count unequally; clients without examples get NaN."""
+        if part.weights is None:
+            score = self.score(theta, part)
+            return score.loss / score.count
+        loss, weight = torch.zeros(2, len(part.count), dtype=torch.float64)
+        for rows, batch in part.in_order():
+            losses = torch.where(batch.weight > 0, self.losses(theta[rows], batch), 0.0) * batch.weight
+            loss[rows] += losses.sum(1).to("cpu", torch.float64)
+            weight[rows] += batch.weight.sum(1).to("cpu", torch.float64)
+        mean: Tensor = loss / weight
+        return mean
 
     def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
         """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""

@@ -42,7 +42,8 @@ _NET, _SINGLE_ROWS, _INT_ROWS = types.int64[:, ::1], types.float32[:, ::1], type
 _ROWS = (_INT, _INT)  # address, and numbers from row to row
 _MODEL = (_NET, _NET, *_ROWS)  # net, trains, theta
 _SOURCE = (_INT, types.boolean, _SINGLES, _SINGLES, _INTS)  # raw, is_bytes, mean, factor, labels
-_WINDOWS = (*[_INTS] * 6, _INT, types.boolean)  # rows, start, count, steps, order, offset, batch, by_epoch
+# rows, start, count, steps, order, offset, importance, batch, by_epoch
+_WINDOWS = (*[_INTS] * 6, _SINGLES, _INT, types.boolean)
 _TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS)  # rates, lams, center, drift, rule
 _MEMORY = (_INT, _INT, _INT, _INT, _INTS, _SINGLES)  # x, hidden, delta, spare, y, weight
 
@@ -78,12 +79,13 @@ def _stamp() -> str:
 def _make_train(stamp: str) -> Callable[..., None]:
     def train(
         net, trains, theta, theta_row, raw, is_bytes, mean, factor, labels,
-        rows, start, count, steps, order, offset, batch, by_epoch,
+        rows, start, count, steps, order, offset, importance, batch, by_epoch,
         rates, lams, center, center_row, drift, drift_row, rule,
         mask, first, first_row, second, second_row, taken, gradient,
         x, hidden, delta, spare, y, weight,
     ):  # fmt: skip
-        """All local steps of every client, on the windows of kinfed.data.windows: theta changes in place."""
+        """All local steps of every client, on the windows of kinfed.data.windows: theta changes in place.
+        `importance` is of every entry of `rows`, or empty where all count alike."""
         stamp  # noqa: B018  (closed over)
         inputs, classes, columns, nothing = len(mean), net[len(net) - 1, OUTPUTS], len(mask), np.int64(0)
         for i in range(len(steps)):
@@ -100,9 +102,12 @@ def _make_train(stamp: str) -> Callable[..., None]:
                     size = min(batch, count[i])
                     position = s * size
                 for b in range(size):
-                    number = rows[start[i] + order[offset[i] + position + b]]
+                    place = start[i] + order[offset[i] + position + b]
+                    number = rows[place]
                     read_example(raw, is_bytes, number, mean, factor, x + 4 * b * inputs)
                     y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
+                    if len(importance) > 0:
+                        weight[b] *= importance[place]
                 logits = forward(net, row, x, hidden, size)
                 delta_of_cross_entropy(logits, delta, y, weight, size, classes)
                 if rule[KIND] == PLAIN:
@@ -193,9 +198,7 @@ _KERNELS = {
         (
             *_MODEL,
             *_SOURCE,
-            *[_INTS] * 6,
-            _INT,
-            types.boolean,
+            *_WINDOWS,
             *_TERMS,
             _BYTES,
             *_ROWS,

@@ -34,6 +34,7 @@ _KINDS = {"sgd": 1, "adam": 2, "adamw": 3}
 _PLAIN = 0
 _NO_RULE = np.zeros(8)
 _NOWHERE = (0, 0)
+_NO_WEIGHTS = np.zeros(0, np.float32)
 
 
 def is_installed() -> bool:
@@ -110,7 +111,7 @@ class FusedTask(StackedTask):
         _compiled("train")(
             self._table, trains, *_rows(theta), *_source(split.features, split.labels),
             split.rows.numpy(), windows.start, windows.count, batches.steps.numpy(), windows.order, windows.offset,
-            training.batch, windows.by_epoch,
+            _NO_WEIGHTS if split.weights is None else split.weights.numpy(), training.batch, windows.by_epoch,
             _each(rate, n), _each(lam, n), *_rows(center), *_rows(drift), _rule(training, plain),
             columns, *_rows(first), *_rows(moments.get("second")), taken.numpy(), gradient.ctypes.data,
             *work.addresses,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
+from kinfed.data.example_weights import BALANCED, BY_CLIENT
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 
@@ -68,6 +69,11 @@ class Privacy:
     def check(self, label: str, method: AnyAlgorithm, data: Federation) -> None:
         """Refuse what would make epsilon untrue."""
         self.check_method(label, method, data.train.count)
+        if data.description.get("class_weights") == BY_CLIENT:
+            raise ConfigError(
+                "class_weights = by_client: the weight of an example would depend on the client's other examples, "
+                "which clipping single gradients does not bound; give weights, such as class_weights = sick=5,well=1"
+            )
         if "needs validation" in method.traits:
             _check_validation(label, data)
 
@@ -131,13 +137,30 @@ def _check_validation(label: str, data: Federation) -> None:
 
 
 def check_statistics(data: Federation) -> None:
-    """Refuse a table whose columns were learnt from exact statistics of training rows, which no epsilon covers, unless
-    the user says that these are no secret."""
+    """Refuse weights and a table's columns that were learnt from exact statistics of training rows, which no epsilon
+    covers, unless the user says that these are no secret."""
     learnt = data.preprocessing
-    if learnt is None or learnt.learns_nothing or data.description.get("dataset_options", {}).get("public_statistics"):
+    if data.description.get("dataset_options", {}).get("public_statistics"):
+        return
+    check_weights(data, "epsilon does not cover")
+    if learnt is None or learnt.learns_nothing:
         return
     raise ConfigError(
         "epsilon does not cover the statistics of columns that clients would send before training (means, deviations, "
         "categories). Where they are public knowledge, say so: --set dataset.public_statistics=true. A table of "
         "numbers without gaps needs none with --set dataset.standardize=false"
     )
+
+
+def check_weights(data: Federation, reason: str) -> None:
+    """Refuse weights of examples that take an exact statistic of every client's training rows; `reason` begins why."""
+    if data.description.get("class_weights") == BALANCED:
+        raise ConfigError(
+            f"{reason} the numbers of examples by class that class_weights = balanced takes from every client; give "
+            "the weights, such as class_weights = sick=5,well=1"
+        )
+    if data.weights is not None:
+        raise ConfigError(
+            f"{reason} the sums of weights that every client sends so that weights of rows have mean one; leave the "
+            "weights out"
+        )

@@ -32,6 +32,7 @@ from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
+from kinfed.data.example_weights import NONE
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.preprocessing import TablePreprocessing
@@ -198,6 +199,7 @@ def adopt(
     whole = newcomer
     if "needs validation" in method.traits and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)
+    newcomer, whole = _weighted(run, newcomer), _weighted(run, whole)
     if rounds is None:
         rounds = max(1, round(run.config.participation * run.config.rounds))
     elif rounds < 1:
@@ -304,6 +306,17 @@ def _check_fits(run: FinishedRun, newcomer: Federation) -> None:
             f"the models of {run.folder} take examples of shape {list(run.shape)} for {problem.in_words()}; "
             f"the newcomer has {list(newcomer.features.shape)} for {own.in_words()}"
         )
+
+
+def _weighted(run: FinishedRun, newcomer: Federation) -> Federation:
+    """Classes count for the newcomer as they do for the run's clients."""
+    rule = run.config.class_weights
+    if rule == NONE:
+        return newcomer
+    values = run.description.description.get("class_weight_values")
+    if values is None:
+        return newcomer.with_class_weights(rule)
+    return replace(newcomer, class_weights=torch.tensor([values], dtype=torch.float32))
 
 
 def _place(method: AnyAlgorithm, server: Tree) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CLIENTS = 20
 DEFAULT_PARTITION = "dirichlet"
-COLUMNS = ("client_column", "label_column", "group_column", "split_column", "columns")
+COLUMNS = ("client_column", "label_column", "group_column", "split_column", "weight_column", "columns")
 
 
 def build_federation(config: RunConfig, seed: int) -> Federation:

@@ -119,6 +119,7 @@ class RunConfig(BaseModel):
     )
     group_column: str | None = setting(None, DATA, "Column with the client's group (own tables).")
     split_column: str | None = setting(None, DATA, "Column with train, val or test (own tables).")
+    weight_column: str | None = setting(None, DATA, "Column with how much a row counts in training (own tables).")
     columns: str | None = setting(
         None, DATA, "What columns are, where the rule is wrong: age=number,zip=category,note=skip (tables)."
     )
@@ -158,6 +159,10 @@ class RunConfig(BaseModel):
     huber_delta: float = setting(
         1.0, TRAINING, "Where loss huber turns from squared to absolute, in standard deviations of the target.", gt=0
     )
+    class_weights: str = setting(
+        "none", TRAINING,
+        "How much classes count: none, balanced (by all clients' training rows), by_client, or sick=5,well=1.",
+    )  # fmt: skip
     lr: float = setting(0.05, TRAINING, "Learning rate of local training.")
     batch: int = setting(20, TRAINING, "Batch size.")
     steps: int | None = setting(None, TRAINING, f"Local steps per round (default {DEFAULT_STEPS}).")

@@ -21,6 +21,7 @@ from kinfed.pools.memory import physical_memory
 from kinfed.privacy.budget import make_budget
 from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
+from kinfed.privacy.policy import check_weights
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import UserLevel, update_template
 from kinfed.runs.config import RunConfig
@@ -124,6 +125,7 @@ def secure_sum(
     if settings is None:
         return None
     settings.check_method(label, algorithm)
+    check_weights(data, "secure_sum hides single updates, and not")
     assert not isinstance(algorithm.averages, str)  # checked
     update = update_template(algorithm, task, data, algorithm.init_server(task, population)).named()
     settings.check_update(label, algorithm, update, config.schedule.size(data.num_clients))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.data.example_weights import NONE
 from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
@@ -100,6 +101,8 @@ class RunInputs:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
+            if self.config.class_weights != NONE:
+                data = data.with_class_weights(self.config.class_weights)
             self._federations[seed] = data
         return self._federations[seed]
 

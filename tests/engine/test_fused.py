@@ -102,6 +102,8 @@ def local_trainings(draw: st.DrawFn) -> tuple[Callable[[], nn.Module], Split, Lo
     activation = draw(st.sampled_from([nn.Tanh, nn.ReLU]))
     build = network(sizes, activation, draw(st.booleans()))
     split = random_split(counts, sizes[0], sizes[-1], as_bytes=draw(st.booleans()))
+    if draw(st.booleans()):
+        split.weights = torch.linspace(0.2, 3, len(split.rows))
     lengths = draw(st.sampled_from([{"steps": 3}, {"steps": None, "epochs": 2}]))
     rule = RULES[draw(st.sampled_from(sorted(RULES)))]
     training = LocalTraining(lr=0.05, batch=draw(st.integers(1, 9)), **lengths, **rule)  # type: ignore[arg-type]

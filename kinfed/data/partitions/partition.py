@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.core.options import make_options
+from kinfed.data.example_weights import scaled_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, fitted_problem
 from kinfed.data.partitions.base import Partition
@@ -82,6 +83,7 @@ def make_federation(
         tags=source.tags,
         tag_names=source.tag_names,
         preprocessing=preprocessing,
+        weights=scaled_weights(source.weights, assignment.train.rows),
     )
 
 

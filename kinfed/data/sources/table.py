@@ -5,6 +5,7 @@
                     predict: kinfed.data.target decides, unless `task` does
     group_column    device type, region, ...: the same for all rows of a client
     split_column    train, val or test
+    weight_column   how much the row counts in training (kinfed.data.example_weights)
     image_column    encoded images (bytes, hub structs, or paths relative to the file) instead of numbers
     text_column     texts, which become tokens (kinfed.data.sources.wordpiece), instead of numbers
 
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from kinfed.core.options import make_options, option
 from kinfed.data.arrays import encode
+from kinfed.data.example_weights import read_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
@@ -66,6 +68,7 @@ class TableOptions:
     tokenizer: str | None = option(None, "folder with tokenizer.json or vocab.txt, for text_column")
     length: int = option(LENGTH, "tokens of a text that are read, for text_column", ge=3)
     task: TaskName = option("auto", "what label_column holds: classes or numbers; auto decides, and says so")
+    weight_column: str | None = option(None, "a column of positive numbers: how much each row counts in training")
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -108,6 +111,9 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         early = TablePreprocessing.from_read(read, learn_from, np.zeros_like(learn_from), 1, options.standardize)
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
+    if options.weight_column is not None:
+        values = _values(table, options.weight_column, name)
+        source.weights = read_weights(values, f"column {options.weight_column} of {name}")
     source.notes.append(target.note)
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options)
@@ -195,6 +201,7 @@ def _roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
         "split_column": options.split_column,
         "image_column": options.image_column,
         "text_column": options.text_column,
+        "weight_column": options.weight_column,
     }
     for setting, column in named.items():
         if column is not None:
