@@ -20,7 +20,9 @@ from kinfed.core.tree import Tree
 from kinfed.data.federation import Cohort
 
 Weights = Literal["examples", "equal"]
-COUNT = "count"  # by custom the name of the field with a client's number of examples
+# By custom, the names of fields of updates.
+COUNT = "count"  # a client's number of examples
+DELTA = "delta"  # the change of a model that the server knows
 
 
 @dataclass

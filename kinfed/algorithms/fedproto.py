@@ -21,7 +21,7 @@ other. It needs a last layer with a bias. There is no server model, and what tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -39,6 +39,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
+    exact,
     option,
     sgd,
 )
@@ -67,7 +68,8 @@ class Down(Tree):
 @dataclass
 class Up(Tree):
     prototypes: Tensor  # [n, C, d_f] C_m; zeros for classes that the client lacks
-    weight: Tensor  # [n, C] what each counts in the mean: examples of the class, or 1; 0 for classes it lacks
+    # [n, C] what each counts in the mean: examples of the class, or 1; 0 for classes it lacks
+    weight: Tensor = field(metadata=exact())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class means and a covariance leave a client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ from kinfed.algorithms.facade import (
     Split,
     Task,
     Tree,
+    exact,
     mean_update,
     option,
     rng,
@@ -81,7 +82,7 @@ class Down(Tree):
 class Up(Tree):
     delta: Tensor  # [n, G]
     means: Tensor  # [n, C, d_f] M_m
-    covariance: Tensor  # [n, d_f (d_f + 1)/2] S_m
+    covariance: Tensor = field(metadata=exact())  # [n, d_f (d_f + 1)/2] S_m: a rounded one may not be positive
     count: Tensor  # [n] examples
 
 

@@ -35,6 +35,10 @@ Made from the registries by `make reference`; do not edit. What the methods are 
 """
 
 
+# Of all but methods: the registry, and its heading.
+KINDS = (("dataset", "Data sets"), ("partition", "Partitions"), ("model", "Models"), ("codec", "Codecs"))
+
+
 def reference() -> str:
     """The page as Markdown."""
     parts = [HEAD + "".join(_method_row(name) for name in ALGORITHMS)]
@@ -46,7 +50,7 @@ def reference() -> str:
         own = [doc for doc in entry.describe_options() if doc.name not in declared(Algorithm)]
         if own:
             parts.append(f"\n### `{name}`: {entry.title}\n\n{_options_table(own)}")
-    for kind, heading in (("dataset", "Data sets"), ("partition", "Partitions"), ("model", "Models")):
+    for kind, heading in KINDS:
         parts.append(f"\n## {heading}\n")
         for name, entry in registry_of(kind).items():
             parts.append(f"\n### `{name}`\n\n{entry.summary}\n")

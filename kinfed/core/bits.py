@@ -1,7 +1,8 @@
-"""Masks as bits: eight columns in a byte, as messages carry them."""
+"""Masks and small numbers as bits: eight columns, or a few codes, in a byte, as messages carry them."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,3 +25,17 @@ def unpacked(bits: Tensor, width: int) -> Tensor:
 def count_bits(bits: Tensor) -> int:
     """How many bits are set in bytes of any shape."""
     return int((torch.bincount(bits.flatten().to("cpu", torch.int64), minlength=256) * _ONES).sum())
+
+
+def pack_numbers(numbers: Tensor, width: int) -> Tensor:
+    """uint8 [n, ⌈d width/8⌉] of whole numbers [n, d] in [0, 2^width), the lowest bit of each first."""
+    values = numbers.cpu().numpy().astype(np.uint32)
+    bits = (values[:, :, None] >> np.arange(width, dtype=np.uint32)).astype(np.uint8) & 1
+    return torch.from_numpy(np.packbits(bits.reshape(len(values), -1), axis=1, bitorder="little"))
+
+
+def unpack_numbers(code: Tensor, count: int, width: int) -> Tensor:
+    """int64 [n, count]: the inverse of `pack_numbers`."""
+    bits = np.unpackbits(code.numpy(), axis=1, count=count * width, bitorder="little")
+    places = np.int64(1) << np.arange(width, dtype=np.int64)
+    return torch.from_numpy(bits.reshape(len(bits), count, width) @ places)

@@ -23,6 +23,7 @@ REGISTRIES = {
     "model": "kinfed.engine.models:MODELS",
     "metric": "kinfed.runs.metrics:METRICS",
     "robust rule": "kinfed.server.robust:RULES",
+    "codec": "kinfed.core.codecs:CODECS",
     "panel": "kinfed.report.panels:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}

@@ -26,7 +26,9 @@ from torch import Tensor
 
 from kinfed.core.bits import count_bits
 
-MASKED_BY = "masked_by"  # in the metadata of a field
+# In the metadata of a field.
+MASKED_BY = "masked_by"
+EXACT = "exact"
 
 
 def masked_by(name: str) -> dict[str, str]:
@@ -35,6 +37,13 @@ def masked_by(name: str) -> dict[str, str]:
 
     w: Tensor = field(metadata=masked_by("bits"))"""
     return {MASKED_BY: name}
+
+
+def exact() -> dict[str, bool]:
+    """Metadata of a field of a message that must arrive as it is: compression leaves it alone.
+
+    count: Tensor = field(metadata=exact())"""
+    return {EXACT: True}
 
 
 @dataclasses.dataclass

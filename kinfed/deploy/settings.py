@@ -111,6 +111,11 @@ class Deployment(BaseModel):
                 "clients must come from a secret, and rounds that a crash repeats must be counted; a deployment does "
                 "neither. Use the dp_ settings, which nodes enforce themselves"
             )
+        if values.get("compress"):
+            raise ConfigError(
+                "compress: nodes send their updates as they are, and the server compares each with what the method's "
+                "must look like, which codes do not; leave it out (simulations take it)"
+            )
         if unknown := sorted(values.keys() - set(SETTINGS)):
             raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
         values = {name: value for name, value in values.items() if value != ""}

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
+from kinfed.core import rng
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
@@ -28,7 +28,9 @@ from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
-from kinfed.pools.collect import ReplyCollector, join_evaluations
+from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
+from kinfed.pools.collect import join_evaluations
+from kinfed.pools.compression import Compression
 from kinfed.pools.store import ClientStore, MomentStore
 
 Job = TypeVar("Job")
@@ -37,7 +39,10 @@ Result = TypeVar("Result")
 CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
 MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
 STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
-_MOMENTS = "moments."  # before the names of what optimizers keep, among the states
+# Before the names of what clients keep beside the algorithm's state, among the states.
+_MOMENTS = "moments."  # of local optimizers
+_UNSENT = "compression."  # of compressed updates
+_BESIDE = {_MOMENTS: "moments of local optimizers", _UNSENT: "what compressed updates have left out"}
 THREAD_START_SECONDS = 60.0  # for worker threads to start; they need milliseconds
 
 
@@ -45,7 +50,7 @@ class LocalPool:
     """`workers`: threads, by default one per core; `chunk`: clients that train together, by default what suits the
     model; `state_folder`: keep client states in memory-mapped files there, once they are more than `state_bytes`;
     `evaluated` [n]: the only clients that will be evaluated, where not all are. Of methods whose clients keep a state
-    only to deploy it, the states of the others are let go."""
+    only to deploy it, the states of the others are let go. `compression`: how updates are sent; None: as they are."""
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class LocalPool:
         state_folder: Path | None = None,
         state_bytes: int = 0,
         evaluated: Tensor | None = None,
+        compression: Compression | None = None,
     ) -> None:
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, federation.features.shape)  # refused now, not in the first batch
@@ -79,8 +85,12 @@ class LocalPool:
         self.moments: MomentStore | None = None  # of local optimizers, where clients keep them
         if algorithm.training.optimizer_state == "kept":
             self.moments = MomentStore(clients, state_folder, state_bytes)
+        self.compression = compression
+        self.unsent: MomentStore | None = None  # what clients remember of compressed updates
+        if compression is not None and compression.remembers:
+            self.unsent = MomentStore(clients, state_folder, state_bytes)
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
-        if evaluated is not None and self.moments is None and deploys_state(algorithm):
+        if evaluated is not None and not self._beside() and deploys_state(algorithm):
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
 
@@ -90,7 +100,7 @@ class LocalPool:
         order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
         pieces = [order[a:b] for a, b in self._chunks(len(ids))]
 
-        updates = _OrderedUpdates(ids, self.clients, self.moments, self._keeps)
+        updates = OrderedUpdates(ids, self.clients, self._beside(), self._keeps)
 
         def train_chunk(number: int) -> None:
             piece = pieces[number]
@@ -101,8 +111,11 @@ class LocalPool:
                 down = download(who).to(self.task.device)
                 memory = self._memory(who)
                 client, up = self.algorithm.client_update(self.task, state, down, with_memory(cohort, memory))
-                moments = None if memory is None else memory.moments
-            updates.add(number, _ChunkUpdate(piece, client, moments, up))
+                beside = {} if memory is None else {_MOMENTS: memory.moments}
+                up, unsent, nbytes = self._sent(up, who, round)
+                if unsent is not None:
+                    beside[_UNSENT] = unsent
+            updates.add(number, ChunkUpdate(piece, client, beside, up, nbytes))
 
         for _ in self._map(train_chunk, range(len(pieces))):
             pass
@@ -150,20 +163,48 @@ class LocalPool:
 
     def states(self) -> dict[str, Tensor]:
         states = self.clients.named()
-        if self.moments is not None:
-            kept = self.moments.named()
-            assert torch.equal(kept.pop("ids"), states["ids"])  # both are put together
-            states |= {_MOMENTS + name: tensor for name, tensor in kept.items()}
+        for prefix, store in self._beside().items():
+            rows = store.named()
+            assert torch.equal(rows.pop("ids"), states["ids"])  # both are put together
+            states |= {prefix + name: tensor for name, tensor in rows.items()}
         return states
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        moments = {name.removeprefix(_MOMENTS): t for name, t in tensors.items() if name.startswith(_MOMENTS)}
-        if bool(moments) != (self.moments is not None) and len(tensors.get("ids", ())):
-            stored, wanted = ("with", "does not keep") if moments else ("without", "keeps")
-            raise CheckpointError(f"client states {stored} moments of local optimizers, which this run {wanted}")
-        self.clients.load({name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTS)})
-        if self.moments is not None:
-            self.moments.load(moments | {"ids": tensors["ids"]})
+        stores = self._beside()
+        for prefix, what in _BESIDE.items():
+            stored = any(name.startswith(prefix) for name in tensors)
+            if stored != (prefix in stores) and len(tensors.get("ids", ())):
+                present, wanted = ("with", "does not keep") if stored else ("without", "keeps")
+                raise CheckpointError(f"client states {present} {what}, which this run {wanted}")
+        self.clients.load({name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(_BESIDE))})
+        for prefix, store in stores.items():
+            rows = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            store.load(rows | {"ids": tensors["ids"]})
+
+    def _beside(self) -> dict[str, MomentStore]:
+        """What clients keep beside the algorithm's state, by the prefix of its names."""
+        stores = {_MOMENTS: self.moments, _UNSENT: self.unsent}
+        return {prefix: store for prefix, store in stores.items() if store is not None}
+
+    def beside(self, ids: Tensor) -> dict[str, Moments]:
+        """A copy of what these clients keep beside the algorithm's state."""
+        return {prefix: store.take(ids) for prefix, store in self._beside().items()}
+
+    def restore(self, ids: Tensor, rows: Tree, beside: Mapping[str, Moments]) -> None:
+        """Take over states of these clients, and what `beside` gave for them."""
+        self.clients.put(ids, rows)
+        for prefix, store in self._beside().items():
+            if prefix in beside:
+                store.put(ids, beside[prefix])
+
+    def _sent(self, up: Tree, ids: Tensor, round: int) -> tuple[Tree, Moments | None, int]:
+        """Updates as they arrive, what the clients remember of them, and their bytes."""
+        if self.compression is None:
+            return up, None, up.nbytes
+        before = Moments() if self.unsent is None else self.unsent.take(ids)
+        key = rng.fold(rng.root(self.seed, "compression"), round, ids)
+        up, unsent, nbytes = self.compression.send(up, before, key)
+        return up, unsent if self.unsent is not None else None, nbytes
 
     def close(self) -> None:
         if self._threads is not None:
@@ -197,72 +238,6 @@ class LocalPool:
         if self._threads is None:
             self._threads = _one_core_threads(self.workers)
         return self._threads.map(function, list(jobs))
-
-
-@dataclass
-class _ChunkUpdate:
-    """What came out of one chunk of a round, one row per client."""
-
-    piece: Tensor  # positions of its clients in the cohort
-    client: Tree  # new states
-    moments: Moments | None  # of local optimizers, where they are kept
-    up: Tree
-
-    def finite(self) -> Tensor:
-        """[n] whose update and new state can be used."""
-        trees = [self.up, self.client] if self.moments is None else [self.up, self.client, self.moments]
-        return torch.stack([tree.finite_rows(len(self.piece)) for tree in trees]).all(0)
-
-    def take(self, index: Tensor) -> _ChunkUpdate:
-        moments = None if self.moments is None else self.moments.take(index)
-        return _ChunkUpdate(self.piece[index], self.client.take(index), moments, self.up.take(index))
-
-
-class _OrderedUpdates:
-    """Updates and new client states of the chunks of a round, added by the worker threads themselves.
-
-    Chunks enter in their own order, whichever is done first, so that the store does not depend on the number of
-    workers. The calling thread leaves all copying to the workers: torch would spread it over more threads, and those
-    would then take the cores from the workers while they wait for the next piece."""
-
-    def __init__(
-        self, ids: Tensor, clients: ClientStore[Tree], moments: MomentStore | None, keeps: Tensor | None
-    ) -> None:
-        self._ids = ids
-        self._clients = clients
-        self._keeps = keeps
-        self._moments = moments
-        self._collector = ReplyCollector(ids)
-        self._lock = threading.Lock()
-        self._early: dict[int, tuple[_ChunkUpdate, Tensor]] = {}
-        self._next = 0
-
-    def add(self, number: int, update: _ChunkUpdate) -> None:
-        """Of chunk `number`. Clients whose update or state is not finite are rejected."""
-        good = update.finite()
-        with self._lock:
-            self._early[number] = (update, good)
-            while self._next in self._early:
-                self._enter(*self._early.pop(self._next))
-                self._next += 1
-
-    def _enter(self, update: _ChunkUpdate, good: Tensor) -> None:
-        nbytes, rejected = update.up.nbytes, self._ids[update.piece[~good]].tolist()
-        if rejected:
-            update = update.take(good.nonzero().squeeze(1))
-        # First the update: it may show the state before this round, which then changes.
-        self._collector.add(update.piece, update.up, nbytes, rejected=rejected)
-        if len(update.piece):
-            who = self._ids[update.piece]
-            if self._keeps is None:
-                self._clients.put(who, update.client)
-            elif bool((kept := self._keeps[who]).any()):
-                self._clients.put(who[kept], update.client.take(kept.nonzero().squeeze(1)))
-            if self._moments is not None and update.moments is not None:
-                self._moments.put(who, update.moments)
-
-    def reply(self) -> Reply:
-        return self._collector.reply()
 
 
 def available_cores() -> int:

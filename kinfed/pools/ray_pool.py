@@ -33,6 +33,7 @@ from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.collect import ReplyCollector, join_evaluations
+from kinfed.pools.compression import Compression
 from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import compact
 
@@ -74,7 +75,14 @@ class RayCluster:
         self.size = workers or max(int(free_cpus()), 1)  # others may use the rest
         self._slots: list[_WorkerSlot] = []
 
-    def pool(self, algorithm: AnyAlgorithm, task: Task, federation: Federation, seed: int) -> RayPool:
+    def pool(
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        federation: Federation,
+        seed: int,
+        compression: Compression | None = None,
+    ) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":
             raise ConfigError(f"the ray pool computes on CPUs; got device {task.device}; use --device cpu")
@@ -84,7 +92,7 @@ class RayCluster:
         self._slots += [_WorkerSlot(number, worker, self._say) for number, worker in zip(missing, workers, strict=True)]
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
-        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, federation)
+        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, compression, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))
         return RayPool(slots, members, federation.num_clients)
@@ -116,6 +124,7 @@ class _RunSpec:
     algorithm: AnyAlgorithm
     task: Task
     seed: int
+    compression: Compression | None
     federation: Federation
     ids: Tensor  # of the worker's clients
 
@@ -306,7 +315,7 @@ def _load_shard(spec: _RunSpec) -> Call:
 
 
 def _start_run(spec: _RunSpec) -> Call:
-    return lambda worker: worker.start_run.remote(spec.run, spec.algorithm, spec.task, spec.seed)
+    return lambda worker: worker.start_run.remote(spec.run, spec.algorithm, spec.task, spec.seed, spec.compression)
 
 
 def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, worker: Any) -> Any:

@@ -8,7 +8,7 @@ this one be lost: no reply is given whose state exists only here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from kinfed.core.tree import Nothing, Tree, is_broadcast
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError
 from kinfed.pools.base import Download, Evaluation, Reply
+from kinfed.pools.compression import Compression
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import Shard
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, recorded
@@ -32,7 +33,7 @@ class StateSnapshot:
     run: str
     ids: Tensor
     rows: Tree
-    moments: Moments | None = None  # of local optimizers, where clients keep them
+    beside: dict[str, Moments] = field(default_factory=dict)  # what else clients keep (LocalPool.beside)
 
 
 class Worker:
@@ -48,12 +49,14 @@ class Worker:
         self.close()
         self._shard = shard
 
-    def start_run(self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int) -> None:
+    def start_run(
+        self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int, compression: Compression | None = None
+    ) -> None:
         """A new run, in which no client has a state yet; `run` is its identity."""
         self.close()
         assert self._shard is not None
         self._run = run
-        self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1)
+        self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, compression=compression)
 
     def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:
         """One round at the clients `ids` (ascending), with messages as `compact` makes them."""
@@ -92,15 +95,12 @@ class Worker:
             if snapshot.run != self._run:
                 raise CheckpointError(f"client states of run {snapshot.run!r} do not belong to run {self._run!r}")
             if len(snapshot.ids):
-                self.pool.clients.put(snapshot.ids, snapshot.rows)
-                if self.pool.moments is not None and snapshot.moments is not None:
-                    self.pool.moments.put(snapshot.ids, snapshot.moments)
+                self.pool.restore(snapshot.ids, snapshot.rows, snapshot.beside)
 
     def _snapshot(self, ids: Tensor) -> StateSnapshot:
         if not len(ids):
             return StateSnapshot(self._run, ids, Nothing())
-        moments = None if self.pool.moments is None else self.pool.moments.take(ids)
-        return StateSnapshot(self._run, ids, self.pool.clients.take(ids), moments)
+        return StateSnapshot(self._run, ids, self.pool.clients.take(ids), self.pool.beside(ids))
 
     def close(self) -> None:
         if self._pool is not None:

@@ -34,7 +34,6 @@ from kinfed.algorithms import changes_data
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng
 from kinfed.core.tree import Tree
-from kinfed.data.federation import Federation
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.privacy.ledger import Event
@@ -296,17 +295,6 @@ class UserLevel:
         if tensors.keys() != self.named().keys():
             raise CheckpointError("the checkpoint has no record of user-level privacy; it is of another run")
         self.clip, self.spent = float(tensors["clip"]), int(tensors["spent"])
-
-
-def update_template(algorithm: AnyAlgorithm, task: Task, data: Federation, server: Tree) -> Tree:
-    """An update [1, ...] of zeros with the fields, shapes and types of the method's: from one local step of one client
-    of which nothing else is used. A round to which no client replies is noised like any other."""
-    ids = data.train.count.argmax()[None]
-    brief = replace(algorithm, training=algorithm.training.with_steps(1))
-    cohort = data.cohort(ids, 0, 1)
-    _, up = brief.client_update(task, brief.init_client(task, cohort), brief.download(server, ids), cohort)
-    zeros: Tree = up.map(torch.zeros_like)
-    return zeros
 
 
 def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:

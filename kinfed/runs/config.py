@@ -23,6 +23,7 @@ from kinfed.runs.plain_values import plain, recordable
 from kinfed.runs.requirements import requirement
 
 if TYPE_CHECKING:
+    from kinfed.core.codecs import Codec
     from kinfed.data.batches import LocalTraining
     from kinfed.privacy.policy import Privacy
     from kinfed.privacy.secure_sum import SecureSettings
@@ -60,7 +61,17 @@ def _named(value: Any) -> Any:
 Choice = Annotated[
     Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
 ]
-_CHOICES = ("dataset", "partition", "model", "robust")  # settings that are a Named
+_CHOICES = ("dataset", "partition", "model", "robust", "compress")  # settings that are a Named
+
+
+def _codec(value: Any) -> Any:
+    """Also one word with the first option: qsgd:4."""
+    if isinstance(value, str) and ":" in value:
+        from kinfed.core.codecs import first_option
+
+        name, _, option = value.partition(":")
+        return {"name": name, first_option(name): _literal(option)}
+    return value
 
 
 def _numbers(value: Any) -> Any:
@@ -90,9 +101,11 @@ def setting(
 
 
 DATA, MODEL, METHODS, ROUNDS = "Data", "Model", "Methods", "Rounds"
-TRAINING, PRIVACY, ROBUSTNESS = "Local training", "Privacy", "Robustness"
+TRAINING, PRIVACY, ROBUSTNESS, COMMUNICATION = "Local training", "Privacy", "Robustness", "Communication"
 EVALUATION, PLACE = "Evaluation and files", "Where it runs"
-PANELS = (DATA, MODEL, METHODS, ROUNDS, TRAINING, PRIVACY, ROBUSTNESS, EVALUATION, PLACE)  # in the order of the help
+PANELS = (
+    DATA, MODEL, METHODS, ROUNDS, TRAINING, COMMUNICATION, PRIVACY, ROBUSTNESS, EVALUATION, PLACE,
+)  # in the order of the help  # fmt: skip
 
 
 class RunConfig(BaseModel):
@@ -202,6 +215,10 @@ class RunConfig(BaseModel):
     )
     secure_range: float = setting(1000.0, PRIVACY, "Secure aggregation: largest number that an update may hold.")
     secure_least: int = setting(3, PRIVACY, "Secure aggregation: fewest clients whose updates are added up.")
+    compress: Annotated[Choice | None, BeforeValidator(_codec)] = setting(
+        None, COMMUNICATION, "Compression of updates: qsgd:7 (levels) or topk:0.01 (share), others by kinfed.register.",
+        registry="codec",
+    )  # fmt: skip
     robust: Choice | None = setting(
         None, ROBUSTNESS, "Average of updates at the server: clip, median, trimmed_mean or krum.",
         registry="robust rule",
@@ -324,14 +341,27 @@ class RunConfig(BaseModel):
         return None if self.robust is None else make_rule(self.robust.name, self.robust.options)
 
     @property
+    def codec(self) -> Codec | None:
+        from kinfed.core.codecs import make_codec
+
+        if self.compress is None:
+            return None
+        if self.secure_sum:
+            raise ConfigError(
+                "a secure sum adds masks to exact numbers, and codes of compressed updates cannot be added up; leave "
+                "out compress or secure_sum"
+            )
+        return make_codec(self.compress.name, self.compress.options)
+
+    @property
     def schedule(self) -> Schedule:
         from kinfed.server.schedule import Schedule
 
         return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
 
     def check(self) -> None:
-        """Refuse values that local training, the schedule, privacy, secure sums or the robust rule do not take."""
-        for part in ("training", "schedule", "privacy", "user_privacy", "secure", "robust_rule"):
+        """Refuse values that local training, the schedule, privacy, secure sums, codec or robust rule do not take."""
+        for part in ("training", "schedule", "privacy", "user_privacy", "secure", "codec", "robust_rule"):
             getattr(self, part)  # each checks its values when it is made
 
     def dump(self) -> dict[str, Any]:
@@ -356,8 +386,8 @@ def make_config(
 ) -> RunConfig:
     """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
 
-    The owner is `dataset`, `partition`, `model`, `robust`, the label of an algorithm, or absent for a setting of the
-    run."""
+    The owner is `dataset`, `partition`, `model`, `robust`, `compress`, the label of an algorithm, or absent for a
+    setting of the run."""
     values: dict[str, Any] = _read_toml(file) if file is not None else {}
     values |= {name: value for name, value in (settings or {}).items() if value is not None}
     if unknown := values.keys() - RunConfig.model_fields.keys():
@@ -400,6 +430,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
         return
     if owner in _CHOICES:
         current = values.get(owner) or RunConfig.model_fields[owner].default
+        current = _codec(current) if owner == "compress" else current
         if current is None:
             raise ConfigError(f"--set {key} needs --{owner} to say which one it is for")
         choice = current if isinstance(current, Named) else Named(**_named(current))

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms import prepare_data
-from kinfed.algorithms.averaging import COUNT
+from kinfed.algorithms.averaging import COUNT, DELTA
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.algorithms.update_template import averaged_changes, update_template
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import Task
 from kinfed.pools.base import Pool
+from kinfed.pools.compression import Compression
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.memory import physical_memory
 from kinfed.privacy.budget import make_budget
@@ -23,7 +25,7 @@ from kinfed.privacy.ledger import Ledger
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import check_weights
 from kinfed.privacy.secure_sum import SecureSum
-from kinfed.privacy.user_level import UserLevel, update_template
+from kinfed.privacy.user_level import UserLevel
 from kinfed.runs.config import RunConfig
 from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
@@ -59,6 +61,7 @@ class LoopFactory:
         task: Task = whole.starting_at(start.model)
         user_level = _user_level(config, algorithm, task, data, population, rounds)
         secure = secure_sum(config, type(algorithm).__name__, algorithm, task, data, population)
+        compression = _compression(config, algorithm, task, data, population)
         budget = None
         if config.privacy is not None:
             active = [schedule.active(seed, number, data.num_clients) for number in rounds]
@@ -69,12 +72,12 @@ class LoopFactory:
             task = budget.task
         pool: Pool
         if config.pool == "ray":
-            pool = self._ray().pool(algorithm, task, data, seed)
+            pool = self._ray().pool(algorithm, task, data, seed, compression)
         else:
             pool = LocalPool(
                 algorithm, task, data, seed, workers=config.workers, state_folder=state_folder,
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
-                evaluated=inputs.evaluated(seed),
+                evaluated=inputs.evaluated(seed), compression=compression,
             )  # fmt: skip
         return Loop(
             algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
@@ -96,6 +99,17 @@ class LoopFactory:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+
+def _compression(
+    config: RunConfig, algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population
+) -> Compression | None:
+    """How updates are sent; changes of models get error feedback."""
+    codec = config.codec
+    if codec is None:
+        return None
+    changes = () if codec.unbiased else averaged_changes(algorithm, task, data, population)
+    return Compression(codec, (DELTA,) if isinstance(changes, str) else (DELTA, *changes))
 
 
 def _user_level(

@@ -22,6 +22,7 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.algorithms.averaging import DeltaUp
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.update_template import update_template
 from kinfed.core.tree import Tree
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
@@ -32,7 +33,7 @@ from kinfed.pools.base import Download, Reply
 from kinfed.pools.local_pool import LocalPool
 from kinfed.privacy.ledger import Event
 from kinfed.privacy.noise import Secret, new_nonce, seeded_noise
-from kinfed.privacy.user_level import ClientSampling, UserLevel, UserPrivacy, update_template
+from kinfed.privacy.user_level import ClientSampling, UserLevel, UserPrivacy
 from kinfed.report import build
 from kinfed.runs.compare import same_results
 from kinfed.runs.config import make_config
