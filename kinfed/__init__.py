@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kinfed.runs.experiment import run
     from kinfed.runs.results import RunResult
     from kinfed.runs.simulation import simulate
+    from kinfed.sites.fit import fit
+    from kinfed.sites.fit_result import FitResult
 
 __version__ = "0.1.0"
 
@@ -25,7 +27,9 @@ _HOME = {
     "Federation": "kinfed.data.federation",
     "KinfedError": "kinfed.errors",
     "RunConfig": "kinfed.runs.config",
+    "FitResult": "kinfed.sites.fit_result",
     "RunResult": "kinfed.runs.results",
+    "fit": "kinfed.sites.fit",
     "LocalTraining": "kinfed.data.batches",
     "lora": "kinfed.engine.lora",
     "make_algorithm": "kinfed.algorithms",
@@ -37,10 +41,12 @@ _HOME = {
 __all__ = [
     "Algorithm",
     "Federation",
+    "FitResult",
     "KinfedError",
     "LocalTraining",
     "RunConfig",
     "RunResult",
+    "fit",
     "lora",
     "make_algorithm",
     "make_config",

@@ -15,7 +15,7 @@ from kinfed.errors import ConfigError
 
 def test_public_names() -> None:
     assert kinfed.__all__ == [
-        "Algorithm", "Federation", "KinfedError", "LocalTraining", "RunConfig", "RunResult", "lora",
+        "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult", "fit", "lora",
         "make_algorithm", "make_config", "register", "run", "simulate",
     ]  # fmt: skip
     for name in kinfed.__all__:

@@ -14,6 +14,7 @@ from rich.console import Console
 from kinfed.cli import (
     bench_command,
     deploy_command,
+    fit_command,
     inspect_command,
     results_command,
     run_command,
@@ -50,6 +51,7 @@ def root(
 
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
+app.command()(fit_command.fit)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)

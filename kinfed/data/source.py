@@ -92,14 +92,20 @@ def subsample(source: Source, count: int, noun: str) -> Source:
         for i, (rows, n) in enumerate(((train, count - num_test), (test, num_test)))
     ]
     rows = torch.cat(samples).sort().values
+    note = f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"
+    part = take_rows(source, rows)
+    return replace(part, notes=[*part.notes, note])
+
+
+def take_rows(source: Source, rows: Tensor) -> Source:
+    """The examples `rows` [n], in this order. Owners keep their numbers and names."""
     columns: dict[str, Any] = {
         name: getattr(source, name) for name in ("labels", "is_test", "is_val", "owners", "tags", "weights")
     }
-    sample: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+    part: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
     return replace(
         source,
         features=replace(source.features, raw=source.features.raw[rows]),
         table=None if source.table is None else source.table.take(rows.numpy()),
-        notes=[*source.notes, f"{count:,} of the {len(source):,} {noun} of {source.name}, drawn at random"],
-        **sample,
+        **part,
     )

@@ -18,7 +18,7 @@ bootstrap), where a client has few: an accuracy from eight rows should say how l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -32,6 +32,7 @@ from kinfed.errors import ConfigError, unknown_name
 
 CALIBRATION_BINS = 10
 REPLICATES = 100
+ROWS_AT_ONCE = 200_000  # of bootstrap draws that are judged together
 FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
 
 
@@ -301,23 +302,40 @@ def client_sums(judged: Judged) -> dict[str, Tensor]:
 def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
     """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
     none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
+    return deviation_of_draws(bootstrap_draws(measure, judged, ids, most=FEW_EXAMPLES))
+
+
+def bootstrap_draws(
+    measure: Measure, judged: Judged, ids: Tensor, *, replicates: int = REPLICATES, most: int | None = None
+) -> Tensor:
+    """[R, n] the measure over examples drawn anew with replacement from every client's own; NaN where it is undefined,
+    and at clients with none or with more than `most`. Draws are named by `ids`: they are the same for all models, so
+    that differences of two models are draws of the difference."""
     count = judged.count.astype(np.int64)
     start = np.r_[0, np.cumsum(count)[:-1]]
-    few = (count > 0) & (count <= FEW_EXAMPLES)
+    few = (count > 0) if most is None else (count > 0) & (count <= most)
     owner = np.repeat(np.flatnonzero(few), count[few])
     if not len(owner):
-        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
+        return torch.full((replicates, judged.clients), torch.nan, dtype=torch.float64)
     position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
     keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
-    values = []
-    for replicate in range(REPLICATES):
-        u = rng.to_unit(rng.at(rng.fold(keys, replicate), position)).numpy()
+    values, together = [], max(1, ROWS_AT_ONCE // len(owner))
+    for first in range(0, replicates, together):
+        turn = torch.arange(first, min(first + together, replicates))  # [r]
+        u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]
         index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
-        sums = np.stack(measure.sums(judged.rows(index)), 1)
-        values.append(measure.value(torch.from_numpy(sums.astype(np.float64))))
-    draws = torch.stack(values)  # [R, n]
+        # Every replicate of a client is judged like a client of its own.
+        drawn = judged.rows(index.reshape(-1))
+        apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
+        sums = np.stack(measure.sums(replace(drawn, owner=apart, clients=len(turn) * judged.clients)), 1)
+        values.append(measure.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
+    return torch.cat(values)
+
+
+def deviation_of_draws(draws: Tensor) -> Tensor:
+    """[n] the standard deviation of draws [R, n]; NaN where most of them are undefined."""
     known = ~torch.isnan(draws)
     number = known.sum(0)
     mean = torch.where(known, draws, 0.0).sum(0) / number.clamp_min(1)
     square = torch.where(known, (draws - mean) ** 2, 0.0).sum(0) / (number - 1).clamp_min(1)
-    return torch.where(number > REPLICATES // 2, square.sqrt(), torch.nan)
+    return torch.where(number > len(draws) // 2, square.sqrt(), torch.nan)

@@ -49,12 +49,14 @@ class TableCell:
     style: Style | None = None  # of the method that the cell is about
     shares: tuple[tuple[str, int], ...] = ()  # a bar of these parts on a page: (class, how many)
     interval: tuple[float, float, float] | None = None  # drawn on a page about zero: low, mean, high
+    reach: float = 0.0  # of the drawing to both sides of zero, for cells on one scale; 0: what the interval needs
 
     @property
     def interval_places(self) -> tuple[float, float, float]:
-        """Low, mean and high of the interval as percentages of a line with zero at 50 that just holds all of them."""
+        """Low, mean and high of the interval as percentages of a line with zero at 50, which has the common reach or
+        just holds all of them."""
         assert self.interval is not None
-        reach = max(abs(value) for value in self.interval) or 1.0
+        reach = self.reach or max(abs(value) for value in self.interval) or 1.0
         low, mean, high = (round(50 + 48 * value / reach, 2) for value in self.interval)
         return low, mean, high
 

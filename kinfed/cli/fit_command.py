@@ -1,0 +1,198 @@
+"""`kinfed fit`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kinfed.cli.interrupt import StopRequest
+from kinfed.cli.terminal import console, say
+from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.sites.fit_result import FitResult
+
+TABLE, SEARCH, FILES = "Table", "Search", "Files and time"
+DEMO = "breast_cancer"
+DEMO_SETTINGS = {
+    "trials": 2,
+    "rounds": 15,
+    "algorithms": "ditto,selffl",
+    "metric": "accuracy",
+}  # half a minute on a laptop
+
+
+def fit(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A .csv or .parquet file, several (one per site), or a data set with sites (kinfed list datasets).",
+            metavar="[TABLE]...",
+        ),
+    ] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="Column that names the site of each row.", rich_help_panel=TABLE)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column with the class, or the number to predict.", rich_help_panel=TABLE)
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="classification or regression, where the rule is wrong.", rich_help_panel=TABLE)
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="What columns are: age=number,zip=category,note=skip.", rich_help_panel=TABLE)
+    ] = None,
+    ignore: Annotated[
+        str | None, typer.Option(help="Columns that are no features, separated by commas.", rich_help_panel=TABLE)
+    ] = None,
+    split_column: Annotated[
+        str | None, typer.Option(help="Column with train or test, where that is decided.", rich_help_panel=TABLE)
+    ] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Share of each site's rows for testing (0.25).", rich_help_panel=TABLE)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="KINFED_DATA", help="Folder with data sets.", rich_help_panel=TABLE)
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Methods to try beside local and fedavg (auto).", rich_help_panel=SEARCH)
+    ] = None,
+    models: Annotated[str | None, typer.Option(help="Kinds of model to try (mlr,mlp).", rich_help_panel=SEARCH)] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="What is chosen by: auroc, accuracy, rmse, ... (auto).", rich_help_panel=SEARCH),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Settings to try, the same number for every method (4).", rich_help_panel=SEARCH)
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(help="Parts of a site's training rows, to validate by (3).", rich_help_panel=SEARCH)
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training (30).", rich_help_panel=SEARCH)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all draws (0).", rich_help_panel=SEARCH)] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Most minutes that all may take; fewer settings are tried.", rich_help_panel=FILES),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the fit in --out.", rich_help_panel=FILES)] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="A small table that comes with kinfed, offline.")] = False,
+) -> None:
+    """From a table with a column of sites to a good, explained model for every site."""
+    from kinfed.runs.method_run import Interrupted
+    from kinfed.sites.fit import fit as fit_table
+    from kinfed.sites.fit_result import PAGE
+    from kinfed.sites.site_page import short_table
+    from kinfed.sites.site_sentences import Wording
+
+    typed = {
+        "client_column": client_column, "label_column": label_column, "task": task, "columns": columns,
+        "ignore": ignore, "split_column": split_column, "test_fraction": test_fraction, "algorithms": algorithms,
+        "models": models, "metric": metric, "trials": trials, "folds": folds, "rounds": rounds, "seed": seed,
+    }  # fmt: skip
+    options: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the fit to continue")
+    table: str | list[str] | None = tables[0] if tables and len(tables) == 1 else tables or None
+    if demo:
+        if tables:
+            raise ConfigError("--demo has a table of its own; leave out the other")
+        table, options = DEMO, {**DEMO_SETTINGS, **options}
+    elif resume and out is not None and table is None:
+        table, before = _started_with(out)
+        options = {**before, **options}
+    if table is None:
+        raise ConfigError("which table? Give a .csv or .parquet file with a column of sites, or try kinfed fit --demo")
+    folder = out or Path("fits") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    with StopRequest(console) as stop, FitDisplay() as display:
+        try:
+            result = fit_table(
+                table,
+                out=folder,
+                resume=resume,
+                minutes=minutes,
+                data=data,
+                observer=display,
+                should_stop=stop,
+                **options,
+            )
+        except (Interrupted, KeyboardInterrupt) as interruption:
+            say(f"{str(interruption) or 'stopped'}. To continue: kinfed fit --out {shlex.quote(str(folder))} --resume")
+            raise typer.Exit(130) from None
+    words = Wording(result)
+    console.print(short_table(result, MOST_SENTENCES))
+    say(words.overall())
+    for site in result.sites[:MOST_SENTENCES]:
+        say(f"- {words.sentence(site)}")
+    _say_files(result, folder, PAGE)
+
+
+MOST_SENTENCES = 12  # on a terminal; the page has all
+
+
+def _say_files(result: FitResult, folder: Path, page: str) -> None:
+    if len(result.sites) > MOST_SENTENCES:
+        say(f"and {len(result.sites) - MOST_SENTENCES} more sites on the page")
+    say(f"models   {folder / 'models'}")
+    say(f"page     {folder / page}")
+
+
+def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:
+    """The table and options of a folder, so that `kinfed fit --out DIR --resume` alone is enough."""
+    from kinfed.runs.run_files import RunFiles
+
+    settings = dict(RunFiles(folder).settings)
+    if "table" not in settings or "folds" not in settings:
+        raise ConfigError(f"{folder} holds no fit; give the --out of kinfed fit")
+    given = settings.pop("options")
+    tables = settings.pop("table").split(", ")
+    if len(tables) > 1:
+        given.pop("client_column")
+    return tables[0] if len(tables) == 1 else tables, {
+        **settings,
+        **{name: value for name, value in given.items() if value not in (None, "", [])},
+    }
+
+
+class FitDisplay:
+    """A bar over all steps on a terminal, a line now and then elsewhere."""
+
+    EVERY = 10.0  # seconds between lines
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False),
+            console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._bar = self._progress.add_task("")
+        self._done, self._total, self._last = 0, 0, 0.0
+
+    def __enter__(self) -> FitDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, steps: int) -> None:
+        self._total, self._done = steps, 0
+        self._progress.update(self._bar, total=steps, completed=0)
+
+    def step(self, text: str) -> None:
+        self._progress.update(self._bar, completed=self._done, description=text)
+        self._done += 1
+        if not console.is_terminal and time.monotonic() - self._last > self.EVERY:
+            self._last = time.monotonic()
+            say(f"step {self._done} of {self._total}: {text}")
+
+    def note(self, text: str) -> None:
+        say(f"note: {text}")

@@ -1,0 +1,241 @@
+"""The shortest way from a table with a column of sites to a good, explained model per site.
+
+    result = kinfed.fit("visits.csv", client_column="hospital", label_column="outcome", out="fitted")
+    result.model("north").predict(rows)         raw rows in, names of classes (or numbers) out
+    result.model().predict(rows)                the server's model, for a site that was not there
+
+    1  a share of every site's rows is set aside as test rows (or those that a column, or the data set, names)
+    2  every method of the portfolio is tried with the same number of settings in folds of the other rows (search.py)
+    3  every site takes what its validation rows, and those of all others, speak for (choice.py, decision.py)
+    4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
+
+Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
+(`ModelPipeline.read`), runs/NETWORK (an ordinary run folder of what was fitted: `kinfed report`, `export`, `gain`),
+search/ (finished folds, for --resume) and plan.json (what of them counts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinfed.algorithms import make_algorithm
+from kinfed.core import storage
+from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Federation
+from kinfed.data.partitions import make_federation
+from kinfed.data.source import Source
+from kinfed.deploy.wire import sent_fields
+from kinfed.engine.measures import headline_measure
+from kinfed.errors import ConfigError
+from kinfed.runs.experiment import run
+from kinfed.runs.folder import RunFolder
+from kinfed.runs.method_run import Interrupted
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.runs.results import RunResult
+from kinfed.sites.decision import Decision, decide
+from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult, server_path, site_path
+from kinfed.sites.fit_settings import DEFAULT_METRICS, FitSettings
+from kinfed.sites.gains import SiteFigures, site_records
+from kinfed.sites.inner_folds import assign_folds
+from kinfed.sites.portfolio import ALONE, ONE_MODEL, Contender, methods_of
+from kinfed.sites.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
+from kinfed.sites.site_files import load_sites
+from kinfed.sites.site_outputs import judged_test, outputs_on_test
+
+PLAN = "plan.json"
+
+
+class Unobserved:
+    """For nobody."""
+
+    def begin(self, steps: int) -> None:
+        pass
+
+    def step(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def fit(
+    table: Any,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    settings: FitSettings | None = None,
+    data: Path | None = None,
+    page: bool = True,
+    observer: FitObserver | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> FitResult:
+    """A model per site from a table: a CSV or Parquet file, several of them (one per site), a frame, or the name of a
+    data set with sites of its own.
+
+    `options` are fields of FitSettings (algorithms, models, trials, folds, rounds, metric, ...) and, for tables, of
+    kinfed.data.sources.TableOptions (client_column, label_column; also split_column, ignore, columns, task).
+    `minutes` bounds the time; with `out` everything is written there and can be resumed."""
+    own = {name: options.pop(name) for name in list(options) if name in FitSettings.__dataclass_fields__}
+    if settings is not None and own:
+        raise ConfigError("give either FitSettings or settings by name, not both")
+    settings = FitSettings.of(own) if settings is None else settings
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"minutes must be above 0; got {minutes}")
+    source = replace(load_sites(table, options, data, settings.seed), is_val=None)
+    job = _Fit(source, settings, observer or Unobserved(), should_stop)
+    budget = TimeBudget(None if minutes is None else 60 * minutes)
+    if out is None:
+        return job.execute(None, budget, page)
+    described = {"table": source.name, "options": source.options, **settings.dump()}
+    contents = {"data": job.data.digest()}
+    identity = hashlib.sha256(storage.to_json([described, contents]).encode()).hexdigest()[:16]
+    with RunFolder.open(out, described, identity, contents=contents, resume=resume) as folder:
+        return job.execute(folder.path, budget, page)
+
+
+class _Fit:
+    def __init__(
+        self, source: Source, settings: FitSettings, observer: FitObserver, should_stop: Callable[[], bool]
+    ) -> None:
+        self.source, self.settings, self.observer, self.should_stop = source, settings, observer, should_stop
+        self.data: Federation = make_federation(
+            source, "column", None, {"test_fraction": settings.test_fraction}, settings.seed
+        )
+        metric = DEFAULT_METRICS[self.data.problem.kind] if settings.metric == "auto" else settings.metric
+        self.measure = headline_measure(self.data.problem, metric)
+        self.methods = methods_of(settings.algorithms, self.data.num_clients)
+
+    def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
+        if folder is not None and (folder / RECORD).exists():
+            return FitResult.read(folder)
+        for note in self.data.notes:
+            self.observer.note(note)
+        store = FoldStore(None if folder is None else folder / "search")
+        budget.used = store.seconds
+        self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
+        search = Search(
+            self.source, self.data, assign_folds(self.data, self.settings.folds, self.settings.seed), self.settings,
+            self.methods, self.measure.name, store, budget, self.observer, self.should_stop,
+        )  # fmt: skip
+        tries = self._search(search, folder)
+        decision = decide(search, tries, self.measure)
+        fitted = self._fit_all(decision, folder, budget)
+        result = self._result(tries, decision, fitted)
+        result = self._with_models(result, decision, fitted, folder)
+        if folder is not None:
+            if page:
+                from kinfed.sites.site_page import write_page
+
+                write_page(result, folder)
+            storage.write_json(folder / RECORD, result.to_json())
+        return result
+
+    def _search(self, search: Search, folder: Path | None) -> Tries:
+        """What was tried; where a search ended before, it is not gone on with."""
+        plan = None if folder is None else folder / PLAN
+        if plan is not None and plan.exists():
+            record = storage.read_json(plan, "the plan of a fit")
+            search.settings = replace(self.settings, trials=record["trials"])
+            search.methods, search.budget = tuple(record["methods"]), TimeBudget(None)
+            return replace(search.run(), left_out=record["left_out"])
+        tries = search.run()
+        for method, reason in tries.left_out.items():
+            self.observer.note(f"{method} is left out: {reason}")
+        if plan is not None:
+            record = {"trials": tries.trials, "methods": list(tries.methods), "left_out": tries.left_out}
+            storage.write_json(plan, record)
+        return tries
+
+    def _fit_all(self, decision: Decision, folder: Path | None, budget: TimeBudget) -> dict[str, RunResult]:
+        """All fitted contenders on all training rows, by contender; those of one kind of network in one run."""
+        results: dict[str, RunResult] = {}
+        for network in self.settings.model_names:
+            mine = [one for one in decision.fitted if decision.tries[one.name].model == network]
+            if not mine:
+                continue
+            self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
+            algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
+            config = method_config(
+                self.settings, self.measure.name, network, algorithms, dataset={"name": self.source.name}
+            )
+            out = None if folder is None else folder / "runs" / network
+            try:
+                result = run(
+                    config, out=out, resume=out is not None and (out / "config.json").exists(), federation=self.data,
+                    should_stop=lambda: self.should_stop() or budget.is_over(),
+                )  # fmt: skip
+            except Interrupted:
+                if self.should_stop():
+                    raise
+                raise Interrupted(
+                    "time was up while the chosen methods were fitted on all training rows; what is done is saved, and "
+                    "--resume with more minutes goes on from there"
+                ) from None
+            results |= {one.name: result for one in mine}
+        return results
+
+    def _result(self, tries: Tries, decision: Decision, fitted: dict[str, RunResult]) -> FitResult:
+        judged = {
+            one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
+            for one in decision.fitted
+        }
+        figures = SiteFigures(self.measure, judged)
+        data = self.data
+        return FitResult(
+            problem=data.problem,
+            metric=self.measure.name,
+            table=self.source.name,
+            settings=self.settings.dump(),
+            trials=tries.trials,
+            left_out=tries.left_out,
+            contenders=tuple(self._contender(one, decision, fitted) for one in decision.contenders),
+            sites=site_records(data.names, data.train.count, decision, figures),
+            overall=figures.overall(decision.chosen),
+            notes=tuple(data.notes),
+            statistics_bytes=data.statistics_bytes[1] // data.num_clients,
+        )
+
+    def _contender(self, one: Contender, decision: Decision, fitted: dict[str, RunResult]) -> ContenderRecord:
+        chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
+        sent = 0
+        if one.name in fitted and one.name != ALONE:
+            result = fitted[one.name].result(one.name)
+            rounds = self.settings.rounds * self.data.num_clients
+            sent = round((result.bytes_up - self.data.statistics_bytes[1]) / rounds)
+        algorithm = make_algorithm(one.method, LocalTraining(), {})
+        sends = () if one.name == ALONE else tuple(name for name, always in sent_fields(algorithm).items() if always)
+        return ContenderRecord(
+            one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
+            0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread, sent, sends,
+        )  # fmt: skip
+
+    def _with_models(
+        self, result: FitResult, decision: Decision, fitted: dict[str, RunResult], folder: Path | None
+    ) -> FitResult:
+        """Models in files, where there is a folder, else in memory."""
+        contenders = {one.name: one for one in decision.contenders}
+        models = {}
+        for site, name in zip(self.data.names, decision.chosen, strict=True):
+            run_result = fitted[name]
+            if contenders[name].model == "server":
+                model = run_result.server_model(name)
+                assert model is not None  # of FedAvg
+                model = ModelPipeline(model.module, model.inputs, {"client": site, **model.about})
+            else:
+                model = run_result.personal_model(site, name)
+            models[site] = model
+        server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
+        if folder is None:
+            return replace(result, models=models, server=server)
+        for site, model in models.items():
+            storage.make_folder(site_path(folder, site).parent)
+            model.save(site_path(folder, site))
+        if server is not None:
+            server.save(server_path(folder))
+        return replace(result, folder=folder)

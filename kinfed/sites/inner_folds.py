@@ -1,0 +1,56 @@
+"""Nested validation: the training rows of every site in folds, each of which is validated by models that the others
+train. Test rows are in none of them, so nothing that is chosen here has seen one.
+
+What columns become, and mean and scale of a number to predict, are learnt anew in every fold from the rows that train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.data.arrays import name_keys
+from kinfed.data.federation import Federation
+from kinfed.data.partitions import make_federation
+from kinfed.data.source import Source, take_rows
+from kinfed.errors import DataError
+
+NEVER = -1  # the fold of a row that always trains
+
+
+def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
+    """[T] the fold in which each entry of `data.train.rows` is validated.
+
+    Every site deals its rows out one by one, class after class, so that folds have equal sizes and shares of classes,
+    up to one. The only row of a site always trains."""
+    train, names = data.train, data.names
+    owner = train.owner
+    draw = rng.at(name_keys(rng.root(seed, "fit-folds"), names)[owner], train.position)
+    label = torch.zeros_like(owner) if data.problem.is_regression else data.labels[train.rows]
+    order = torch.from_numpy(np.lexsort((draw.numpy(), label.numpy(), owner.numpy())))
+    fold = torch.empty_like(owner)
+    fold[order] = train.position % folds  # owners are ascending, so that positions are those of the sorted rows too
+    fold[train.count[owner] < 2] = NEVER
+    if not bool((fold >= 0).any()):
+        raise DataError("no site has two training rows, so that there is nothing to choose by; give more rows")
+    return fold
+
+
+def fold_federation(source: Source, data: Federation, fold_of: Tensor, fold: int, seed: int) -> Federation:
+    """The sites with the training rows outside of a fold, and those inside it in the place of test rows."""
+    marked = torch.zeros(len(source), dtype=torch.bool)
+    marked[data.train.rows[fold_of == fold]] = True
+    rows = data.train.rows.sort().values
+    part = replace(take_rows(source, rows), is_test=marked[rows], is_val=None)
+    return make_federation(part, "column", None, None, seed)
+
+
+def fold_rows(data: Federation, fold_of: Tensor, fold: int) -> Tensor:
+    """[T_f] places in `data.train.rows` of a fold's test rows, in the order of `fold_federation(...).test.rows`."""
+    inside = (fold_of == fold).nonzero().squeeze(1)
+    owner, row = data.train.owner[inside], data.train.rows[inside]
+    return inside[torch.from_numpy(np.lexsort((row.numpy(), owner.numpy())))]

@@ -1,0 +1,139 @@
+"""The page of a fit, fit.html: for people who have a table and no interest in federated learning."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+from kinfed.core import storage
+from kinfed.report.html import render
+from kinfed.report.tables import TableCell, TableColumn, TextTable
+from kinfed.sites.fit_result import PAGE, FitResult, SiteRecord, server_path, site_path
+from kinfed.sites.portfolio import ALONE, ONE_MODEL
+from kinfed.sites.site_sentences import FEW_ROWS, Wording
+
+
+def write_page(result: FitResult, folder: Path) -> Path:
+    path = folder / PAGE
+    storage.write_atomically(path, page(result, folder).encode())
+    return path
+
+
+def page(result: FitResult, folder: Path) -> str:
+    words = Wording(result)
+    heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
+    chosen = [one for one in result.contenders if takers(result, one.name)]
+    return render(
+        "fit.html",
+        package="kinfed.sites",
+        title=f"{heading} – {result.table}",
+        kicker=f"kinfed fit · {result.table}",
+        heading=heading,
+        links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
+               ("models", "Use the models"), ("words", "Words")],
+        footer=[f"kinfed {metadata.version('kinfed')} · seed {result.settings['seed']} · settings and all figures: "
+                "fit.json"],
+        figures=False,
+        overall=words.overall(),
+        problem=result.problem.in_words(),
+        metric=words.style.noun,
+        definition=result.measure.definition,
+        notes=result.notes,
+        cautions=cautions(result),
+        table=site_table(result),
+        sites=[(site, words.sentence(site), words.why(site)) for site in result.sites],
+        leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
+        tried=tried_table(result),
+        settings=result.settings,
+        trials=result.trials,
+        left_out=result.left_out,
+        models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
+        server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
+    )  # fmt: skip
+
+
+def takers(result: FitResult, contender: str) -> list[str]:
+    return [site.site for site in result.sites if site.chosen == contender]
+
+
+def cautions(result: FitResult) -> list[str]:
+    few = [site for site in result.sites if 0 < site.test_rows < FEW_ROWS]
+    if not few:
+        return []
+    named = ", ".join(f"{site.site} ({site.test_rows})" for site in few[:8]) + (", ..." if len(few) > 8 else "")
+    return [f"Fewer than {FEW_ROWS} test rows stand behind the figures of {named}: read them with their intervals."]
+
+
+def site_table(result: FitResult) -> TextTable:
+    """Every site: rows, alone, with the others, what it takes, and the gain, drawn on one scale."""
+    words = Wording(result)
+    ends = [abs(end) for site in result.sites for end in (site.gain.low, site.gain.high) if end is not None]
+    reach = max(ends, default=0.0)
+    columns = [
+        TableColumn("Site", "name"),
+        TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
+        TableColumn("Test", group="Rows", definition="Rows behind the figures to the right."),
+        TableColumn("Alone", group=words.style.axis_title, definition="The best model that the site trains by itself."),
+        TableColumn("One for all", group=words.style.axis_title, definition="One model, trained by all sites."),
+        TableColumn("Best together", group=words.style.axis_title,
+                    definition="The best model that learns with others, by validation rows."),
+        TableColumn("Takes", "text", group="Choice"),
+        TableColumn("Gain over alone", group="Choice", definition="Positive is better; with its 95 % interval."),
+    ]  # fmt: skip
+    return TextTable.of("Every site", columns, [_site_row(site, words, reach, result) for site in result.sites])
+
+
+def short_table(result: FitResult, most: int) -> TextTable:
+    """For a terminal: the first sites, what they have alone, and what they take."""
+    words = Wording(result)
+    name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
+    rows = [
+        (site.site, f"{site.test_rows:,}", words.value(site.alone), words.title(site.chosen),
+         words.value(site.deployed), "–" if site.gain.value is None else words.gain(site.gain.value))
+        for site in result.sites[:most]
+    ]  # fmt: skip
+    return TextTable.of(
+        f"{words.style.noun} on test rows", [name, "test rows", "alone", takes, "with it", "gain"], rows
+    )
+
+
+def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult) -> list[TableCell | str]:
+    gain = site.gain
+    if site.chosen == ALONE:
+        cell = TableCell("0", tone="open")
+    elif gain.value is None or gain.low is None or gain.high is None:
+        cell = TableCell("–", tone="open")
+    else:
+        tone = ("yes" if gain.value > 0 else "no") if gain.is_clear else "open"
+        interval = (gain.low, gain.value, gain.high)
+        cell = TableCell(words.gain(gain.value), tone=tone, interval=interval, reach=reach)
+    together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
+    one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
+    return [
+        site.site, f"{site.train_rows:,}", f"{site.test_rows:,}", words.value(site.alone), one_model, together,
+        words.title(site.chosen), cell,
+    ]  # fmt: skip
+
+
+def tried_table(result: FitResult) -> TextTable:
+    """All contenders, by their validation rows."""
+    words = Wording(result)
+    columns = [
+        TableColumn("What", "name"),
+        TableColumn("Kind of model", "text"),
+        TableColumn("Settings", "text", definition="Chosen among the tries; the others are the defaults."),
+        TableColumn(words.style.axis_title, group="Validation rows"),
+        TableColumn("Gain over alone", group="Validation rows", definition="μ: the mean over sites."),
+        TableColumn("Differs by", group="Validation rows", definition="τ: how much sites differ in it, beyond chance."),
+        TableColumn("Sites that take it"),
+    ]  # fmt: skip
+    rows = []
+    for one in result.contenders:
+        settings = ", ".join(f"{name} {value:g}" for name, value in one.options.items()) or "defaults"
+        alone = one.name == ALONE
+        rows.append([
+            one.title, one.network, settings, words.number(one.validation),
+            "" if alone else words.gain(one.mean), "" if alone else words.gain(one.spread).removeprefix("+"),
+            str(len(takers(result, one.name))),
+        ])  # fmt: skip
+    return TextTable.of("What was tried", columns, rows)

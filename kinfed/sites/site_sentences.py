@@ -1,0 +1,148 @@
+"""The result of a fit in words, for people who do not know federated learning: one plain sentence per site."""
+
+from __future__ import annotations
+
+from kinfed.report.formats import format_number, plural
+from kinfed.report.metric_style import MetricStyle, metric_style
+from kinfed.sites.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
+from kinfed.sites.portfolio import ALONE, FINE_TUNED, ONE_MODEL
+
+FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
+SENT = {
+    "delta": "the change of its model",
+    "theta": "its model",
+    "omega": "its model",
+    "w": "how much it trusts the models of others",
+    "s": "how sure it is of its model",
+    "count": "the number of its training rows",
+}
+
+
+class Wording:
+    """Sentences about one result."""
+
+    def __init__(self, result: FitResult) -> None:
+        self.result = result
+        self.style: MetricStyle = metric_style(result.metric)
+
+    # ---- figures ----
+
+    def value(self, estimate: Estimate) -> str:
+        """87.2 %, or a dash where it is undefined."""
+        return "–" if estimate.value is None else self.number(estimate.value)
+
+    def number(self, value: float) -> str:
+        return format_number(self.style.scale * value, self.style.digits) + self.style.unit
+
+    def gain(self, value: float) -> str:
+        """+1.2 points; of errors in their own unit, where positive is less error."""
+        shown = format_number(self.style.scale * value, self.style.digits)
+        sign = "+" if value > 0 else ""
+        return f"{sign}{shown}" + (" points" if self.style.unit else "")
+
+    def interval(self, estimate: Estimate) -> str:
+        if estimate.low is None or estimate.high is None:
+            return "too few test rows for an interval"
+        low, high = (format_number(self.style.scale * end, self.style.digits) for end in (estimate.low, estimate.high))
+        return f"95 % interval {low} to {'+' if estimate.high > 0 else ''}{high}"
+
+    # ---- sites ----
+
+    def title(self, name: str) -> str:
+        return self.result.contender(name).title
+
+    def way(self, name: str) -> str:
+        """What a site takes, after "takes"."""
+        fixed = {
+            ALONE: "the model it trains alone",
+            ONE_MODEL: "the one model of all sites",
+            FINE_TUNED: "the model of all sites, fine-tuned on its own rows",
+        }
+        return fixed.get(name, f"a model of its own that learns with the others by {self.title(name)}")
+
+    def sentence(self, site: SiteRecord) -> str:
+        """What the site has alone, what it takes, and what that gains on its test rows."""
+        takes = f"{site.site} takes {self.way(site.chosen)}"
+        rows = plural(site.test_rows, "test row")
+        if not site.test_rows:
+            return f"{takes}; it has no test rows, so that nothing can be said of its gain."
+        if site.alone.value is None or site.deployed.value is None:
+            return f"{takes}; {self.style.noun} cannot be told from its {rows} (one class only?)."
+        alone = f"{self.style.noun} {self.value(site.alone)} alone"
+        if site.chosen == ALONE:
+            return f"{takes} ({alone}, {rows}): {self._no_better(site)}."
+        return (
+            f"{takes}: {alone}, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
+            f"({self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
+        )
+
+    def _no_better(self, site: SiteRecord) -> str:
+        if site.together is None:
+            return "there is no other site to learn with"
+        return (
+            f"nothing that learns with the others was better on its validation rows; {self.title(site.together)} has "
+            f"{self.value(site.with_others)} on the test rows"
+        )
+
+    def _verdict(self, gain: Estimate) -> str:
+        if gain.value is None or gain.low is None:
+            return "a gain cannot be judged"
+        if gain.is_clear:
+            return "a clear gain" if gain.value > 0 else "clearly worse than alone"
+        return "the difference is within chance"
+
+    def why(self, site: SiteRecord) -> str:
+        """Why that was chosen."""
+        own = plural(site.validated_rows, "validation row")
+        if site.chosen == ALONE:
+            if site.together is None:
+                return "With one site there is nothing to choose."
+            change = f"change {self.style.noun} by {self.gain(site.expected_together)}"
+            return (
+                f"By its own {own} and those of the other sites, the best that learns with others "
+                f"({self.title(site.together)}) was expected to {change}."
+            )
+        return (
+            f"By its own {own} and those of the other sites it was expected to gain {self.gain(site.expected)} over "
+            f"learning alone, more than all others that were tried."
+        )
+
+    def leaves(self, contender: ContenderRecord) -> str:
+        """What would leave a site that takes this, where sites really train apart."""
+        once = (
+            f"Once, {size(self.result.statistics_bytes)} of sums, counts and names of categories of its columns"
+            if self.result.statistics_bytes
+            else "Nothing before the first round"
+        )
+        if contender.name == ALONE:
+            return f"{once}; then nothing."
+        sent = " and ".join(SENT.get(name, f"“{name}”") for name in contender.sends)
+        rounds = self.result.settings["rounds"]
+        return f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
+
+    # ---- all sites ----
+
+    def overall(self) -> str:
+        sites, gain = self.result.sites, self.result.overall
+        moved = [site for site in sites if site.chosen != ALONE]
+        clear = [site for site in moved if site.gain.is_clear and (site.gain.value or 0) > 0]
+        if len(sites) == 1:
+            return "There is one site, so that there is nobody to learn with: it has the best of its own models."
+        if not moved:
+            return f"All {len(sites)} sites are best served alone, by their validation rows."
+        head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
+        if gain.value is None:
+            return f"{head}; what they gain cannot be told from their test rows."
+        which = f" ({', '.join(site.site for site in clear[:5])})" if clear else ""
+        proof = f"the gain is clear at {len(clear)}{which}" if clear else "at no single site is the gain beyond chance"
+        return f"{head}; {proof}. On average over sites {self.style.noun} changes by {self._mean(gain)}."
+
+    def _mean(self, gain: Estimate) -> str:
+        better = "" if self.style.unit or not self.style.lower_is_better else " (positive: less error)"
+        return f"{self.gain(gain.value or 0.0)}{better}, {self.interval(gain)}"
+
+
+def size(count: int) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:.3g} kB" if count < 1e6 else f"{count / 1e6:.3g} MB"

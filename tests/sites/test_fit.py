@@ -1,0 +1,339 @@
+"""`kinfed fit`: nested validation, refits, files, kills, time, and what people read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kinfed
+from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.ditto import Ditto
+from kinfed.core import storage
+from kinfed.errors import ConfigError, DataError
+from kinfed.runs.pipeline import ModelPipeline
+from kinfed.sites import search
+from kinfed.sites.fit_result import FitResult
+from kinfed.sites.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
+from kinfed.sites.portfolio import contenders_of, make_try, methods_of
+from kinfed.sites.site_files import load_sites
+from kinfed.sites.site_outputs import outputs_on_test
+from kinfed.sites.site_sentences import Wording
+from tests.sites.conftest import COLUMNS, SITES, SMALL, make_table
+
+Table = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fit") / "fitted"
+    kinfed.fit(table, **COLUMNS, **SMALL, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> FitResult:
+    return FitResult.read(folder)
+
+
+# ---- the portfolio ----
+
+
+def test_a_method_called_kin_joins_by_itself() -> None:
+    assert "kin" not in methods_of("auto", 3) or "kin" in ALGORITHMS
+    if "kin" in ALGORITHMS:
+        assert "kin" in methods_of("auto", 3)
+        return
+    kinfed.register("algorithm", "kin", Ditto)
+    try:
+        assert methods_of("auto", 3)[:2] == ("local", "fedavg")
+        assert "kin" in methods_of("auto", 3)
+    finally:
+        ALGORITHMS.unregister("kin")
+
+
+def test_every_portfolio_has_what_sites_are_compared_with() -> None:
+    assert methods_of("ditto", 3) == ("local", "fedavg", "ditto")
+    assert methods_of("auto", 1) == ("local",)
+    assert [one.name for one in contenders_of("fedavg")] == ["one_model", "fine_tuned"]
+    with pytest.raises(ConfigError, match="did you mean"):
+        methods_of("dito", 3)
+
+
+def test_all_methods_get_the_same_learning_rate_in_a_try() -> None:
+    tries = [make_try(5, method, ("mlr", "mlp"), 4, 0) for method in ("local", "ditto", "fedfomo")]
+    assert len({one.options["lr"] for one in tries}) == 1
+    assert {one.model for one in tries} == {"mlp"}
+    assert make_try(1, "ditto", ("mlr", "mlp"), 4, 0).options == {}
+    assert make_try(0, "cgpfl", ("mlr",), 3, 0).options == {"contexts": 3}
+    rates = sorted(make_try(n, "local", ("mlr",), 4, 0).options["lr"] for n in range(1, 9))
+    gaps = np.diff(np.log(rates))
+    assert gaps.max() < 2.5 * np.log(1000) / 8  # evenly over three decades
+
+
+# ---- folds ----
+
+
+def test_folds_are_even_in_every_class_and_hold_no_test_row(table: Table) -> None:
+    source = load_sites(table, COLUMNS, None, 0)
+    data = kinfed.Federation.from_table(table, **COLUMNS)
+    fold_of = assign_folds(data, 3, 0)
+    for k in range(data.num_clients):
+        mine = (data.train.owner == k).nonzero().squeeze(1)
+        for label in range(2):
+            counts = torch.bincount(fold_of[mine][data.labels[data.train.rows[mine]] == label], minlength=3)
+            assert int(counts.max() - counts.min()) <= 1
+    part = fold_federation(source, data, fold_of, 1, 0)
+    assert len(part.features) == len(data.train.rows)
+    assert part.names == data.names
+    places = fold_rows(data, fold_of, 1)
+    assert torch.equal(part.labels[part.test.rows], data.labels[data.train.rows[places]])
+    assert bool((fold_of[places] == 1).all())
+
+
+def test_the_only_row_of_a_site_always_trains(table: Table) -> None:
+    more = {name: [*values, values[0]] for name, values in table.items()}
+    more["site"][-1] = "hut"
+    data = kinfed.Federation.from_table(more, **COLUMNS)
+    fold_of = assign_folds(data, 2, 0)
+    assert fold_of[data.train.owner == data.names.index("hut")].tolist() == [NEVER]
+    result = kinfed.fit(more, **COLUMNS, **SMALL | {"trials": 1})
+    hut = result.site("hut")
+    assert (hut.validated_rows, hut.test_rows) == (0, 0)
+    assert "no test rows" in Wording(result).sentence(hut)
+    assert len(result.model("hut").predict({name: values[:3] for name, values in more.items()})) == 3
+
+
+# ---- what is chosen ----
+
+
+def test_test_rows_choose_nothing(table: Table) -> None:
+    """Other labels of the test rows change what is measured, and nothing else."""
+    marks = ["test" if place % 4 == 0 else "train" for place in range(len(table["site"]))]
+    marked = {**table, "part": marks}
+    turned = {"ill": "well", "well": "ill"}
+    labels = [turned[y] if m == "test" else y for y, m in zip(table["outcome"], marks, strict=True)]
+    results = [
+        kinfed.fit({**marked, "outcome": outcome}, **COLUMNS, split_column="part", **SMALL | {"trials": 1})
+        for outcome in (table["outcome"], labels)
+    ]
+    first, other = results
+    assert [site.chosen for site in first.sites] == [site.chosen for site in other.sites]
+    assert first.contenders == other.contenders
+    for site in SITES:
+        one, two = (result.model(site).module.state_dict() for result in results)
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    assert [s.alone.value for s in first.sites] != [s.alone.value for s in other.sites]
+
+
+def test_a_site_that_is_different_does_not_take_the_model_of_all(result: FitResult) -> None:
+    assert result.site("lake").chosen != "one_model"  # which is wrong there
+    assert result.site("lake").one_model.value is not None
+    assert result.site("lake").one_model.value < 0.5
+
+
+def test_outputs_are_what_the_exported_models_say(table: Table) -> None:
+    data = kinfed.Federation.from_table(table, **COLUMNS)
+    run = kinfed.run(federation=data, algorithms="local,fedavg", model="mlr", rounds=2, seeds=(0,), participation=1.0)
+    rows = {name: values for name, values in table.items() if name not in ("site", "outcome")}
+    for label, one in (("local", contenders_of("local")[0]), ("fedavg", contenders_of("fedavg")[0])):
+        outputs = torch.softmax(outputs_on_test(run, label, one), 1)
+        for k, site in enumerate(data.names):
+            mine = data.test[k]
+            model = run.server_model(label) if one.model == "server" else run.personal_model(site, label)
+            assert model is not None
+            part = {name: [values[row] for row in mine.tolist()] for name, values in rows.items()}
+            expected = model.predict_proba(part)
+            begin, end = data.test.offsets[k], data.test.offsets[k + 1]
+            np.testing.assert_allclose(outputs[begin:end].numpy(), expected, atol=1e-5)
+
+
+def test_numbers_are_judged_in_their_own_unit(table: Table) -> None:
+    prices = [1000 + 100 * dose for dose in table["dose"]]
+    result = kinfed.fit({**table, "outcome": prices}, **COLUMNS, **SMALL | {"metric": "auto", "rounds": 10})
+    assert result.metric == "rmse"
+    north = result.site("north")
+    assert north.alone.value is not None
+    assert 0 < north.alone.value < 150
+    assert 900 < float(np.mean(np.asarray(result.predict(table, "north")))) < 1100
+    assert "RMSE" in Wording(result).sentence(north)
+
+
+# ---- files ----
+
+
+def test_models_take_rows_as_they_come(folder: Path, table: Table, result: FitResult) -> None:
+    model = ModelPipeline.read(folder / "models" / "sites" / "north.safetensors")
+    whole = {name: table[name] for name in ("age", "dose", "group")}
+    expected = model.predict_proba(whole)
+    turned = {name: whole[name] for name in ("group", "dose", "age")} | {"unknown": [1] * len(table["site"])}
+    np.testing.assert_array_equal(model.predict_proba(turned), expected)  # another order, and a column too many
+    assert set(model.predict(whole)) <= {"ill", "well"}
+    new = model.predictions({**whole, "group": ["c"] * len(table["site"])})
+    assert "c" in " ".join(new.notes)
+    absent = model.predictions({name: whole[name] for name in ("dose", "group")})  # training rows had gaps in age
+    assert "no column age" in " ".join(absent.notes)
+    with pytest.raises(DataError, match="lacks 1 of the models' 3 columns: dose"):
+        model.predict({name: whole[name] for name in ("age", "group")})
+    server = result.model()
+    assert server.predict_proba(whole).shape == (len(table["site"]), 2)
+    assert result.model("south").about["client"] == "south"
+    with pytest.raises(ConfigError, match="did you mean north"):
+        result.model("nort")
+
+
+def test_the_page_has_a_sentence_and_rows_for_every_site(folder: Path, result: FitResult) -> None:
+    page = (folder / "fit.html").read_text("utf-8")
+    words = Wording(result)
+    for site in result.sites:
+        assert words.sentence(site).replace("−", "−")[:20] in page
+        assert f">{site.test_rows}<" in page
+        assert f"models/sites/{site.site}.safetensors" in page
+    assert "Never a row" in page or all(site.chosen == "alone" for site in result.sites)
+    assert "<script" not in page
+
+
+def test_several_files_are_one_site_each(table: Table, tmp_path: Path) -> None:
+    for site in SITES:
+        rows = [place for place, name in enumerate(table["site"]) if name == site]
+        names = [name for name in table if name != "site" and not (site == "lake" and name == "age")]
+        lines = [",".join(names), *(",".join(str(table[n][r] or "") for n in names) for r in rows)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(lines) + "\n")
+    files = [tmp_path / f"{site}.csv" for site in SITES]
+    source = load_sites(files, {"label_column": "outcome"}, None, 0)
+    assert source.owner_names == sorted(SITES)
+    assert len(source) == sum(SITES.values())
+    with pytest.raises(ConfigError, match="leave client_column out"):
+        load_sites(files, COLUMNS, None, 0)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "lake.csv").write_text("age,outcome\n1,ill\n")
+    with pytest.raises(DataError, match="two files are called lake"):
+        load_sites([*files, tmp_path / "more" / "lake.csv"], {"label_column": "outcome"}, None, 0)
+
+
+def test_a_killed_fit_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
+    """A process that ends itself by SIGKILL in the middle of the search, and its continuation in this one."""
+    script = """
+import os, signal, sys
+import kinfed
+from tests.sites.conftest import COLUMNS, SMALL, make_table
+
+class Killer:
+    steps = 0
+    def begin(self, steps): pass
+    def note(self, text): pass
+    def step(self, text):
+        self.steps += 1
+        if self.steps == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+kinfed.fit(make_table(), **COLUMNS, **SMALL, out=sys.argv[1], observer=Killer())
+"""
+    out = tmp_path / "killed"
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}"}
+    ended = subprocess.run([sys.executable, "-c", script, str(out)], env=environment, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    kept = {path.name: path.stat().st_mtime_ns for path in (out / "search").iterdir()}
+    assert len(kept) == 5
+    assert not (out / "fit.json").exists()
+    kinfed.fit(make_table(), **COLUMNS, **SMALL, out=out, resume=True)
+    assert (out / "fit.json").read_bytes() == (folder / "fit.json").read_bytes()
+    assert all((out / "search" / name).stat().st_mtime_ns == time for name, time in kept.items())
+    again = kinfed.fit(make_table(), **COLUMNS, **SMALL, out=out, resume=True)  # finished: read, not fitted again
+    assert [site.chosen for site in again.sites] == [site.chosen for site in FitResult.read(folder).sites]
+    with pytest.raises(kinfed.KinfedError, match="holds another run"):
+        kinfed.fit(make_table(seed=1), **COLUMNS, **SMALL, out=out, resume=True)
+
+
+# ---- time ----
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A second passes whenever somebody looks at the clock."""
+    ticks = itertools.count()
+    monkeypatch.setattr(search, "now", lambda: float(next(ticks)))
+    monkeypatch.setattr(search, "PAGE_SECONDS", 0.0)
+    yield
+
+
+def test_a_bound_of_time_leaves_equal_tries_for_all_and_is_on_record(
+    clock: None, table: Table, folder: Path, tmp_path: Path
+) -> None:
+    more = {**SMALL, "trials": 40}
+    bounded = kinfed.fit(table, **COLUMNS, **more, minutes=1.8, out=tmp_path / "bounded")
+    assert 1 <= bounded.trials < 40
+    assert not bounded.left_out
+    plan = json.loads((tmp_path / "bounded" / "plan.json").read_text())
+    assert plan["trials"] == bounded.trials
+    assert bounded.trials == SMALL["trials"]  # so that the fit without a bound is the same
+    free = FitResult.read(folder)
+    assert replace(bounded, settings={}, folder=None).to_json() == replace(free, settings={}).to_json()
+
+
+def test_methods_without_a_try_are_left_out_by_name(clock: None, table: Table) -> None:
+    result = kinfed.fit(table, **COLUMNS, **SMALL | {"algorithms": "ditto,fedprox,apfl", "folds": 3}, minutes=1.2)
+    assert result.trials == 1
+    assert "apfl" in result.left_out
+    assert {one.method for one in result.contenders}.isdisjoint(result.left_out)
+    with pytest.raises(ConfigError, match="time was up before learning alone"):
+        kinfed.fit(table, **COLUMNS, **SMALL, minutes=0.05)
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"minutes": 0}, "minutes must be above 0"),
+        ({"folds": 1}, "folds must be a whole number, 2 or more"),
+        ({"test_fraction": 0.0}, "gains are measured on rows"),
+        ({"models": "mlq"}, "did you mean"),
+        ({"metric": "rmse"}, "metric rmse is not for binary"),
+        ({"client_column": None}, "which column names the site"),
+        ({"label_column": "outcom"}, "did you mean outcome"),
+        ({"depth": 3}, "depth"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(
+    change: dict[str, Any], message: str, table: Table, tmp_path: Path
+) -> None:
+    with pytest.raises(kinfed.KinfedError, match=message):
+        kinfed.fit(table, out=tmp_path / "out", **{**COLUMNS, **SMALL, **change})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_no_site_can_tell_is_refused() -> None:
+    one_class = {"site": ["a"] * 8 + ["b"] * 8, "x": list(range(16)), "y": ["no"] * 8 + ["yes"] * 8}
+    with pytest.raises(DataError, match="AUROC is undefined at every site"):
+        kinfed.fit(one_class, client_column="site", label_column="y", **SMALL | {"metric": "auroc", "trials": 1})
+
+
+def test_one_site_has_nothing_to_choose(table: Table) -> None:
+    mine = {
+        name: [v for v, s in zip(values, table["site"], strict=True) if s == "north"] for name, values in table.items()
+    }
+    result = kinfed.fit(mine, **COLUMNS, **SMALL)
+    assert [site.chosen for site in result.sites] == ["alone"]
+    assert "nobody to learn with" in Wording(result).overall()
+    with pytest.raises(ConfigError, match="no model of all sites"):
+        result.model()
+
+
+def test_records_of_other_versions_are_refused(folder: Path, tmp_path: Path) -> None:
+    record = storage.read_json(folder / "fit.json")
+    storage.write_json(tmp_path / "fit.json", {**record, "format": 99})
+    with pytest.raises(ConfigError, match="another version"):
+        FitResult.read(tmp_path)
