@@ -23,7 +23,7 @@ ROWS_DRAWN = 20_000_000  # rows of all bootstrap draws of one contender together
 
 
 @dataclass(frozen=True)
-class Decision:
+class FitDecision:
     contenders: list[Contender]
     tries: dict[str, Try]  # the chosen settings, by contender
     validation: dict[str, float]  # the metric over all validated rows, by contender
@@ -39,7 +39,7 @@ class Decision:
         return [one for one in self.contenders if one.name in names]
 
 
-def decide(search: Search, tries: Tries, measure: Measure) -> Decision:
+def decide(search: Search, tries: Tries, measure: Measure) -> FitDecision:
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)
     best: dict[str, tuple[int, Judged]] = {}
     validation: dict[str, float] = {}
@@ -64,7 +64,7 @@ def decide(search: Search, tries: Tries, measure: Measure) -> Decision:
     advantages = {one.name: advantage(measure, best[one.name][1], alone, draws) for one in others}
     chosen_tries = {one.name: search.make_try(best[one.name][0], one.method) for one in tries.contenders}
     validated = torch.bincount(data.train.owner[places], minlength=sites)
-    return Decision(
+    return FitDecision(
         tries.contenders, chosen_tries, validation, advantages, choose(advantages, sites),
         best_together(advantages, sites), validated,
     )  # fmt: skip

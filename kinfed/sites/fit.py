@@ -36,7 +36,7 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.results import RunResult
-from kinfed.sites.decision import Decision, decide
+from kinfed.sites.decision import FitDecision, decide
 from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult, server_path, site_path
 from kinfed.sites.fit_settings import DEFAULT_METRICS, FitSettings
 from kinfed.sites.gains import SiteFigures, site_records
@@ -152,7 +152,7 @@ class _Fit:
             storage.write_json(plan, record)
         return tries
 
-    def _fit_all(self, decision: Decision, folder: Path | None, budget: TimeBudget) -> dict[str, RunResult]:
+    def _fit_all(self, decision: FitDecision, folder: Path | None, budget: TimeBudget) -> dict[str, RunResult]:
         """All fitted contenders on all training rows, by contender; those of one kind of network in one run."""
         results: dict[str, RunResult] = {}
         for network in self.settings.model_names:
@@ -180,7 +180,7 @@ class _Fit:
             results |= {one.name: result for one in mine}
         return results
 
-    def _result(self, tries: Tries, decision: Decision, fitted: dict[str, RunResult]) -> FitResult:
+    def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunResult]) -> FitResult:
         judged = {
             one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
             for one in decision.fitted
@@ -201,7 +201,7 @@ class _Fit:
             statistics_bytes=data.statistics_bytes[1] // data.num_clients,
         )
 
-    def _contender(self, one: Contender, decision: Decision, fitted: dict[str, RunResult]) -> ContenderRecord:
+    def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunResult]) -> ContenderRecord:
         chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
         sent = 0
         if one.name in fitted and one.name != ALONE:
@@ -216,7 +216,7 @@ class _Fit:
         )  # fmt: skip
 
     def _with_models(
-        self, result: FitResult, decision: Decision, fitted: dict[str, RunResult], folder: Path | None
+        self, result: FitResult, decision: FitDecision, fitted: dict[str, RunResult], folder: Path | None
     ) -> FitResult:
         """Models in files, where there is a folder, else in memory."""
         contenders = {one.name: one for one in decision.contenders}

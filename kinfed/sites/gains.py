@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.engine.measures import Judged, Measure, bootstrap_draws, deviation_of_draws
 from kinfed.sites.choice import Advantage, advantage, shrunk, values
-from kinfed.sites.decision import Decision, replicates_for
+from kinfed.sites.decision import FitDecision, replicates_for
 from kinfed.sites.fit_result import Estimate, SiteRecord
 from kinfed.sites.portfolio import ALONE, ONE_MODEL
 
@@ -83,7 +83,9 @@ def _reach(error: float, rows: float) -> float:
     return float(stdtrit(max(rows - 1, 1), 0.975)) * error
 
 
-def site_records(names: list[str], counts: Tensor, decision: Decision, figures: SiteFigures) -> tuple[SiteRecord, ...]:
+def site_records(
+    names: list[str], counts: Tensor, decision: FitDecision, figures: SiteFigures
+) -> tuple[SiteRecord, ...]:
     """`counts` [K] training rows."""
 
     def expected(name: str | None, k: int) -> float:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,12 +259,11 @@ kinfed.fit(make_table(), **COLUMNS, **SMALL, out=sys.argv[1], observer=Killer())
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second passes whenever somebody looks at the clock."""
     ticks = itertools.count()
     monkeypatch.setattr(search, "now", lambda: float(next(ticks)))
     monkeypatch.setattr(search, "PAGE_SECONDS", 0.0)
-    yield
 
 
 def test_a_bound_of_time_leaves_equal_tries_for_all_and_is_on_record(
