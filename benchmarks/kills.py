@@ -3,14 +3,13 @@
     python benchmarks/kills.py run --kills 20          (run, tune, reproduce, ray, deployment)
 
 First an undisturbed run. Then the same command is started again and again and killed after a random part of its time
-(with `ray` a worker instead of the driver every second time; with `deployment` supernodes and processes that answer
-messages, while the run goes on), until there were so many kills; a run that ends before is compared, and another one is
-begun. Prints one line per kill, and at the end how many results were equal and which processes are left."""
+(with `ray` a worker instead of the driver every second time, while the run goes on), until there were so many kills; a
+run that ends before is compared, and another one is begun. Prints one line per kill, and at the end how many results
+were equal and how many processes are left. `deployment` is benchmarks/deployment_kills.py."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -22,6 +21,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import deployment_kills
 
 from kinfed.runs.compare import same_results
 
@@ -39,10 +40,6 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         "10", "--out", str(out),
     ],
     "reproduce": lambda out: [*KINFED, "reproduce", "fedfomo-validation", "--scale", "smoke", "--out", str(out)],
-    "deployment": lambda out: [
-        *KINFED, "deploy", "up", "--local", "3", "--rounds", "12", "--model", "mlr", "--seconds", "3000", "--out",
-        str(out),
-    ],
 }  # fmt: skip
 RESUMES = {"run": "--resume", "ray": "--resume", "tune": "--resume"}  # reproductions are taken up without a word
 LEFTOVER_SECONDS = 90.0  # for the descendants of a killed process to notice and end
@@ -93,23 +90,13 @@ def differences(kind: str, one: Path, other: Path) -> list[str]:
     ours, theirs = run_folders(one), run_folders(other)
     if not ours or [path.relative_to(one) for path in ours] != [path.relative_to(other) for path in theirs]:
         return ["other runs"]
-    if kind == "deployment":  # whose runs hold no models
-        return [] if scores(ours[0]) == scores(theirs[0]) else ["scores"]
     return [line for a, b in zip(ours, theirs, strict=True) for line in same_results(a, b)]
-
-
-def scores(folder: Path) -> list[object]:
-    results = json.loads((folder / "summary.json").read_text())["results"]
-    return [[result["personal"], result["server"]] for result in results]
 
 
 def strike(victim: Victim, process: subprocess.Popen[bytes], number: int) -> str:
     """Kill somebody; whom."""
-    words = {"ray": ["ray::WorkerProcess"], "deployment": ["flower-supernode", "flwr-clientapp"]}.get(victim.kind, [])
-    targets = [pid for word in words for pid in victim.family(word)]
-    if victim.kind == "deployment" or (number % 2 and targets):
-        if not targets:
-            return ""
+    targets = victim.family("ray::WorkerProcess") if victim.kind == "ray" else []
+    if number % 2 and targets:
         pid = random.choice(targets)
         os.kill(pid, signal.SIGKILL)
         return f"descendant {pid}"
@@ -140,8 +127,8 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
                 except subprocess.TimeoutExpired:
                     while process.poll() is None and done < count:
                         whom = strike(victim, process, done)
-                        done += bool(whom)
-                        print(f"{kind}: kill {done} of {count}: {whom or 'nobody there'}", flush=True)
+                        done += 1
+                        print(f"{kind}: kill {done} of {count}: {whom}", flush=True)
                         if process.poll() is None:  # it goes on: strike again later
                             time.sleep(random.uniform(0.05, 0.3) * seconds)
             status = process.wait()
@@ -162,12 +149,17 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="+", choices=list(COMMANDS))
+    parser.add_argument("kinds", nargs="+", choices=[*COMMANDS, "deployment"])
     parser.add_argument("--kills", type=int, default=20, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        good = [kills(kind, options.kills, Path(folder) / kind, options.seed) for kind in options.kinds]
+        good = [
+            deployment_kills.kills(options.kills, Path(folder) / kind, options.seed)
+            if kind == "deployment"
+            else kills(kind, options.kills, Path(folder) / kind, options.seed)
+            for kind in options.kinds
+        ]
     sys.exit(0 if all(good) else 1)
 
 

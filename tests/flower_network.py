@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.deploy.app_folder import make_app
+from kinfed.deploy.site_kit import node_toml
 
 BIN = Path(sys.executable).parent
 CONNECTION = "net"
@@ -56,7 +57,7 @@ class Network:
         log = self.folder / f"{name}.log"
         with log.open("ab") as file:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], stdout=file, stderr=subprocess.STDOUT, cwd=self.folder,
+                [_program(command[0]), *command[1:]], stdout=file, stderr=subprocess.STDOUT, cwd=self.folder,
                 env=self.environment(home), start_new_session=True, preexec_fn=_die_with_the_tests,
             )  # fmt: skip
         self.logs[name] = log
@@ -73,6 +74,25 @@ class Network:
             home="home-server",
         )  # fmt: skip
         self.wait_for(self._listening, 120, "the superlink to listen")
+
+    def start_warm_server(self) -> None:
+        """`kinfed deploy server`, which starts its superlink again when that ends."""
+        assert self.certs is not None
+        place = ["--host", "127.0.0.1", "--port", str(self.port), "--folder", str(self.folder / "superlink")]
+        self.start(
+            "superlink", sys.executable, "-m", "kinfed", "deploy", "server", str(self.certs), *place, home="home-server"
+        )
+        self.wait_for(self._listening, 120, "the superlink to listen")
+
+    def start_warm_node(self, client: str, config: Mapping[str, Any]) -> None:
+        """`kinfed deploy node`, which starts its supernode again when that ends."""
+        assert self.certs is not None
+        path = self.folder / f"{client}.toml"
+        address, keys = f"127.0.0.1:{self.port}", {"ca": str(self.certs / "ca.crt"), "key": str(self.certs / client)}
+        path.write_text(node_toml(address, {name: str(value) for name, value in config.items()}, **keys))
+        home = f"home-{client}"
+        command = ["-m", "kinfed", "deploy", "node", str(path), "--home", str(self.folder / home)]
+        self.start(f"node-{client}", sys.executable, *command, home=home)
 
     def _listening(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -166,6 +186,10 @@ class Network:
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         """The process and all that it started."""
         process = self.processes.pop(name)
+        if how == signal.SIGKILL and "kinfed" in process.args:  # which has groups of processes to end
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         process.wait(30)
@@ -173,6 +197,10 @@ class Network:
     def close(self) -> None:
         for name in reversed(list(self.processes)):
             self.kill(name)
+
+
+def _program(name: str) -> str:
+    return name if Path(name).is_absolute() else str(BIN / name)
 
 
 def _die_with_the_tests() -> None:

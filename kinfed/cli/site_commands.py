@@ -1,4 +1,4 @@
-"""`kinfed deploy up`, `node`, `kit` and `status`: what starts a deployment and shows how it goes."""
+"""`kinfed deploy up`, `server`, `node`, `kit` and `status`: what starts a deployment and shows how it goes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 SETTINGS = (
     "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",
     "validation", "model", "algorithms", "rounds", "participation", "seeds", "lr", "batch", "steps", "epochs",
-    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "secure_sum",
-    "secure_range", "secure_least", "robust", "largest_norm", "eval_every",
+    "optimizer", "momentum", "dp_noise", "dp_epsilon", "dp_clip", "dp_delta", "dp_budget", "sampling",
+    "user_noise", "user_epsilon", "user_clip", "user_delta", "user_quantile", "secure_sum", "secure_range",
+    "secure_least", "robust", "largest_norm", "eval_every",
 )  # fmt: skip
 TEXTS = {
     "algorithms": "The method (default ditto).",
@@ -73,6 +74,21 @@ def _say_what_next(out: Path, sites: list[Site]) -> None:
     say("  kinfed deploy kit --client NAME --server SERVER:8000      a folder with one command to start the node")
 
 
+def server(
+    certs: Annotated[Path, typer.Argument(help="Folder of kinfed deploy certs.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    folder: Annotated[Path, typer.Option(help="Folder for its database and Flower's own files.")] = Path("superlink"),
+    cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every run, as Flower does.")] = False,
+) -> None:
+    """Run the server: Flower's superlink with TLS, started again whenever it ends, and a warm process for runs."""
+    from kinfed.deploy.processes import stop_signals
+    from kinfed.deploy.server_start import ServerPlace, run_server
+
+    with stop_signals() as should_stop:
+        run_server(ServerPlace(certs, host, port, folder), say, should_stop, warm=not cold)
+
+
 def node(
     file: Annotated[Path, typer.Argument(help="The node's file, node.toml of its kit.")],
     cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
@@ -98,11 +114,14 @@ def kit(
     ] = None,
     data: Annotated[str, typer.Option(help="Where the site has its data; it can edit this.")] = "data.csv",
     label: Annotated[str, typer.Option(help="Column with the class, where the site calls it otherwise.")] = "",
+    peers: Annotated[
+        bool, typer.Option(help="Put in the public keys of all clients, which alone may be in a secure sum.")
+    ] = True,
 ) -> None:
     """Write what a site needs to join: CA certificate, its key, a configuration and one command to start the node."""
     from kinfed.deploy.site_kit import kit_files, write_kit
 
-    files = kit_files(certs, client, server, {"data": data, "label": label})
+    files = kit_files(certs, client, server, {"data": data, "label": label}, peers)
     for path in write_kit(out or Path(f"kit-{client}"), files):
         say(f"wrote    {path}")
     say(f"SECRET   {client} is the site's private key (mode 600): send it over a channel you trust")
@@ -136,6 +155,9 @@ def status(
         spent = "known at the first evaluation" if progress.epsilon is None else f"{progress.epsilon:.4g}"
         limit = "no budget set" if config.dp_budget is None else f"of {config.dp_budget:g}"
         say(f"epsilon  {spent} ({limit})")
+    if config.user_privacy is not None:
+        hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
+        say(f"epsilon  {hidden} of whole clients, for whoever sees the server's models")
     table = Table("client", "connected", "last seen", "last answer", "awaited since", "last error", box=None,
                   padding=(0, 2, 0, 0), show_edge=False)  # fmt: skip
     for name, client in current.clients.items():
@@ -149,5 +171,5 @@ def status(
 
 def add_to(group: CommandGroup) -> None:
     group.command(cls=SettingsCommand.taking(*SETTINGS, texts=TEXTS))(up)
-    for command in (node, kit, status):
+    for command in (server, node, kit, status):
         group.command()(command)

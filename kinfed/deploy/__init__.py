@@ -21,8 +21,10 @@ messages.
     server      a whole run on the server's side
     flower      Flower's grid and apps around all of this; the only part that imports Flower
     processes   Flower's programs, started and stopped together
-    warm_worker one process per node that has imported everything, and answers in forks of itself
+    warm_worker one process that has imported everything, and does Flower's tasks in forks of itself
+    supervised  a program of Flower that is started again whenever it ends, beside a warm worker
     site_kit    what a site needs to join, in one folder
     node_start  a node from one file: supernode and warm worker, kept running
+    server_start the server from its certificates: superlink and warm worker, kept running
     trial       a whole deployment on one machine
 """

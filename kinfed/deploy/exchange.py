@@ -22,7 +22,7 @@ from kinfed.deploy.presence import Presence
 from kinfed.deploy.questions import HELLO
 from kinfed.deploy.wire import MessageError, Packet, plain_text
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5  # between looks for answers; each is two requests, which cost a superlink some milliseconds
 HELLO_SECONDS = 300.0  # how long a greeting may stay without an answer before it is sent again
 RETRY_SECONDS = 60.0  # after which a node that failed to say who it is gets another chance
 

@@ -35,6 +35,7 @@ from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.privacy.secure_sum import SecureSum
+from kinfed.privacy.user_level import shortened
 from kinfed.runs.build import build_task
 from kinfed.runs.config import Named, RunConfig
 from kinfed.runs.model_inputs import ModelInputs
@@ -153,12 +154,15 @@ class NodeClient:
         assert not isinstance(averages, str)  # checked by the rules
         update = tree_of(message_types(self.algorithm)[1], answer.group("up"))
         secure.check_update(self.deployment.method, self.algorithm, answer.group("up"), secure.least)
-        sums = SecureSum(secure, averages, order.require("total", int))
-        if reasons := sums.out_of_range(update):
-            return Packet(answer.header | {"refused": reasons[0]})
-        return Packet(
-            answer.header, self._session(order, entry).open(order.require("round", int), sums.encode(update)).groups
-        )
+        user_privacy = self.deployment.run.user_privacy
+        if user_privacy is not None:
+            vector = shortened(user_privacy, update, averages, order.require("num_clients", int))
+        else:
+            sums = SecureSum(secure, averages, order.require("total", int))
+            if reasons := sums.out_of_range(update):
+                return Packet(answer.header | {"refused": reasons[0]})
+            vector = sums.encode(update)
+        return Packet(answer.header, self._session(order, entry).open(order.require("round", int), vector).groups)
 
     def secure_answer(self, kind: str, order: Packet) -> Packet:
         """A question after training, until the sum of a round is there."""

@@ -88,15 +88,19 @@ class NodePool:
                 )
             updates[k], events[k] = update, gradients
 
-        needed = self.deployment.needed_updates(len(ids))
+        # Under user-level privacy whatever came counts: a model must not tell whether one client more has answered.
+        hidden = self.deployment.run.user_privacy is not None
+        needed = 0 if hidden else self.deployment.needed_updates(len(ids))
         reasons = self.exchange.request(TRAIN, orders, self.deployment.deadline, take, needed)
         for name, reason in sorted(reasons.items()):
             if self._number(name) not in rejections:  # those are the run's to report
                 self.exchange.say(f"round {round}: without {name}: {reason}")
         record = self._record(ids, events) if self._private else None
         reply = Reply(ids[:0], None, nbytes, sorted(rejections), rejections, record)
-        if len(updates) >= needed:
+        if updates and len(updates) >= needed:
             reply = self._combine(updates, round, needed, reply)
+        elif hidden:
+            self.exchange.say(f"round {round}: none of {len(ids)} updates; the model gets its noise all the same")
         else:
             self.exchange.say(
                 f"round {round}: {len(updates)} of {len(ids)} updates, and {needed} are needed; nothing was changed"

@@ -15,10 +15,6 @@ killed node for alive for about a minute, and refuses its key meanwhile.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,11 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.deploy.node_data import NodeSettings
-from kinfed.deploy.processes import end_group, flower_environment, flower_program, free_port, start_group
-from kinfed.deploy.warm_worker import PROGRAM, WarmWorker, load_program, reason_against
+from kinfed.deploy.processes import flower_program, free_port
+from kinfed.deploy.supervised import Service, run_service
+from kinfed.deploy.warm_worker import CLIENT_PROGRAM
 from kinfed.errors import ConfigError, StorageError
 
 RESTART_SECONDS = 15.0
+_ENDED = (
+    "Where it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
+    "takes the former node with this key for alive, which lasts about a minute"
+)
 _KEYS = ("server", "ca", "key", "node")
 
 
@@ -85,61 +86,10 @@ def run_node(
     home: Path | None = None,
 ) -> None:
     """Run the node until it should stop. `home`: the folder of Flower's own files (default: beside the node's)."""
-    os.environ.update(flower_environment(home or file.folder / "flower"))
-    reason = reason_against() if warm else "it was not wanted"
-    if reason:
-        say(f"no warm worker: {reason}; a Python is started for every message, which takes seconds each time")
-    # Warm before the first message can come.
-    worker = None if reason else WarmWorker(flower_program(PROGRAM), load_program(), say)
-    supernode = _Supernode(file, worker, say)
-    try:
-        say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
-        supernode.start()
-        if worker is not None:
-            worker.serve(lambda: should_stop() or supernode.watch())
-        while not should_stop():
-            supernode.watch()
-            time.sleep(0.2)
-    finally:
-        supernode.stop()
-        if worker is not None:
-            worker.close()
-        say(f"node of {file.node['client']}: stopped")
-
-
-class _Supernode:
-    """Flower's program, started again when it ends."""
-
-    def __init__(self, file: NodeFile, worker: WarmWorker | None, say: Callable[[str], None]) -> None:
-        self._file, self._worker, self._say = file, worker, say
-        self._process: subprocess.Popen[bytes] | None = None
-        self._start_at = 0.0
-
-    def start(self) -> None:
-        environment = dict(os.environ)
-        if self._worker is not None:
-            environment["PATH"] = os.pathsep.join([str(self._worker.programs), environment["PATH"]])
-        sys.stdout.flush()
-        self._process = start_group(self._file.command(free_port()), environment)
-
-    def watch(self) -> bool:
-        """Start it again when it has ended and the time has come. False: this is no reason to stop."""
-        if self._process is None:
-            if time.monotonic() >= self._start_at:
-                self.start()
-        elif (status := self._process.poll()) is not None:
-            end_group(self._process, 0.0)
-            self._process, self._start_at = None, time.monotonic() + RESTART_SECONDS
-            self._say(
-                f"the supernode has ended with status {status}; the next try is in {RESTART_SECONDS:g} s. Where it "
-                "says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink "
-                "still takes the former node with this key for alive, which lasts about a minute"
-            )
-        return False
-
-    def stop(self) -> None:
-        if self._process is not None:
-            end_group(self._process)
+    service = Service("supernode", lambda: file.command(free_port()), CLIENT_PROGRAM, RESTART_SECONDS, _ENDED)
+    say(f"node of {file.node['client']}: connects to {file.server}; Ctrl-C stops it")
+    run_service(service, say, should_stop, warm=warm, home=home or file.folder / "flower")
+    say(f"node of {file.node['client']}: stopped")
 
 
 def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> Path | None:
@@ -154,7 +104,7 @@ def _existing(folder: Path, table: Mapping[str, Any], name: str, path: Path) -> 
 def _node_config(table: Mapping[str, Any], folder: Path, key: Path | None) -> dict[str, str]:
     """As text, with absolute paths; what Flower cannot pass on is refused."""
     config = {name: str(value) for name, value in table.items()}
-    for name in ("data", "vault"):
+    for name in ("data", "vault", "peers"):
         if config.get(name):
             config[name] = str(folder / Path(config[name]).expanduser())
     if key is not None:

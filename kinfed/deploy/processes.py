@@ -153,7 +153,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     """For Flower's programs: a folder of their own, nothing reported to its makers, and quick looks for new tasks."""
     return os.environ | {
         "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "PYTHONUNBUFFERED": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5", "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }  # fmt: skip
 

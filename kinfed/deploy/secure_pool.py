@@ -18,6 +18,7 @@ from kinfed.deploy.secure_round import NoSum, SecureRound, SecureTotal, read_rec
 from kinfed.deploy.wire import MessageError, Packet, tree_of
 from kinfed.pools.base import Reply
 from kinfed.privacy.secure_sum import FixedPoint, SecureSettings
+from kinfed.privacy.user_level import unit_sum
 
 
 class SecureNodePool(NodePool):
@@ -28,9 +29,13 @@ class SecureNodePool(NodePool):
         assert not isinstance(averages, str)  # checked with the settings
         self.settings, self.averages = settings, averages
         self._width = sum(self._sample[name].numel() for name in averages)
-        counts = self.roster.counts[:, 0]
-        declared = int(counts.sum()) if COUNT in self._sample else len(counts)
-        self._fixed_point = FixedPoint(settings.largest, math.ceil(declared * (1 + self.deployment.drift)))
+        counts, self._user_privacy = self.roster.counts[:, 0], self.deployment.run.user_privacy
+        self._by_examples = COUNT in self._sample and self._user_privacy is None
+        if self._user_privacy is not None:
+            self._fixed_point = unit_sum(len(counts))
+        else:
+            declared = int(counts.sum()) if self._by_examples else len(counts)
+            self._fixed_point = FixedPoint(settings.largest, math.ceil(declared * (1 + self.deployment.drift)))
 
     def _order(
         self, kind: str, k: int, round: int, down: Tree, groups: Mapping[str, Any] | None = None, **more: Any
@@ -88,10 +93,12 @@ class SecureNodePool(NodePool):
         if not self._fixed_point.holds(total.vector):
             raise NoSum("the sum is beyond what updates within secure_range can add up to; a client sent no update")
         mean, weight = self._fixed_point.decode(total.vector)
-        declared = int(self.roster.counts[total.numbers, 0].sum()) if COUNT in self._sample else len(total.numbers)
-        allowed = self.deployment.drift * declared if COUNT in self._sample else 0
+        declared = int(self.roster.counts[total.numbers, 0].sum()) if self._by_examples else len(total.numbers)
+        allowed = self.deployment.drift * declared if self._by_examples else 0
         if abs(weight - declared) > allowed:
             raise NoSum(f"the clients of the sum say {weight} examples together, and said {declared} at the start")
         rows = tree_of(self._up, self._sample).map(lambda tensor: tensor.expand(len(total.numbers), *tensor.shape[1:]))
         dtype = next(iter(self._sample[name] for name in self.averages)).dtype
+        if self._user_privacy is not None:
+            mean = mean * self._user_privacy.clip
         return with_mean(rows, self.averages, mean.to(dtype))

@@ -26,6 +26,7 @@ from kinfed.core import storage
 from kinfed.deploy.enrol import Roster, TooFewClients, enrol_clients
 from kinfed.deploy.exchange import Exchange, Transport
 from kinfed.deploy.node_pool import NodePool, sample_update
+from kinfed.deploy.server_privacy import SecretSchedule, make_user_level, notes
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.deploy.status import DONE, RUNNING, STOPPED, WAITING, StatusWriter
 from kinfed.engine.task import ModuleTask, Task
@@ -118,13 +119,13 @@ def _run_rounds(
     task = build_task(config, roster.shape, deployment.problem)
     _check_weights(folder.path, task)
     save_layout(folder.path, config.model.name, task)
-    pool, loop = _make_loop(deployment, run, roster, exchange, task)
+    pool, loop = _make_loop(deployment, run, roster, exchange, task, folder.path)
     with loop:
         method_run = MethodRun(
             deployment.method,
             loop,
             ClientTable(roster.names, n_train=roster.counts[:, 0], n_test=roster.counts[:, 2]),
-            config.rounds,
+            _num_rounds(deployment, folder, loop, exchange.say),
             eval_every=config.eval_every,
             checkpoint_every=config.checkpoint_every,
             folder=folder,
@@ -141,6 +142,20 @@ def _run_rounds(
     return result
 
 
+def _num_rounds(deployment: Deployment, folder: RunFolder, loop: Loop, say: Say) -> int:
+    """As configured; less where rounds were repeated whose sums count against a promised user-level epsilon."""
+    rounds = deployment.run.rounds
+    if loop.user_level is None or deployment.run.user_epsilon is None:
+        return rounds
+    repeated = loop.user_level.spent - folder.checkpoints.newest_round(f"{deployment.method}-{deployment.seed}")
+    if repeated:
+        say(
+            f"{repeated} noisy sum(s) were let out by rounds that did not end; the run has {rounds - repeated} rounds, "
+            f"so that no more than {rounds} are let out, which user_epsilon is planned for"
+        )
+    return rounds - repeated
+
+
 def _check_weights(folder: Path, task: ModuleTask) -> None:
     """Refuse to go on with other frozen weights than a run began with."""
     if (folder / "model.json").exists() and RunFiles(folder).layout().get("constants", "") != task.constants_digest():
@@ -151,7 +166,7 @@ def _check_weights(folder: Path, task: ModuleTask) -> None:
 
 
 def _make_loop(
-    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task
+    deployment: Deployment, run: str, roster: Roster, exchange: Exchange, task: Task, folder: Path
 ) -> tuple[NodePool, Loop]:
     config, algorithm = deployment.run, deployment.algorithm
     population = roster.population(deployment.seed, config.participation)
@@ -160,9 +175,14 @@ def _make_loop(
     check_algorithm_settings(algorithm, task, population)  # before a round is tried out
     server = algorithm.init_server(task, population)
     up = sample_update(algorithm, task, server, roster, deployment.problem)
-    pool = _make_pool(deployment, run, roster, exchange, task, up)
+    pool, schedule = _make_pool(deployment, run, roster, exchange, task, up), config.schedule
+    user_level = make_user_level(deployment, run, folder, len(roster.names), task, up)
+    if user_level is not None:
+        schedule = SecretSchedule(schedule.participation, sampling=schedule.sampling)
+        for note in notes(deployment, user_level, len(roster.names)):
+            exchange.say(note)
     return pool, Loop(
-        algorithm, task, pool, population, config.schedule, privacy=budget, robust=config.robust_rule
+        algorithm, task, pool, population, schedule, privacy=budget, user_level=user_level, robust=config.robust_rule
     )  # fmt: skip
 
 
@@ -197,8 +217,11 @@ def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -
     if deployment.scaling == STANDARD:
         say(f"{label}: not covered by epsilon: sums of features over each client's training examples")
     num_clients, seed = len(roster.names), deployment.seed
-    active = [config.schedule.active(seed, number, num_clients) for number in range(1, config.rounds + 1)]
-    calls = torch.bincount(torch.cat(active), minlength=num_clients)
+    if config.user_privacy is not None:  # who will be called is a secret: plan for everybody in every round
+        calls = torch.full((num_clients,), config.rounds)
+    else:
+        active = [config.schedule.active(seed, number, num_clients) for number in range(1, config.rounds + 1)]
+        calls = torch.bincount(torch.cat(active), minlength=num_clients)
     return make_budget(privacy, algorithm, task, seeded_noise(seed), count, calls)
 
 

@@ -28,7 +28,7 @@ AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs v
 
 SECTIONS = {
     "who takes part, and for how long to wait": (
-        "out", "clients", "quorum", "deadline", "wait", "patience", "participation",
+        "out", "clients", "quorum", "deadline", "wait", "patience", "participation", "sampling",
     ),
     "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
         "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "optimizer", "momentum",
@@ -40,8 +40,8 @@ SECTIONS = {
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
-        "dp_clip", "dp_delta", "dp_budget", "dp_strict", "secure_sum", "secure_range", "secure_least",
-        "secure_threshold",
+        "dp_clip", "dp_delta", "dp_budget", "dp_strict", "user_noise", "user_epsilon", "user_clip", "user_delta",
+        "user_quantile", "secure_sum", "secure_range", "secure_least", "secure_threshold",
     ),
 }  # fmt: skip
 SETTINGS = [name for names in SECTIONS.values() for name in names]
@@ -105,12 +105,6 @@ class Deployment(BaseModel):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
-        if user_level := sorted(name for name in values if name.startswith("user_")):
-            raise ConfigError(
-                f"{user_level[0]}: user-level privacy is for simulations. At a real server noise and the choice of "
-                "clients must come from a secret, and rounds that a crash repeats must be counted; a deployment does "
-                "neither. Use the dp_ settings, which nodes enforce themselves"
-            )
         if values.get("compress"):
             raise ConfigError(
                 "compress: nodes send their updates as they are, and the server compares each with what the method's "
@@ -140,6 +134,7 @@ class Deployment(BaseModel):
                 'use scaling = "none" or a number'
             )
 
+        self._check_user_privacy()
         secure = self.run.secure
         if secure is not None:
             secure.check_method(self.method, self.algorithm)
@@ -148,6 +143,26 @@ class Deployment(BaseModel):
                     'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
                     'node; use scaling = "none" or a number'
                 )
+
+    def _check_user_privacy(self) -> None:
+        privacy = self.run.user_privacy
+        if privacy is None:
+            return
+        if self.quorum:
+            raise ConfigError(
+                "quorum: under user-level privacy a round counts whoever answers, or its model would tell whether one "
+                "client more did; leave out quorum or the user_ settings"
+            )
+        if self.scaling == STANDARD:
+            raise ConfigError(
+                'user-level epsilon does not cover what columns become, which scaling = "standard" learns from exact '
+                'sums of every client; use scaling = "none" or a number'
+            )
+        if privacy.quantile is not None and self.run.secure_sum:
+            raise ConfigError(
+                "user_quantile counts the updates within the clipping norm, which the server of a deployment with "
+                "secure_sum does not see; give user_clip alone, or leave out secure_sum"
+            )
 
     @property
     def num_clients(self) -> int:
@@ -235,7 +250,8 @@ class Deployment(BaseModel):
     def fingerprint(self) -> str:
         """Equal for deployments that compute the same; more rounds only continue a run, unless noise was planned for
         so many of them."""
-        rounds = 1 if self.run.dp_epsilon is None else self.run.rounds
+        planned = self.run.dp_epsilon is not None or self.run.user_epsilon is not None
+        rounds = self.run.rounds if planned else 1
         return self.run.model_copy(update={"rounds": rounds}).fingerprint()
 
 

@@ -3,6 +3,7 @@
     ca.crt        the server's certificate authority; no secret
     <client>      the site's private key: a secret, for its owner only (mode 600)
     node.toml     the server's address, and where the data and the vault are: to be edited by the site
+    peers/        the public keys of all clients, by which the node knows the others in a secure sum; no secret
     start.sh      starts the node
     README.txt    says all this
 
@@ -51,16 +52,25 @@ The node of {client}
 SECRET: the file {client} is this site's private key. Whoever has it can take part as {client}. It is readable for its
 owner only (mode 600); keep it so, do not mail it, and delete other copies. If it may have leaked, tell the operator,
 who makes a new one. The vault, which the node makes, is personal and stays here; back it up.
-Not secret: ca.crt, by which the node knows the server; node.toml; start.sh.
-
+Not secret: ca.crt, by which the node knows the server; node.toml; start.sh; peers.
+{peers}
 After an upgrade of kinfed, stop and start the node: a running one goes on with what it has imported.
 To leave: stop the node, and tell the operator. Your personal model stays in the vault and needs no server.
 """
 
 
+_PEERS = """\
+
+peers holds the public keys of all clients. In a secure sum this node takes part with these clients only, and no server
+can put others in their place. Where it counts, compare them with the other sites: sha256sum peers/*.pub
+When a site joins, the operator sends its .pub: put it there. Without `peers` in node.toml the keys that come first are
+believed. To send updates in secure sums only, add require_secure_aggregation = "yes" to node.toml.
+"""
+
+
 @dataclass(frozen=True)
 class KitFile:
-    name: str
+    name: str  # with / between folders
     data: bytes
     mode: int
 
@@ -72,8 +82,11 @@ def node_toml(server: str, node: Mapping[str, str], *, ca: str = "", key: str = 
     return _NODE.format(client=node["client"], server=json.dumps(server), keys=keys, node=lines)
 
 
-def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str]) -> list[KitFile]:
-    """`certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already."""
+def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], peers: bool = True) -> list[KitFile]:
+    """`certs`: the folder of `kinfed deploy certs`. `node`: keys of [node] that are known already. `peers`: with the
+    public keys of all clients that the folder knows."""
+    from kinfed.deploy.client_keys import read_public_keys
+
     host, colon, port = server.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise ConfigError(f"--server is the superlink as the site reaches it, host:port; got {server!r}")
@@ -87,15 +100,21 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str]) ->
             )
     with storage.storage_errors("read the keys in", certs):
         ca, key = (certs / "ca.crt").read_bytes(), (certs / client).read_bytes()
-    table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"} | dict(node)
+    known = read_public_keys(certs) if peers else {}
+    folder = {"peers": "peers"} if peers else {}
+    table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"} | folder | dict(node)
     text = node_toml(server, {name: value for name, value in table.items() if value}, ca="ca.crt", key=client)
-    about = {"client": client, "line": "=" * (12 + len(client)), "version": metadata.version("kinfed")}
+    about = {
+        "client": client, "line": "=" * (12 + len(client)), "version": metadata.version("kinfed"),
+        "peers": _PEERS if peers else "",
+    }  # fmt: skip
     return [
         KitFile("ca.crt", ca, 0o644),
         KitFile(client, key, 0o600),
         KitFile("node.toml", text.encode(), 0o644),
         KitFile("start.sh", _START.format(**about).encode(), 0o755),
         KitFile("README.txt", _README.format(**about).encode(), 0o644),
+        *(KitFile(f"peers/{name}.pub", f"{public}\n".encode(), 0o644) for name, public in known.items()),
     ]
 
 
@@ -111,7 +130,8 @@ def write_kit(out: Path, files: list[KitFile]) -> list[Path]:
     paths = []
     for file in files:
         path = out / file.name
-        with storage.storage_errors("write", path), storage.draft(out, private=True) as new:
+        storage.make_folder(path.parent)
+        with storage.storage_errors("write", path), storage.draft(path.parent, private=True) as new:
             new.write(file.data)
             os.chmod(new.path, file.mode)
             new.commit(path)

@@ -112,6 +112,7 @@ class Progress:
     bytes_up: int = 0
     accuracy: float | None = None  # at the last evaluation
     epsilon: float | None = None  # the largest of a client, at the last evaluation
+    user_epsilon: float | None = None  # of the server's models, for every client; likewise
 
 
 def read_progress(folder: Path) -> Progress:
@@ -125,10 +126,12 @@ def read_progress(folder: Path) -> Progress:
         seconds = [float(record["seconds"]) for record in records[-5:]]
         accuracies = [record["personal"]["accuracy"] for record in records if record.get("personal")]
         spent = [record["method"]["privacy"]["epsilon_max"] for record in records if "privacy" in record["method"]]
+        hidden = [record["method"]["user_privacy"] for record in records if "user_privacy" in record["method"]]
         return Progress(
             len(records), sum(seconds) / max(len(seconds), 1),
             sum(record["bytes_down"] for record in records), sum(record["bytes_up"] for record in records),
             accuracies[-1] if accuracies else None, spent[-1] if spent else None,
+            hidden[-1]["epsilon"] if hidden else None,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is damaged: {type(error).__name__} {error}") from None

@@ -128,13 +128,8 @@ class LocalTrial:
             f"root-certificates = {json.dumps(str(certs / 'ca.crt'))}\n",
             "utf-8",
         )
-        command = [
-            flower_program("flower-superlink"), "--host", HOST, "--port", str(port),
-            "--database", str(work / "superlink.db"), "--disable-runtime-dependency-installation",
-            "--ssl-ca-certfile", str(certs / "ca.crt"), "--ssl-certfile", str(certs / "server.crt"),
-            "--ssl-keyfile", str(certs / "server.key"), "--enable-supernode-auth",
-        ]  # fmt: skip
-        processes.start("superlink", command, self._environment("server"))
+        command = ["server", str(certs), "--host", HOST, "--port", str(port), "--folder", str(work / "server")]
+        self._start(processes, "superlink", command, "server")
         processes.wait("the superlink to listen", START_SECONDS, lambda: is_listening(HOST, port))
         say(f"started  superlink on {HOST}:{port}, with TLS and node authentication")
         return port
@@ -164,13 +159,16 @@ class LocalTrial:
         certs = self._work.resolve() / "certs"
         path = site.folder / "node.toml"
         group = {"group": site.group} if site.group else {}
-        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault"} | group
+        node = {"client": site.client, "data": f"{site.client}.npz", "vault": "vault", "peers": str(certs)} | group
         text = node_toml(f"{HOST}:{port}", node, ca=str(certs / "ca.crt"), key=str(certs / site.client))
         storage.write_atomically(path, text.encode())
+        home = f"node-{site.client}"
+        self._start(processes, home, ["node", str(path), "--home", str(self._work.resolve() / home)], home)
+
+    def _start(self, processes: Processes, name: str, command: list[str], home: str) -> None:
+        """One of `kinfed deploy`'s own commands."""
         warm = [] if self.warm else ["--cold"]
-        command = [sys.executable, "-m", "kinfed", "deploy", "node", str(path), *warm]
-        environment = self._environment(f"node-{site.client}")
-        processes.start(f"node-{site.client}", [*command, "--home", environment["FLWR_HOME"]], environment)
+        processes.start(name, [sys.executable, "-m", "kinfed", "deploy", *command, *warm], self._environment(home))
 
     def _follow(self, processes: Processes, say: Say, should_stop: Callable[[], bool], end: float) -> None:
         """Show the run's log until it ends."""

@@ -49,6 +49,11 @@ def seeded_noise(seed: int) -> Source:
     return normal
 
 
+def fresh_noise(name: Tensor, theta: Tensor) -> Tensor:
+    """A source of noise that nobody can repeat, by random bytes that are forgotten: for what leaves a server once."""
+    return AnswerDraws(secrets.token_bytes(SECRET_BYTES)).noise(name, theta)
+
+
 @dataclass(frozen=True)
 class Secret:
     """A client's own secret; it must never leave the client, and never be shared by two clients."""

@@ -25,12 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from kinfed.algorithms import changes_data
+from kinfed.algorithms.averaging import averaged_rows
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng
 from kinfed.core.tree import Tree
@@ -166,6 +167,14 @@ class ClientSampling:
         return noise_for(target, [(Event(self.rate, 1, rounds),)], delta)
 
 
+class SumCounter(Protocol):
+    """Where a real server counts, on its disk, the sums that it has let out."""
+
+    def read(self) -> int: ...
+
+    def enter(self, count: int) -> None: ...
+
+
 class UserLevel:
     """Clips, adds up and noises the updates of every round of one method under one seed, and counts the rounds."""
 
@@ -180,10 +189,12 @@ class UserLevel:
         rounds: range,
         *,
         summands: int | None = None,
+        books: SumCounter | None = None,
     ) -> None:
         """`template`: an update [1, ...] of the method; `expected`: E; `rounds`: those that the run will have; the ones
         before them (a warm start) have been as private as these and count. `summands`: the most clients of a round,
-        where they shorten updates themselves and the server sees only the sum (kinfed.privacy.secure_sum)."""
+        where they shorten updates themselves and the server sees only the sum (kinfed.privacy.secure_sum). `books`: of
+        a real server, whose rounds a crash may repeat with other noise; they come before what checkpoints say."""
         self.delta, self.quantile, self.sampling, self.expected = privacy.delta, privacy.quantile, sampling, expected
         self.clip = privacy.clip
         if privacy.noise is not None:
@@ -191,9 +202,9 @@ class UserLevel:
         else:
             assert privacy.epsilon is not None  # one of the two is given
             self.noise = sampling.noise_for(privacy.epsilon, rounds.stop - 1, privacy.delta)
-        self.spent = rounds.start - 1  # rounds whose sums have been let out
+        self.spent = max(rounds.start - 1, 0 if books is None else books.read())  # sums that have been let out
         self._template, self._averages, self._source = template, averages, source
-        self._summands = summands
+        self._summands, self._books = summands, books
 
     @property
     def count_noise(self) -> float:
@@ -211,6 +222,8 @@ class UserLevel:
         """One update [1, ...] in place of those of the round (None: no client replied, which is not to be seen either).
         Fields that are not averaged are weights of the average by contract, and become one."""
         self.spent += 1
+        if self._books is not None:
+            self._books.enter(self.spent)  # before anybody can see it
         if not self._averages:
             return self._template
         rows = [self._flat(name, up) for name in self._averages]
@@ -230,7 +243,7 @@ class UserLevel:
         """float64 [P]: of the shortened rows; in fixed point, where the server sees nothing else."""
         if self._summands is None:
             return _weighted_sum(rows, factor)
-        encoding, ones = FixedPoint(1.0, self._summands), torch.ones(len(rows))
+        encoding, ones = unit_sum(self._summands), torch.ones(len(rows))
         width, scale = max(1, BLOCK // max(len(rows), 1)), factor[:, None] / self.clip
         blocks = [block.to("cpu", torch.float64) * scale for block in torch.split(rows, width, 1)]
         return self.clip * torch.cat([encoding.encode(block, ones)[:, :-1].sum(0) * encoding.step for block in blocks])
@@ -295,6 +308,27 @@ class UserLevel:
         if tensors.keys() != self.named().keys():
             raise CheckpointError("the checkpoint has no record of user-level privacy; it is of another run")
         self.clip, self.spent = float(tensors["clip"]), int(tensors["spent"])
+        if self._books is not None:
+            if (count := self._books.read()) < self.spent:
+                raise CheckpointError(
+                    f"the server's books say that {count} noisy sums were let out, and the checkpoint {self.spent}; "
+                    "restore the books from a copy"
+                )
+            self.spent = count
+
+
+def unit_sum(clients: int) -> FixedPoint:
+    """How updates of so many clients, in units of the clipping norm, are added up securely."""
+    return FixedPoint(1.0, clients)
+
+
+def shortened(privacy: UserPrivacy, up: Tree, averages: tuple[str, ...], clients: int) -> Tensor:
+    """int64 [W + 1]: what a client adds to a secure sum: its update [1, ...], shortened to the clipping norm, in units
+    of it, and a weight of one. The server cannot see whether a client does this, but only its own privacy rests on
+    it."""
+    rows = averaged_rows(up, averages).detach().to("cpu", torch.float64)
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return unit_sum(clients).encode(rows / norm.clamp_min(privacy.clip), torch.ones(len(rows)))[0]
 
 
 def _weighted_sum(rows: Tensor, factor: Tensor) -> Tensor:

@@ -88,6 +88,10 @@ class Checkpoints:
             raise
         _sweep(folder, saved=(round, digest))
 
+    def newest_round(self, label: str) -> int:
+        """Of a snapshot; 0 before the first."""
+        return max(_rounds(self._folder_of(label)), default=0)
+
     def latest(self, label: str) -> Snapshot | None:
         """The newest snapshot; None before the first. A damaged or foreign one is an error, never skipped silently:
         falling back to an older round is for the user to decide, who is told how."""

@@ -13,6 +13,7 @@ pytest.importorskip("cryptography", reason="the extra flower is not installed: p
 from command_line import kinfed
 
 from kinfed.deploy.certs import make_certificates
+from kinfed.deploy.client_keys import read_public_keys
 from kinfed.deploy.node_start import NodeFile
 from kinfed.deploy.site_kit import kit_files, node_toml, write_kit
 from kinfed.errors import ConfigError, KinfedError, StorageError
@@ -32,13 +33,14 @@ def test_a_kit_holds_what_its_site_needs_and_no_other_secret(tmp_path: Path, cer
     done = kinfed("deploy", "kit", "--client", "a", "--server", "fl.example.org:8000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     kit = tmp_path / "kit-a"
-    assert {path.name for path in kit.iterdir()} == {"ca.crt", "a", "node.toml", "start.sh", "README.txt"}
+    assert {path.name for path in kit.iterdir()} == {"ca.crt", "a", "node.toml", "start.sh", "README.txt", "peers"}
     assert (kit / "a").read_bytes() == (certs / "a").read_bytes()
     assert mode(kit / "a") == 0o600
     assert mode(kit / "start.sh") == 0o755
     assert "a is the site's private key (mode 600)" in done.stdout
     secrets = [(certs / name).read_bytes() for name in ("ca.key", "server.key", "b")]
-    assert not any(secret in path.read_bytes() for secret in secrets for path in kit.iterdir())
+    files = [path for path in kit.rglob("*") if path.is_file()]
+    assert not any(secret in path.read_bytes() for secret in secrets for path in files)
     assert "SECRET: the file a" in (kit / "README.txt").read_text()
 
 
@@ -50,7 +52,19 @@ def test_a_kit_starts_as_it_is(tmp_path: Path, certs: Path) -> None:
     assert file.ca == kit / "ca.crt"
     assert dict(file.node) == {
         "client": "a", "data": str(kit / "mine.csv"), "label": "y", "vault": str(kit / "vault"), "key": str(kit / "a"),
+        "peers": str(kit / "peers"),
     }  # fmt: skip
+
+
+def test_a_kit_knows_the_other_clients_by_their_keys(tmp_path: Path, certs: Path) -> None:
+    """Not those of a server that lies; a site that trusts whoever comes first has a kit without them."""
+    write_kit(tmp_path / "kit", kit_files(certs, "a", "host:8000", {}))
+    assert read_public_keys(tmp_path / "kit" / "peers") == read_public_keys(certs)
+    assert "compare them with the other sites" in (tmp_path / "kit" / "README.txt").read_text()
+    done = kinfed("deploy", "kit", "--client", "b", "--server", "host:8000", "--no-peers", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "peers" not in NodeFile.read(tmp_path / "kit-b" / "node.toml").node
+    assert "peers holds" not in (tmp_path / "kit-b" / "README.txt").read_text()
 
 
 def test_a_kit_as_one_file_keeps_modes_and_is_for_its_owner(tmp_path: Path, certs: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kinfed.deploy.processes import Processes, free_port, is_listening
-from kinfed.deploy.warm_worker import PROGRAM
+from kinfed.deploy.warm_worker import CLIENT_PROGRAM
 from kinfed.errors import PoolError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -34,11 +34,11 @@ def answer():
     path.with_suffix(".new").write_text(f"{os.getpid()} {left} {' '.join(sys.argv)}")
     path.with_suffix(".new").rename(path)
 
-worker = WarmWorker(str(folder / "own"), answer, print)
+worker = WarmWorker(folder / "own" / "flwr-clientapp", print)
 print(worker.programs, flush=True)
-worker.serve(lambda: (folder / "stop").exists())
+worker.serve(answer, lambda: (folder / "stop").exists())
 worker.close()
-print("children", worker.num_messages, worker.programs.exists(), flush=True)
+print("children", worker.num_tasks, worker.programs.exists(), flush=True)
 """
 
 
@@ -59,7 +59,8 @@ def alive(pid: int) -> bool:
 
 def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path: Path) -> None:
     """Also after an answer that failed; when the worker is gone, Flower's own program is started, and it is said."""
-    own = tmp_path / "own"
+    own = tmp_path / "own" / CLIENT_PROGRAM
+    own.parent.mkdir()
     own.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/own-was-started\n')
     own.chmod(0o700)
     worker = subprocess.Popen(
@@ -67,7 +68,7 @@ def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path
     )
     try:
         assert worker.stdout is not None
-        program = Path(worker.stdout.readline().strip()) / PROGRAM
+        program = Path(worker.stdout.readline().strip()) / CLIENT_PROGRAM
         for arguments in (["--token", "x y", "one"], ["--raise"], ["two"]):
             subprocess.run([program, *arguments], check=True, timeout=60)
         wait_for(lambda: (tmp_path / "one").exists() and (tmp_path / "two").exists())
@@ -77,7 +78,7 @@ def test_every_message_is_answered_in_a_fork_that_leaves_nothing_behind(tmp_path
     finally:
         worker.kill()
     pids, lefts, texts = zip(*((tmp_path / name).read_text().split(" ", 2) for name in ("one", "two")), strict=True)
-    assert texts == (f"{PROGRAM} --token x y one", f"{PROGRAM} two")
+    assert texts == (f"{CLIENT_PROGRAM} --token x y one", f"{CLIENT_PROGRAM} two")
     assert lefts == ("False", "False")
     assert len({*pids, str(worker.pid)}) == 3
     assert "ValueError: an answer that fails" in errors

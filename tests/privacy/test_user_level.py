@@ -26,7 +26,6 @@ from kinfed.algorithms.update_template import update_template
 from kinfed.core.tree import Tree
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
-from kinfed.deploy.settings import Deployment
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Reply
@@ -357,11 +356,6 @@ def test_tuning_refuses_it(tmp_path: Path) -> None:
     config = make_config(settings={"user_noise": 1.0, "algorithms": "fedavg"})
     with pytest.raises(ConfigError, match="no account"):
         tune(config, 2, tmp_path / "tuned")
-
-
-def test_a_deployment_refuses_it() -> None:
-    with pytest.raises(ConfigError, match="must come from a secret"):
-        Deployment.parse({"user-noise": 1.0, "sampling": "poisson"})
 
 
 # ---- epsilon ----
