@@ -50,4 +50,15 @@ def test_everything_is_registered_by_one_function(kind: str) -> None:
 def test_unknown_kinds_are_refused_with_the_near_ones() -> None:
     with pytest.raises(ConfigError, match="did you mean algorithm"):
         kinfed.register("algoritm", "mine", object())
-    assert set(REGISTRIES) == {"algorithm", "dataset", "partition", "model", "metric", "robust rule", "codec", "panel"}
+    assert set(REGISTRIES) == {
+        "algorithm",
+        "dataset",
+        "partition",
+        "model",
+        "metric",
+        "robust rule",
+        "codec",
+        "mode",
+        "clock",
+        "panel",
+    }

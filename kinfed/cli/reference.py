@@ -36,7 +36,14 @@ Made from the registries by `make reference`; do not edit. What the methods are 
 
 
 # Of all but methods: the registry, and its heading.
-KINDS = (("dataset", "Data sets"), ("partition", "Partitions"), ("model", "Models"), ("codec", "Codecs"))
+KINDS = (
+    ("dataset", "Data sets"),
+    ("partition", "Partitions"),
+    ("model", "Models"),
+    ("codec", "Codecs"),
+    ("mode", "Modes of rounds"),
+    ("clock", "Clocks"),
+)
 
 
 def reference() -> str:

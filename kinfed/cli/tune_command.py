@@ -24,7 +24,8 @@ SETTINGS = (
     "weight_column", "columns", "validation", "foreign_targets", "data", "model", "pretrain", "warm_start",
     "algorithms", "rounds", "participation", "seeds", "dropout", "sampling", "stragglers", "class_weights", "lr",
     "batch", "steps", "epochs", "optimizer", "momentum", "nesterov", "betas", "eps", "weight_decay", "clip",
-    "optimizer_state", "lr_decay", "lr_floor", "augment", "compress", "robust", "largest_norm", "eval_every", "device",
+    "optimizer_state", "lr_decay", "lr_floor", "augment", "mode", "clock", "compress", "robust", "largest_norm",
+    "eval_every", "device",
     "backend", "pool", "ray_address", "workers",
 )  # fmt: skip
 TEXTS = {

@@ -24,6 +24,8 @@ REGISTRIES = {
     "metric": "kinfed.runs.metrics:METRICS",
     "robust rule": "kinfed.server.robust:RULES",
     "codec": "kinfed.core.codecs:CODECS",
+    "mode": "kinfed.server.staleness:MODES",
+    "clock": "kinfed.server.clock:CLOCKS",
     "panel": "kinfed.report.panels:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}

@@ -105,6 +105,11 @@ class Deployment(BaseModel):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Deployment:
         values = {key.replace("-", "_"): value for key, value in table.items()}
+        if timed := sorted(name for name in ("clock", "mode") if values.get(name)):
+            raise ConfigError(
+                f"{timed[0]}: simulated time and asynchronous rounds are for simulations; a deployment's rounds wait "
+                "for their clients until the deadline. Leave it out"
+            )
         if values.get("compress"):
             raise ConfigError(
                 "compress: nodes send their updates as they are, and the server compares each with what the method's "

@@ -87,7 +87,7 @@ class LocalPool:
             self.moments = MomentStore(clients, state_folder, state_bytes)
         self.compression = compression
         self.unsent: MomentStore | None = None  # what clients remember of compressed updates
-        if compression is not None and compression.remembers:
+        if compression is not None and compression.remembers and algorithm.averages != ():  # something is sent
             self.unsent = MomentStore(clients, state_folder, state_bytes)
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
         if evaluated is not None and not self._beside() and deploys_state(algorithm):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfed.report import class_map, figures, method_tables
+from kinfed.report.clock_figures import metric_over_time
 from kinfed.report.comparison import Comparison
 from kinfed.report.gain_figures import gain_against_size, sorted_gains
 from kinfed.report.html import Download
@@ -47,6 +48,7 @@ def sections(comparison: Comparison) -> list[Section]:
         ("clients", "From client to client"): _clients,
         ("gain", "Who is helped, who is hurt"): _gains,
         ("cost", "What it costs"): _cost,
+        ("time", "Over simulated time"): _time,
         ("privacy", "What privacy costs"): _privacy,
         ("data", "Who holds which data"): _data,
         ("inside", "Inside the methods"): _method_panels,
@@ -131,6 +133,11 @@ def _gains(comparison: Comparison) -> Values | None:
 
 def _cost(comparison: Comparison) -> Values | None:
     figure = figures.bytes_against_accuracy(comparison)
+    return None if figure is None else {"figure": figure, "metric": comparison.metric}
+
+
+def _time(comparison: Comparison) -> Values | None:
+    figure = metric_over_time(comparison)
     return None if figure is None else {"figure": figure, "metric": comparison.metric}
 
 

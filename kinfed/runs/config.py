@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from kinfed.privacy.policy import Privacy
     from kinfed.privacy.secure_sum import SecureSettings
     from kinfed.privacy.user_level import UserPrivacy
+    from kinfed.server.clock import Speeds
     from kinfed.server.robust import Rule
     from kinfed.server.schedule import Schedule
+    from kinfed.server.staleness import StalenessRule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
 DEFAULT_STEPS = 20
@@ -61,7 +63,7 @@ def _named(value: Any) -> Any:
 Choice = Annotated[
     Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
 ]
-_CHOICES = ("dataset", "partition", "model", "robust", "compress")  # settings that are a Named
+_CHOICES = ("dataset", "partition", "model", "robust", "compress", "mode", "clock")  # settings that are a Named
 
 
 def _codec(value: Any) -> Any:
@@ -215,6 +217,14 @@ class RunConfig(BaseModel):
     )
     secure_range: float = setting(1000.0, PRIVACY, "Secure aggregation: largest number that an update may hold.")
     secure_least: int = setting(3, PRIVACY, "Secure aggregation: fewest clients whose updates are added up.")
+    mode: Choice = setting(
+        Named(name="sync"), COMMUNICATION, "Rounds that wait for all (sync) or asynchronous ones: fedbuff, fedasync.",
+        registry="mode",
+    )  # fmt: skip
+    clock: Choice | None = setting(
+        None, COMMUNICATION, "Simulated time: lognormal or equal speeds of clients (default: none; async: lognormal).",
+        registry="clock",
+    )  # fmt: skip
     compress: Annotated[Choice | None, BeforeValidator(_codec)] = setting(
         None, COMMUNICATION, "Compression of updates: qsgd:7 (levels) or topk:0.01 (share), others by kinfed.register.",
         registry="codec",
@@ -354,14 +364,44 @@ class RunConfig(BaseModel):
         return make_codec(self.compress.name, self.compress.options)
 
     @property
+    def speeds(self) -> Speeds | None:
+        """Of the clients, where there is a clock; asynchronous rounds have one in any case."""
+        from kinfed.server.clock import make_speeds
+
+        if self.clock is not None:
+            return make_speeds(self.clock.name, self.clock.options)
+        return None if self.staleness_rule is None else make_speeds("lognormal")
+
+    @property
+    def staleness_rule(self) -> StalenessRule | None:
+        """How asynchronous updates count; None where rounds are synchronous."""
+        from kinfed.server.staleness import make_staleness_rule
+
+        rule = make_staleness_rule(self.mode.name, self.mode.options)
+        if rule is None:
+            return None
+        for name, wanted in (
+            ("privacy", "dp_"),
+            ("user_privacy", "user_"),
+            ("secure", "secure_sum"),
+            ("robust", "robust"),
+        ):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{wanted}: privacy is accounted, and sums and robust averages are taken, over the clients that a "
+                    f"round has called, which mode {self.mode.name} does not have; leave out one of the two"
+                )
+        return rule
+
+    @property
     def schedule(self) -> Schedule:
         from kinfed.server.schedule import Schedule
 
         return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
 
     def check(self) -> None:
-        """Refuse values that local training, the schedule, privacy, secure sums, codec or robust rule do not take."""
-        for part in ("training", "schedule", "privacy", "user_privacy", "secure", "codec", "robust_rule"):
+        """Refuse values that training, schedule, privacy, secure sums, codec, robust rule or clock do not take."""
+        for part in ("training", "schedule", "privacy", "user_privacy", "secure", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
 
     def dump(self) -> dict[str, Any]:
@@ -386,8 +426,8 @@ def make_config(
 ) -> RunConfig:
     """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
 
-    The owner is `dataset`, `partition`, `model`, `robust`, `compress`, the label of an algorithm, or absent for a
-    setting of the run."""
+    The owner is `dataset`, `partition`, `model`, `robust`, `compress`, `mode`, `clock`, the label of an algorithm, or
+    absent for a setting of the run."""
     values: dict[str, Any] = _read_toml(file) if file is not None else {}
     values |= {name: value for name, value in (settings or {}).items() if value is not None}
     if unknown := values.keys() - RunConfig.model_fields.keys():

@@ -14,6 +14,7 @@ from kinfed.algorithms import prepare_data
 from kinfed.algorithms.averaging import COUNT, DELTA
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.algorithms.update_template import averaged_changes, update_template
+from kinfed.core.loop_memory import Moments
 from kinfed.data.federation import Federation, Population
 from kinfed.engine.task import Task
 from kinfed.pools.base import Pool
@@ -28,6 +29,8 @@ from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import UserLevel
 from kinfed.runs.config import RunConfig
 from kinfed.runs.run_inputs import RunInputs
+from kinfed.server.async_loop import AsyncLoop, check_asynchronous
+from kinfed.server.clock import Clock, gradients_per_round
 from kinfed.server.loop import Loop
 
 if TYPE_CHECKING:
@@ -79,10 +82,20 @@ class LoopFactory:
                 state_bytes=(physical_memory() or 0) // 4 if config.state == "auto" else 0,
                 evaluated=inputs.evaluated(seed), compression=compression,
             )  # fmt: skip
+        clock = _clock(config, algorithm, data, seed)
+        rule = config.staleness_rule
+        if rule is not None and rounds.start > config.warm_start:  # the warm start itself is synchronous
+            assert clock is not None
+            changes = check_asynchronous(algorithm, averaged_changes(algorithm, task, data, population), rule)
+            return AsyncLoop(
+                algorithm, task, pool, population, schedule, rule=rule, clock=clock, changes=changes,
+                update_bytes=_update_bytes(algorithm, task, data, population, compression), first_round=rounds.start,
+                largest_norm=config.largest_norm, evaluated=inputs.evaluated(seed),
+            )  # fmt: skip
         return Loop(
             algorithm, task, pool, population, schedule, first_round=rounds.start, privacy=budget,
             user_level=user_level, robust=config.robust_rule, largest_norm=config.largest_norm, secure=secure,
-            evaluated=inputs.evaluated(seed),
+            evaluated=inputs.evaluated(seed), clock=clock,
         )  # fmt: skip
 
     def _ray(self) -> RayCluster:
@@ -99,6 +112,21 @@ class LoopFactory:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+
+def _clock(config: RunConfig, algorithm: AnyAlgorithm, data: Federation, seed: int) -> Clock | None:
+    speeds = config.speeds
+    return None if speeds is None else Clock(speeds, gradients_per_round(algorithm, data.train.count), seed)
+
+
+def _update_bytes(
+    algorithm: AnyAlgorithm, task: Task, data: Federation, population: Population, compression: Compression | None
+) -> int:
+    """Of one client's update, as it is sent."""
+    template = update_template(algorithm, task, data, algorithm.init_server(task, population))
+    if compression is None:
+        return template.nbytes
+    return compression.send(template, Moments(), torch.zeros(1, dtype=torch.int64))[2]
 
 
 def _compression(

@@ -201,6 +201,7 @@ class MethodRun:
                 "server": None if metrics is None else metrics.server,
                 "all_clients": None if everyone is None else {"personal": everyone.personal, "server": everyone.server},
                 "method": self._figures(evaluation, metrics),
+                **{name: value for name in ("clock", "staleness") if (value := getattr(report, name)) is not None},
             })  # fmt: skip
         return None if metrics is None else metrics.personal
 

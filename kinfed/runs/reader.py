@@ -40,6 +40,7 @@ class JournalRound:
     method: dict[str, Any]  # the method's own figures
     took_part: int | None = None  # clients that have taken part so far, whom the metrics are of
     all_clients: dict[Kind, Metrics] = field(default_factory=dict)  # the metrics of all clients
+    clock: float | None = None  # simulated seconds since the start, where the run has a clock
 
     @property
     def bytes(self) -> float:
@@ -205,6 +206,7 @@ def _round(record: Any, where: str) -> tuple[Key, JournalRound]:
             method=record.get("method") or {},
             took_part=None if record.get("took_part") is None else int(record["took_part"]),
             all_clients=_metrics(record.get("all_clients") or {}),
+            clock=None if record.get("clock") is None else float(record["clock"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunFolderError(

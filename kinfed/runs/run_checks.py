@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kinfed.algorithms.base import check_algorithm_settings
+from kinfed.algorithms import prepare_data
+from kinfed.algorithms.base import AnyAlgorithm, check_algorithm_settings
+from kinfed.algorithms.update_template import averaged_changes
 from kinfed.data.augment import augmentation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.memory import physical_memory
@@ -10,6 +12,7 @@ from kinfed.privacy.policy import check_statistics
 from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
 from kinfed.runs.loop_factory import secure_sum
 from kinfed.runs.run_inputs import RunInputs
+from kinfed.server.async_loop import check_asynchronous
 from kinfed.server.robust import check_robust
 
 
@@ -54,8 +57,18 @@ def check_algorithm(inputs: RunInputs, label: str) -> None:
             check_robust(rule, algorithm, inputs.config.schedule.size(clients.num_clients))
         if algorithm.training.augment is not None:
             augmentation(algorithm.training.augment, inputs.federation(seed).features.shape)
+        check_mode(inputs, algorithm, seed)
         secure_sum(inputs.config, label, algorithm, inputs.task(), inputs.federation(seed), clients)
     check_privacy(inputs, label)
+
+
+def check_mode(inputs: RunInputs, algorithm: AnyAlgorithm, seed: int) -> None:
+    """Refuse a method that needs synchronous rounds where they are not."""
+    rule = inputs.config.staleness_rule
+    if rule is not None:
+        data = inputs.federation(seed)
+        data, clients = prepare_data(algorithm, data, data.population(seed, inputs.config.participation))
+        check_asynchronous(algorithm, averaged_changes(algorithm, inputs.task(), data, clients), rule)
 
 
 def check_privacy(inputs: RunInputs, label: str) -> None:

@@ -21,6 +21,7 @@ from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
 from kinfed.privacy.secure_sum import SecureSettings, SecureSum
 from kinfed.privacy.user_level import NO_ROBUST_RULE, UserLevel
+from kinfed.server.clock import Clock
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule
 from kinfed.server.screening import screen, trained_columns, without
@@ -37,6 +38,8 @@ class RoundReport:
     rejected: list[int] = field(default_factory=list)  # clients whose updates could not be used
     reasons: dict[int, str] = field(default_factory=dict)  # of rejections, other than that an update is not finite
     note: str = ""  # what a reader must know about this round
+    clock: float | None = None  # simulated seconds since the start, where there is a clock
+    staleness: float | None = None  # of asynchronous updates: steps of the server since they started, on average
 
 
 class Loop:
@@ -61,6 +64,7 @@ class Loop:
         largest_norm: float = 0.0,
         secure: SecureSum | None = None,
         evaluated: Tensor | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.task = task
@@ -76,6 +80,8 @@ class Loop:
         self.largest_norm = largest_norm  # of an update that is used; 0: no bound
         self.secure = secure  # the server sees the sum of a round's updates only
         self.evaluated = evaluated  # [n] the clients that `evaluate` asks, ascending; None: all
+        self.clock = clock  # of a simulation: how long clients take
+        self.now = 0.0  # simulated seconds since the start
         self.took_part = torch.zeros(population.num_clients, dtype=torch.bool)  # [K] whose update came back in a round
         check_algorithm_settings(algorithm, task, self.population)
         if robust is not None and user_level is not None:
@@ -109,7 +115,8 @@ class Loop:
             active = allowed
         if not len(active) and self.user_level is None:
             self.completed = number
-            return RoundReport(number, time.perf_counter() - began, active=0, dropped=0, bytes_down=0, bytes_up=0)
+            seconds = time.perf_counter() - began
+            return RoundReport(number, seconds, active=0, dropped=0, bytes_down=0, bytes_up=0, clock=self._time())
         ids, effort = active, None
         if self.schedule.dropout:
             ids = ids[~self.schedule.dropouts(seed, number, ids)]
@@ -131,6 +138,7 @@ class Loop:
             if record is not None and reply.record is not None:
                 record.join(reply.record)
         self.took_part[reply.ids] = True
+        self._advance(reply, ids, effort, sum(sent) / max(len(active), 1), number)
         reply, note = self._screened(reply) if self.secure is None else self._summed(reply)
         if self.user_level is not None:
             up = self.user_level.mean(reply.up if len(reply.ids) else None, number)
@@ -149,7 +157,19 @@ class Loop:
             rejected=reply.rejected,
             reasons=reply.reasons,
             note=note,
+            clock=self._time(),
         )
+
+    def _time(self) -> float | None:
+        return None if self.clock is None else self.now
+
+    def _advance(self, reply: Reply, ids: Tensor, effort: Tensor | None, bytes_down: float, number: int) -> None:
+        """The round took as long as the slowest client whose update came. Messages are as long for all."""
+        if self.clock is None or not len(reply.ids):
+            return
+        nbytes = bytes_down + reply.nbytes / (len(reply.ids) + len(reply.rejected))
+        share = None if effort is None else effort[torch.isin(ids, reply.ids)]
+        self.now += float(self.clock.seconds(reply.ids, number, nbytes, share).max())
 
     def _screened(self, reply: Reply) -> tuple[Reply, str]:
         """What the server makes use of, and a note where that is nothing although clients replied."""
@@ -226,10 +246,11 @@ class Loop:
         privacy = {f"privacy.{name}": tensor for name, tensor in asked.items()}
         user = {} if self.user_level is None else self.user_level.named()
         user_level = {f"user_level.{name}": tensor for name, tensor in user.items()}
-        return server | clients | privacy | user_level | {_TOOK_PART: self.took_part.clone()}
+        now = {} if self.clock is None else {_NOW: torch.tensor(self.now, dtype=torch.float64)}
+        return server | clients | privacy | user_level | now | {_TOOK_PART: self.took_part.clone()}
 
     def load(self, completed: int, tensors: Mapping[str, Tensor]) -> None:
-        if strange := [name for name in tensors if name != _TOOK_PART and not name.startswith(_PARTS)]:
+        if strange := [name for name in tensors if name not in (_TOOK_PART, _NOW) and not name.startswith(_PARTS)]:
             raise CheckpointError(f"a checkpoint of a method holds no {sorted(strange)[0]}; was it written by kinfed?")
         server = _below(tensors, "server.")
         if server.keys() != self.server.named().keys():
@@ -245,12 +266,17 @@ class Loop:
         took_part = tensors.get(_TOOK_PART)
         if took_part is None or took_part.shape != self.took_part.shape or took_part.dtype != torch.bool:
             raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
+        if (self.clock is None) != (_NOW not in tensors):
+            raise CheckpointError(
+                "the checkpoint is of a run without a clock, and this one has one, or the other way round"
+            )
+        self.now = float(tensors.get(_NOW, torch.zeros(())))
         self.took_part = took_part.clone()
         self.completed = completed
 
 
 _STAND_IN = torch.tensor([0])  # whose update the noisy mean is said to be: the same whoever took part
-_TOOK_PART = "took_part"
+_TOOK_PART, _NOW = "took_part", "now"
 _PARTS = ("server.", "clients.", "privacy.", "user_level.")  # of what a checkpoint holds
 
 

@@ -1,0 +1,110 @@
+"""Rules for updates that come late: how many the server waits for, and how much a stale one counts.
+
+An update has staleness s when the server has made s steps since its client got the model. FedBuff (Nguyen, Malik, Zhan,
+Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022, Algorithm 1)
+makes a step for every `buffer` updates, FedAsync (Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019,
+Algorithm 1) for every single one:
+
+    FedBuff     w ← w + Σ_i p_i s(s_i) Δ_i         Δ_i = θ_i − the model that client i started from;  p as the method's
+    FedAsync    w ← (1 − α s(s_i)) w + α s(s_i) θ_i
+
+    s(s) = (1 + s)^−a (polynomial, a = ½);  1 for s ≤ b, else 1/(a (s − b) + 1) (hinge, a = 10, b = 4);  1 (constant)
+
+FedBuff's Σ is the method's own average, so that its server optimizer, weights and smoothing stay: with equal weights it
+is the paper's η_g/K Σ Δ_i s(s_i). FedAsync's clients take the method's local steps: FedProx has the paper's proximal
+term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.core.options import check_options, make_options, option
+from kinfed.core.registry import Registry
+from kinfed.errors import ConfigError
+
+POLYNOMIAL_EXPONENT, HINGE_SLOPE = 0.5, 10.0  # a of the two papers
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Every round waits for all whom it has called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessRule:
+    """What both rules share. Fields are options."""
+
+    staleness: Literal["polynomial", "hinge", "constant"] = option(
+        "polynomial", "how the weight falls with staleness s"
+    )
+    a: float | None = option(
+        None, "of polynomial (1 + s)^−a (½ where none is given) or hinge 1/(a (s − b) + 1) (10)", gt=0
+    )
+    b: float = option(4.0, "of hinge: staleness up to which updates count in full", ge=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.a is not None and self.staleness == "constant":
+            raise ConfigError(
+                "a is the rate at which stale updates lose weight, and with constant they do not; leave it out"
+            )
+
+    @property
+    def size(self) -> int:
+        """Updates that a step of the server waits for."""
+        raise NotImplementedError
+
+    def weight(self, staleness: Tensor) -> Tensor:
+        """float64 [n] of staleness [n]."""
+        s = staleness.double()
+        if self.staleness == "polynomial":
+            return (1 + s) ** -(POLYNOMIAL_EXPONENT if self.a is None else self.a)
+        if self.staleness == "hinge":
+            slope = HINGE_SLOPE if self.a is None else self.a
+            return torch.where(s <= self.b, 1.0, 1 / (slope * (s - self.b).clamp_min(0) + 1))
+        return torch.ones_like(s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBuff(StalenessRule):
+    buffer: int = option(10, "K: updates that a step of the server waits for", ge=1)
+
+    @property
+    def size(self) -> int:
+        return self.buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAsync(StalenessRule):
+    mixing: float = option(0.6, "α: the share of a fresh model in the new one", gt=0, le=1)
+
+    @property
+    def size(self) -> int:
+        return 1
+
+
+MODES: Registry[type[Any]] = Registry("mode")
+MODES.register("sync", Synchronous, summary="rounds that wait for all whom they have called")
+MODES.register(
+    "fedbuff", FedBuff, title="FedBuff", summary="asynchronous: a step for every few updates, stale ones count less",
+    reference="Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered Asynchronous "
+    "Aggregation, AISTATS 2022",
+)  # fmt: skip
+MODES.register(
+    "fedasync", FedAsync, title="FedAsync", summary="asynchronous: every model is mixed in as it comes",
+    reference="Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019",
+)  # fmt: skip
+MODES.register("async", FedBuff, title="FedBuff", summary="fedbuff, by a name that is easier to guess")
+
+
+def make_staleness_rule(name: str, options: Mapping[str, Any] | None = None) -> StalenessRule | None:
+    """The rule of that mode, its options checked; None where rounds are synchronous."""
+    entry = MODES[name]
+    rule = make_options(entry.target, {**entry.preset, **(options or {})}, f"mode {name}")
+    return rule if isinstance(rule, StalenessRule) else None
