@@ -13,7 +13,7 @@ from kinfed.cli.terminal import console, say
 
 DESCRIBE_SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
-    "weight_column", "columns", "data",
+    "weight_column", "columns", "stratify", "data",
 )  # fmt: skip
 
 

@@ -67,5 +67,9 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool) -> RunConfig:
 
 
 def total_rounds(config: RunConfig) -> int:
-    """Rounds of all methods and seeds, with what comes before them."""
-    return len(config.seeds) * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
+    """Rounds of all methods, seeds and folds, with what comes before them."""
+    return (
+        (config.folds or 1)
+        * len(config.seeds)
+        * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
+    )

@@ -25,6 +25,7 @@ from kinfed.data.features import Features
 from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged, hold_out
+from kinfed.data.stratified import split_stratified
 from kinfed.data.target import TaskName, read_target
 from kinfed.errors import ConfigError, DataError, StorageError
 
@@ -192,7 +193,9 @@ class Federation:
         about = {"class_weights": rule, "class_weight_values": values}
         return replace(self, class_weights=table, description={**self.description, **about})
 
-    def with_validation(self, fraction: float, seed: int, ids: Tensor | None = None) -> Federation:
+    def with_validation(
+        self, fraction: float, seed: int, ids: Tensor | None = None, *, stratify: bool = False
+    ) -> Federation:
         """Move a random part of every client's training rows to validation.
 
         At least one example where a client has two or more (exactly one below five); a client with a single
@@ -209,9 +212,13 @@ class Federation:
         share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
         size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
         keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
-        shuffled = self.train.shuffled(keys)
-        val, _ = shuffled.split_at(size + single.to(torch.int64))
-        _, train = shuffled.split_at(size)
+        if stratify:
+            val, train = split_stratified(self.train, size, self.labels, self.problem, keys)
+            val = val.joined(self.train.filter(single[self.train.owner]))
+        else:
+            shuffled = self.train.shuffled(keys)
+            val, _ = shuffled.split_at(size + single.to(torch.int64))
+            _, train = shuffled.split_at(size)
         notes = list(self.notes)
         if bool(single.any()):
             notes.append(f"{int(single.sum())} client(s) with one example validate on that example")
@@ -278,6 +285,7 @@ class Federation:
         tokens: bool = False,
         standardize: bool = False,
         weights: Any = None,
+        stratify: bool = False,
         seed: int = 0,
         name: str = "arrays",
     ) -> Federation:
@@ -289,7 +297,7 @@ class Federation:
         `test_rows` [N] bool marks test examples; otherwise `test_fraction` of each client's rows is drawn, keyed by the
         client's name. `groups` maps a client's label to its group.
         `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
-        numbers by which examples count in training."""
+        numbers by which examples count in training; `stratify` draws test rows in proportion to a client's labels."""
         features = Features(as_features(x, tokens))
         has_classes = num_classes is not None and task == "auto"
         target = read_target(y, "y", "classification" if has_classes else task, codes=True)
@@ -305,6 +313,8 @@ class Federation:
         if test_rows is None:
             keys = name_keys(rng.root(seed, "test-split"), names)
             train, test = hold_out(owned, test_fraction, keys)
+            if stratify:
+                train, test = split_stratified(owned, train.count, labels, target.problem, keys)
         else:
             marked = torch.as_tensor(np.asarray(test_rows))
             if marked.dtype != torch.bool or marked.shape != labels.shape:
@@ -329,16 +339,18 @@ class Federation:
         )  # fmt: skip
 
     @classmethod
-    def from_table(cls, table: Any, *, seed: int = 0, test_fraction: float = 0.25, **options: Any) -> Federation:
+    def from_table(
+        cls, table: Any, *, seed: int = 0, test_fraction: float = 0.25, stratify: bool = False, **options: Any
+    ) -> Federation:
         """A federation from a table with a column of clients: a pandas, polars or pyarrow table, a dictionary of
         columns, or the path of a CSV or Parquet file.
 
         `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
         wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
-        `test_fraction` of each client's is."""
+        `test_fraction` of each client's is, drawn in proportion to its labels with `stratify`."""
         from kinfed.data.sources.table import federation_from_table
 
-        return federation_from_table(table, options, test_fraction, seed)
+        return federation_from_table(table, options, test_fraction, seed, stratify)
 
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from

@@ -19,7 +19,7 @@ from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (
     *("dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column", "columns"),
-    *("weight_column", "validation", "foreign_targets", "eval_clients"),
+    *("weight_column", "stratify", "folds", "validation", "foreign_targets", "eval_clients"),
 )
 # Settings that a federation's own description repeats with all defaults filled in.
 _DESCRIBED = {"partition", "clients", "validation"}

@@ -11,6 +11,7 @@ from torch import Tensor
 from kinfed.core.options import option_types
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.partitions.resplit import Resplit, fold_of_federation
 from kinfed.data.problem import Problem
 from kinfed.data.registered import SOURCES, names_clients
 from kinfed.data.sources import load_source
@@ -30,15 +31,17 @@ DEFAULT_PARTITION = "dirichlet"
 COLUMNS = ("client_column", "label_column", "group_column", "split_column", "weight_column", "columns")
 
 
-def build_federation(config: RunConfig, seed: int) -> Federation:
-    """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out."""
+def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
+    """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
+    in that fold of its cross-validation."""
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
     if config.task != "auto":
         columns["task"] = config.task
     if (Path(name) / "federation.json").is_file():
         _refuse(columns, f"{name} is a saved federation")
-        return Federation.load(Path(name))
+        saved = Federation.load(Path(name))
+        return saved if config.folds is None else fold_of_federation(saved, config.folds, fold, seed)
     names_columns = name in SOURCES and "columns" in option_types(SOURCES[name].options)
     if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
         source_options |= columns
@@ -48,7 +51,8 @@ def build_federation(config: RunConfig, seed: int) -> Federation:
     partition = partition_name(config)
     clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS
     options = {} if config.partition is None else config.partition.options
-    return make_federation(source, partition, clients, options, seed)
+    resplit = Resplit(config.folds, fold) if config.stratify or config.folds is not None else None
+    return make_federation(source, partition, clients, options, seed, resplit=resplit)
 
 
 def partition_name(config: RunConfig) -> str:

@@ -37,7 +37,11 @@ class StartMaker:
 
     def _pretrained(self, seed: int, checkpoints: Checkpoints | None) -> CommonStart:
         """After some rounds on the training data of all clients in one place."""
-        task, label, rounds = self._inputs.task(), f"pretrained-{seed}", self._inputs.config.pretrain
+        task, label, rounds = (
+            self._inputs.task(),
+            f"pretrained-{seed}{self._inputs.fold_mark}",
+            self._inputs.config.pretrain,
+        )
         snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
             return CommonStart(snapshot.tensors["w"].to(task.device))
@@ -53,7 +57,11 @@ class StartMaker:
 
     def _warm_start(self, seed: int, start: CommonStart, checkpoints: Checkpoints | None) -> CommonStart:
         """After some rounds of FedAvg, with what they cost."""
-        label, rounds, privacy = f"warm-start-{seed}", self._inputs.config.warm_start, self._inputs.config.privacy
+        label, rounds, privacy = (
+            f"warm-start-{seed}{self._inputs.fold_mark}",
+            self._inputs.config.warm_start,
+            self._inputs.config.privacy,
+        )
         snapshot = checkpoints.latest(label) if checkpoints is not None else None
         if snapshot is not None:
             ledger = Ledger() if privacy is None else Ledger.load(snapshot.tensors)

@@ -138,6 +138,12 @@ class RunConfig(BaseModel):
     columns: str | None = setting(
         None, DATA, "What columns are, where the rule is wrong: age=number,zip=category,note=skip (tables)."
     )
+    stratify: bool = setting(
+        False, DATA, "Draw test and validation rows in proportion to each client's classes, or quarters of a number."
+    )
+    folds: int | None = setting(
+        None, DATA, "Cross-validation: so many splits of every client's rows, each row tested once, by label.", ge=2
+    )
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
         "auto", DATA, "Share of training data kept for validation, or auto."
     )
@@ -275,6 +281,8 @@ class RunConfig(BaseModel):
             raise ValueError("labels of algorithms may hold letters, digits, '-', '_' and '.'")
         if self.ray_address is not None and self.pool != "ray":
             raise ValueError(f"ray_address is for pool = ray; the pool is {self.pool}")
+        if self.folds is not None and self.foreign_targets:
+            raise ValueError("folds test every client's own rows, and foreign_targets shuffles them; leave out one")
         if self.pool == "ray" and self.state == "disk":
             raise ValueError(
                 "state = disk is for the local pool; Ray moves states to disk by itself when memory is short"
@@ -399,10 +407,19 @@ class RunConfig(BaseModel):
 
         return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
 
+    def check_folds(self) -> None:
+        """Refuse folds under privacy: they are several trainings on the same rows."""
+        if self.folds is not None and (self.privacy is not None or self.user_privacy is not None):
+            raise ConfigError(
+                f"folds = {self.folds}: models of all folds are trained on the same rows, and epsilon would count one "
+                "training; leave out folds under differential privacy"
+            )
+
     def check(self) -> None:
         """Refuse values that training, schedule, privacy, secure sums, codec, robust rule or clock do not take."""
         for part in ("training", "schedule", "privacy", "user_privacy", "secure", "codec", "robust_rule", "speeds"):
             getattr(self, part)  # each checks its values when it is made
+        self.check_folds()
 
     def dump(self) -> dict[str, Any]:
         """Plain values, for config.json; `make_config` makes an equal configuration from them."""

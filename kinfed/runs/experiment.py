@@ -57,14 +57,17 @@ def run(
             raise ConfigError("give either a RunConfig or settings by name, not both")
     else:
         config = make_config(None if config is None else Path(config), settings)
-    experiment = Experiment(config, federation, build, observer or NullObserver(), should_stop)
+    from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
+
+    kind = Experiment if config.folds is None else CrossValidation
+    experiment = kind(config, federation, build, observer or NullObserver(), should_stop)
     with closing(experiment):
         if out is None:
             return experiment.execute(None)
-        contents = experiment.inputs.contents()
-        check_run(experiment.inputs)  # before a folder exists: a refused configuration leaves nothing behind
-        identity = experiment.inputs.config.fingerprint(contents)
-        settings = experiment.inputs.config.dump()
+        contents = experiment.contents()
+        experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
+        identity = experiment.config.fingerprint(contents)
+        settings = experiment.config.dump()
         with RunFolder.open(out, settings, identity, contents=contents, resume=resume) as folder:
             if folder.version_change:
                 experiment.observer.note(folder.version_change)
@@ -77,7 +80,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 class Experiment:
-    """All methods and seeds of one configuration."""
+    """All methods and seeds of one configuration; of a cross-validation, in one `fold`."""
 
     def __init__(
         self,
@@ -86,8 +89,10 @@ class Experiment:
         model: Builder | None = None,
         observer: Observer | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        *,
+        fold: int = 0,
     ) -> None:
-        self.inputs = RunInputs(config, federation, model)
+        self.inputs = RunInputs(config, federation, model, fold)
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()
         self.should_stop = should_stop
@@ -95,28 +100,46 @@ class Experiment:
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
 
+    @property
+    def config(self) -> RunConfig:
+        return self.inputs.config
+
+    def contents(self) -> dict[str, str]:
+        return self.inputs.contents()
+
+    def check(self) -> None:
+        check_run(self.inputs)
+
     def execute(self, folder: RunFolder | None) -> RunResult:
         """Run everything; what the folder holds already is taken up where it ends."""
         inputs, results = self.inputs, []
         for label in inputs.algorithms:
             check_privacy(inputs, label)
-        if folder is not None:
-            save_layout(folder.path, inputs.model_name, inputs.task())
+        self.write_layout(folder)
         for note in run_notes(inputs):
             self.observer.note(note)
         for seed in inputs.config.seeds:
-            if folder is not None:
-                folder.write_federation(seed, description(inputs, seed).to_json())
-            self._starts[seed] = self._start_maker.make(seed, None if folder is None else folder.checkpoints)
+            self.write_federation(seed, folder)
             for label in inputs.algorithms:
-                results.append(self._run_method(label, seed, folder))
+                results.append(self.run_method(label, seed, folder))
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         return RunResult(inputs.config, results, inputs.federations, inputs.task(), path, own)
 
-    def _run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+    def write_layout(self, folder: RunFolder | None) -> None:
+        if folder is not None:
+            save_layout(folder.path, self.inputs.model_name, self.inputs.task())
+
+    def write_federation(self, seed: int, folder: RunFolder | None) -> None:
+        if folder is not None:
+            folder.write_federation(seed, description(self.inputs, seed).to_json())
+
+    def run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
+        """One method with one seed, from the seed's common start."""
         config = self.inputs.config
+        if seed not in self._starts:
+            self._starts[seed] = self._start_maker.make(seed, None if folder is None else folder.checkpoints)
         states = folder.path / "states" if folder is not None and config.state != "memory" else None
         with self.make_loop(self.inputs.algorithms[label], seed, states) as loop:
             if loop.privacy is not None and config.dp_epsilon is not None:
@@ -136,6 +159,7 @@ class Experiment:
                 folder=folder,
                 observer=self.observer,
                 should_stop=self.should_stop,
+                fold=None if config.folds is None else self.inputs.fold,
             ).execute()
 
     def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
@@ -146,6 +170,10 @@ class Experiment:
         config = self.inputs.config
         rounds = range(config.warm_start + 1, config.warm_start + config.rounds + 1)
         return self._loops.make(algorithm, seed, rounds, self._starts[seed], state_folder)
+
+    def share_workers(self, other: Experiment) -> None:
+        """Let clients live in the other experiment's processes, where there are any; it is to be closed last."""
+        self._loops.share_workers(other._loops)
 
     def close(self) -> None:
         """End the workers in other processes, if there are any."""

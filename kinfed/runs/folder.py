@@ -3,7 +3,7 @@
     config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
                              digests of the data and of code that is not kinfed's; "continued" has the versions of
                              whoever resumed the run with others
-    rounds.jsonl             one line per (algorithm, seed, round)
+    rounds.jsonl             one line per (algorithm, seed, round), and fold in a cross-validation
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
     federation-<seed>.json   who holds what
@@ -45,7 +45,7 @@ from kinfed.core.spreadsheet import escape_formula
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
-from kinfed.runs.run_files import RunFiles, models_path, read_journal, round_key
+from kinfed.runs.run_files import RunFiles, TrialKey, models_path, read_journal, trial_key
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -92,7 +92,7 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
-        self._marks: dict[tuple[str, int], JournalMark] = {}  # by algorithm and seed
+        self._marks: dict[TrialKey, JournalMark] = {}
         self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
 
     # Opening and closing
@@ -247,12 +247,12 @@ class RunFolder:
             _append(self._rounds, line + b"\n")
         self._mark(record).add(line)
 
-    def journal_mark(self, algorithm: str, seed: int) -> dict[str, Any]:
+    def journal_mark(self, algorithm: str, seed: int, fold: int | None = None) -> dict[str, Any]:
         """What a checkpoint says about the lines it relies on, and `rewind` compares."""
-        return asdict(self._marks.get((algorithm, seed), JournalMark()))
+        return asdict(self._marks.get((algorithm, seed, fold), JournalMark()))
 
     def _mark(self, record: Mapping[str, Any]) -> JournalMark:
-        return self._marks.setdefault((record["algorithm"], record["seed"]), JournalMark())
+        return self._marks.setdefault(trial_key(record), JournalMark())
 
     def sync(self) -> None:
         """Make the journal survive a power failure; due before each checkpoint, which relies on its lines."""
@@ -262,8 +262,16 @@ class RunFolder:
                 os.fsync(self._rounds)
                 storage.sync_folder(self.path)
 
-    def rewind(self, algorithm: str, seed: int, round: int | None, mark: Mapping[str, Any] | None = None) -> None:
-        """Forget what the journal says about this algorithm and seed after `round`, the checkpoint's.
+    def rewind(
+        self,
+        algorithm: str,
+        seed: int,
+        round: int | None,
+        mark: Mapping[str, Any] | None = None,
+        *,
+        fold: int | None = None,
+    ) -> None:
+        """Forget what the journal says about this algorithm, seed and fold after `round`, the checkpoint's.
 
         None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
         must be what the checkpoint's `mark` says.
@@ -271,7 +279,7 @@ class RunFolder:
         self._require_lock()
 
         def keep(record: dict[str, Any]) -> bool:
-            ours = record["algorithm"] == algorithm and record["seed"] == seed
+            ours = trial_key(record) == (algorithm, seed, fold)
             return not ours or (round is not None and record["round"] <= round)
 
         if self._rounds is not None:
@@ -279,7 +287,7 @@ class RunFolder:
             self._rounds = None
         remaining = JournalMark()
         for line, record in read_journal(self._rounds_path):
-            if round_key(record)[:2] == (algorithm, seed) and keep(record):
+            if trial_key(record) == (algorithm, seed, fold) and keep(record):
                 remaining.add(line)
         expected = JournalMark(**mark) if mark else JournalMark()
         if remaining != expected:
@@ -293,7 +301,7 @@ class RunFolder:
                 f"{seed}: it has {change}; restore the file, or choose another folder with --out"
             )
         self._rewrite_rounds(keep)
-        self._marks[algorithm, seed] = remaining
+        self._marks[algorithm, seed, fold] = remaining
 
     @property
     def _rounds_path(self) -> Path:

@@ -52,6 +52,11 @@ class LoopFactory:
         self.inputs = inputs
         self._note = note
         self._cluster: RayCluster | None = None
+        self._owner = self  # of the cluster
+
+    def share_workers(self, owner: LoopFactory) -> None:
+        """Take workers in other processes from another factory of the same settings."""
+        self._owner = owner
 
     def make(
         self, algorithm: AnyAlgorithm, seed: int, rounds: range, start: CommonStart, state_folder: Path | None = None
@@ -62,6 +67,7 @@ class LoopFactory:
         whole, data = inputs.training_parts(seed, algorithm)
         data, population = prepare_data(algorithm, data, data.population(seed, config.participation))
         task: Task = whole.starting_at(start.model)
+        task.problem = data.problem  # the mean and scale of a number to predict are those of the seed's training rows
         user_level = _user_level(config, algorithm, task, data, population, rounds)
         secure = secure_sum(config, type(algorithm).__name__, algorithm, task, data, population)
         compression = _compression(config, algorithm, task, data, population)
@@ -99,7 +105,9 @@ class LoopFactory:
         )  # fmt: skip
 
     def _ray(self) -> RayCluster:
-        """Workers for all methods and seeds, from the first one that needs them."""
+        """Workers for all methods, seeds and folds, from the first one that needs them."""
+        if self._owner is not self:
+            return self._owner._ray()
         if self._cluster is None:
             from kinfed.pools.ray_pool import RayCluster
 

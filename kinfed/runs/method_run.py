@@ -74,6 +74,7 @@ class MethodRun:
     folder: RunFolder | None = None  # None: nothing is written
     observer: Observer = field(default_factory=NullObserver)
     should_stop: Callable[[], bool] = lambda: False
+    fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
     totals: Totals = field(default_factory=Totals, init=False)
     _last_evaluation: Evaluation | None = field(default=None, init=False)
 
@@ -90,6 +91,11 @@ class MethodRun:
         return "accuracy" if task.classifies else "loss"
 
     @property
+    def title(self) -> str:
+        """What a display calls this run."""
+        return self.label if self.fold is None else f"{self.label} fold {self.fold + 1}"
+
+    @property
     def last_round(self) -> int:
         return self.loop.first_round + self.num_rounds - 1
 
@@ -102,14 +108,14 @@ class MethodRun:
         """The rounds that remain. Interrupted where the run is asked to stop; the round it was in is saved."""
         self._resume()
         done = self.loop.completed - self.loop.first_round + 1
-        self.observer.started(self.label, self.seed, done, self.num_rounds)
+        self.observer.started(self.title, self.seed, done, self.num_rounds)
         saved = time.monotonic()
         while self.loop.completed < self.last_round:
             report = self.loop.round()
             self.totals.add(report)
             personal = self._journal(report)
             self._note_rejections(report)
-            self.observer.round(self.label, self.seed, report, personal)
+            self.observer.round(self.title, self.seed, report, personal)
             stop = self.should_stop()
             if stop or self._checkpoint_due(report.round, time.monotonic() - saved):
                 self._save()
@@ -145,7 +151,7 @@ class MethodRun:
         )
         if result.diverged:
             self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")
-        if self.folder is not None:
+        if self.folder is not None and self.fold is None:
             if evaluation.models is not None:
                 self.folder.write_models(
                     self.label, self.seed, evaluation.models, result.server_models, took_part(evaluation)
@@ -157,18 +163,18 @@ class MethodRun:
 
     @property
     def _checkpoint(self) -> str:
-        return f"{self.label}-{self.seed}"
+        return f"{self.label}-{self.seed}" + ("" if self.fold is None else f"-fold-{self.fold + 1}")
 
     def _resume(self) -> None:
         if self.folder is None:
             return
         snapshot = self.folder.checkpoints.latest(self._checkpoint)
         if snapshot is None:
-            self.folder.rewind(self.label, self.seed, None)
+            self.folder.rewind(self.label, self.seed, None, fold=self.fold)
             return
         self.loop.load(snapshot.round, snapshot.tensors)
         self.totals = Totals(**snapshot.extra["totals"])
-        self.folder.rewind(self.label, self.seed, snapshot.round, snapshot.extra["journal"])
+        self.folder.rewind(self.label, self.seed, snapshot.round, snapshot.extra["journal"], fold=self.fold)
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
         if round == self.last_round:
@@ -179,7 +185,10 @@ class MethodRun:
     def _save(self) -> None:
         if self.folder is not None:
             self.folder.sync()
-            extra = {"totals": asdict(self.totals), "journal": self.folder.journal_mark(self.label, self.seed)}
+            extra = {
+                "totals": asdict(self.totals),
+                "journal": self.folder.journal_mark(self.label, self.seed, self.fold),
+            }
             self.folder.checkpoints.save(self._checkpoint, self.loop.completed, self.loop.state(), extra)
 
     # ---- evaluation and journal ----
@@ -194,7 +203,8 @@ class MethodRun:
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
         if self.folder is not None:
             self.folder.append_round({
-                "algorithm": self.label, "seed": self.seed, "round": report.round, "seconds": report.seconds,
+                "algorithm": self.label, "seed": self.seed, **({} if self.fold is None else {"fold": self.fold}),
+                "round": report.round, "seconds": report.seconds,
                 "active": report.active, "dropped": report.dropped, "took_part": int(self.loop.took_part.sum()),
                 "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
                 "personal": None if metrics is None else metrics.personal,
@@ -206,7 +216,7 @@ class MethodRun:
         return None if metrics is None else metrics.personal
 
     def _evaluate(self, last: bool) -> Evaluation:
-        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)
+        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models and self.fold is None)
         if last:
             self._last_evaluation = evaluation
         return evaluation

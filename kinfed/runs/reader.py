@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from kinfed.core import storage
@@ -138,7 +139,7 @@ def load_run(path: Path, label: str) -> Run:
     files = RunFiles(path)
     envelope, config = files.envelope, files.settings
     notes: list[str] = []
-    lines = _read_rounds(path / "rounds.jsonl", notes)
+    lines = _read_rounds(path / "rounds.jsonl", config.get("folds") or 1, notes)
     clients = _read_clients(path / "clients.csv", notes)
     results = _read_results(path / "summary.json")
     trials = [
@@ -168,11 +169,12 @@ def _labels(paths: list[Path]) -> list[str]:
 Key = tuple[str, int]  # algorithm, seed
 
 
-def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, JournalRound]]:
-    """A later line replaces an earlier one of the same round: a resumed run repeats what followed its checkpoint."""
-    rounds: dict[Key, dict[int, JournalRound]] = {}
+def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int, JournalRound]]:
+    """A later line replaces an earlier one of the same round: a resumed run repeats what followed its checkpoint. Of
+    several folds the rounds that all have are joined."""
+    lines: dict[Key, dict[int, dict[int, JournalRound]]] = {}  # by number of the round and fold
     if not path.exists():
-        return rounds
+        return {}
     unreadable = []
     number = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -183,13 +185,42 @@ def _read_rounds(path: Path, notes: list[str]) -> dict[Key, dict[int, JournalRou
                 unreadable.append(number)
                 continue
             key, entry = _round(record, f"{path}, line {number}")
-            rounds.setdefault(key, {})[entry.number] = entry
+            lines.setdefault(key, {}).setdefault(entry.number, {})[int(record.get("fold") or 0)] = entry
     if unreadable == [number]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:
         listed = ", ".join(map(str, unreadable[:5])) + (", …" if len(unreadable) > 5 else "")
         notes.append(f"Damaged lines of rounds.jsonl were left out: {len(unreadable)} (line {listed}).")
-    return rounds
+    joined: dict[Key, dict[int, JournalRound]] = {}
+    for key, rounds in lines.items():
+        complete = {number: list(by_fold.values()) for number, by_fold in rounds.items() if len(by_fold) == folds}
+        if complete:
+            joined[key] = {number: _join_folds(entries) for number, entries in complete.items()}
+    return joined
+
+
+def _join_folds(folds: list[JournalRound]) -> JournalRound:
+    """The same round of several folds: means of their metrics and costs; the method's own figures of the first one."""
+    first = folds[0]
+    if len(folds) == 1:
+        return first
+
+    def mean(metrics: list[dict[Kind, Metrics]]) -> dict[Kind, Metrics]:
+        means: dict[Kind, Metrics] = {}
+        for kind in metrics[0]:
+            entries = [one.get(kind, {}) for one in metrics]
+            names = [name for name in entries[0] if all(name in entry for entry in entries)]
+            means[kind] = {name: fmean(entry[name] for entry in entries) for name in names}
+        return means
+
+    return replace(
+        first,
+        metrics=mean([fold.metrics for fold in folds]),
+        all_clients=mean([fold.all_clients for fold in folds]),
+        seconds=fmean(fold.seconds for fold in folds),
+        bytes_down=fmean(fold.bytes_down for fold in folds),
+        bytes_up=fmean(fold.bytes_up for fold in folds),
+    )
 
 
 def _round(record: Any, where: str) -> tuple[Key, JournalRound]:

@@ -58,6 +58,7 @@ class MethodResult:
     metric: str = "accuracy"  # the headline: what methods are compared by
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
+    folds: int | None = None  # of a cross-validation, whose test rows are joined in `evaluation`
 
     @property
     def evaluated(self) -> int:
@@ -82,6 +83,7 @@ class MethodResult:
             "evaluated": self.evaluated,
             "took_part": self.took_part, "all_clients": self.all_clients, "diverged": self.diverged,
             "bytes_down": self.bytes_down, "bytes_up": self.bytes_up, "seconds": self.seconds,
+            **({} if self.folds is None else {"folds": self.folds}),
             **({} if self.privacy is None else {"privacy": self.privacy}),
             **({} if self.user_privacy is None else {"user_privacy": self.user_privacy}),
         }  # fmt: skip
@@ -156,7 +158,11 @@ class RunResult:
         result = self.result(label, seed)
         models = result.evaluation.models
         if models is None:
-            raise ConfigError("this run did not keep its models (save_models = false)")
+            raise ConfigError(
+                "this run did not keep its models (save_models = false)"
+                if result.folds is None
+                else "a cross-validation measures and keeps no models: each has not seen some rows; run without folds"
+            )
         names = self.federations[result.seed].names
         number = client_number(names, client)
         row = (result.evaluation.ids == number).nonzero().squeeze(1)

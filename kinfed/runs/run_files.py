@@ -101,6 +101,11 @@ class RunFiles:
 
     def models(self, algorithm: str, seed: int) -> Models:
         path = models_path(self.path, algorithm, seed)
+        if self.settings.get("folds") is not None:
+            raise ConfigError(
+                f"{self.path} is a cross-validation, which measures and keeps no models: each has not seen some rows; "
+                "run without folds"
+            )
         if not path.exists():
             stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
             raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
@@ -116,6 +121,8 @@ class RunFiles:
 
     def final_state(self, name: str, last: int) -> dict[str, Tensor]:
         """The checkpoint of a part of the run after its last round."""
+        if self.settings.get("folds") is not None:
+            raise ConfigError(f"{self.path} is a cross-validation, of which no model goes on; run without folds")
         snapshot = Checkpoints(self.path / "checkpoints", self.envelope["fingerprint"]).latest(name)
         if snapshot is None or snapshot.round < last:
             progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
@@ -145,8 +152,11 @@ def pick(kind: str, name: str | None, names: list[str]) -> str:
 # ---- the journal ----
 
 
-def round_key(record: Mapping[str, Any]) -> tuple[str, int, int]:
-    return record["algorithm"], record["seed"], record["round"]
+TrialKey = tuple[str, int, int | None]  # algorithm, seed, and fold in a cross-validation
+
+
+def trial_key(record: Mapping[str, Any]) -> TrialKey:
+    return record["algorithm"], record["seed"], record.get("fold")
 
 
 def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
@@ -158,7 +168,7 @@ def read_journal(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            round_key(record)
+            trial_key(record), record["round"]
         except (ValueError, LookupError, TypeError):
             if number == len(lines):
                 break

@@ -15,6 +15,7 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.example_weights import NONE
 from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation
+from kinfed.data.partitions.resplit import fold_of_federation
 from kinfed.engine.frozen_prefix import FrozenPrefix, frozen_prefix
 from kinfed.engine.models import Builder
 from kinfed.engine.task import ModuleTask
@@ -27,11 +28,15 @@ from kinfed.runs.config import RunConfig
 class RunInputs:
     """Data, model and algorithms of a configuration, made when they are first asked for.
 
-    `federation` replaces the configuration's data set and `model` its network. `left_out` says of the algorithms that
+    `federation` replaces the configuration's data set and `model` its network; `fold` is the number of the fold, where
+    the run is a cross-validation. `left_out` says of the algorithms that
     "all" names which cannot run here, and why."""
 
-    def __init__(self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None, fold: int = 0
+    ) -> None:
         self.config = config
+        self.fold = fold
         self._own_federation = federation
         self._own_model = model
         self._federations: dict[int, Federation] = {}
@@ -63,6 +68,11 @@ class RunInputs:
             self._federations.clear()
 
     @property
+    def fold_mark(self) -> str:
+        """What tells the checkpoints of a fold from those of others; "" where there are no folds."""
+        return "" if self.config.folds is None else f"-fold-{self.fold + 1}"
+
+    @property
     def model_name(self) -> str:
         return self.config.model.name if self._own_model is None else type(self.task().module).__name__
 
@@ -79,7 +89,8 @@ class RunInputs:
     def contents(self) -> dict[str, str]:
         """What decides results and is not written in the configuration, as digests by a name that a reader understands:
         a run is resumed only where all are equal. Whatever else comes from outside joins here."""
-        contents = {f"data of seed {seed}": self.federation(seed).digest() for seed in self.config.seeds}
+        fold = "" if self.config.folds is None else f", fold {self.fold + 1}"
+        contents = {f"data of seed {seed}{fold}": self.federation(seed).digest() for seed in self.config.seeds}
         if self._own_model is not None:
             contents["model"] = _digest(_outline(self.task()))
         if digest := self.task().constants_digest():
@@ -93,10 +104,11 @@ class RunInputs:
 
     def federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            data = build_federation(self.config, seed) if self._own_federation is None else self._own_federation
+            data = self._split_federation(seed)
             share = self._validation_share()
             if share and not int(data.val.count.sum()):
-                data = data.with_validation(share, seed)
+                by_label = self.config.stratify or self.config.folds is not None
+                data = data.with_validation(share, seed, stratify=by_label)
             if (public := self._public_share()) and data.public is None:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
@@ -105,6 +117,14 @@ class RunInputs:
                 data = data.with_class_weights(self.config.class_weights)
             self._federations[seed] = data
         return self._federations[seed]
+
+    def _split_federation(self, seed: int) -> Federation:
+        """Into train and test."""
+        if self._own_federation is None:
+            return build_federation(self.config, seed, self.fold)
+        if self.config.folds is None:
+            return self._own_federation
+        return fold_of_federation(self._own_federation, self.config.folds, self.fold, seed)
 
     def _validation_share(self) -> float:
         if self.config.validation != "auto":

@@ -141,6 +141,8 @@ def tune(
     of every method that starts, with its trials as rounds, and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
+    if config.folds is not None:
+        raise ConfigError("folds measure on test rows, and tuning chooses by validation rows; leave out folds")
     config = config.model_copy(update={"validation": _validation(config)})
     if config.privacy is not None or config.user_privacy is not None:
         raise ConfigError(

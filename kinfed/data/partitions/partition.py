@@ -19,6 +19,7 @@ from kinfed.data.example_weights import scaled_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, fitted_problem
 from kinfed.data.partitions.base import Partition
+from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing
 from kinfed.data.ragged import Ragged
 from kinfed.data.registered import PARTITIONS
@@ -32,10 +33,13 @@ def make_federation(
     num_clients: int | None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
+    *,
+    resplit: Resplit | None = None,
 ) -> Federation:
     """Share `source` out by a partition, given by name and options or as an object.
 
-    `num_clients` may be None only where the data set knows its clients (partition column)."""
+    `num_clients` may be None only where the data set knows its clients (partition column). `resplit` says how each
+    client's rows are divided into train and test, where not by chance alone."""
     if isinstance(partition, str):
         rule = make_options(PARTITIONS[partition].options, options or {}, f"partition {partition}")
     elif options:
@@ -48,6 +52,9 @@ def make_federation(
             f"got {num_clients}"
         )
     assignment = rule.assign(source, num_clients, seed)
+    if resplit is not None:
+        official = rule.train_and_test_rows(source)[1] is not None
+        assignment = resplit.apply(assignment, source, official, seed)
     features, clients = assignment.features or source.features, len(assignment.train)
     preprocessing = None
     if source.table is not None and assignment.features is None:

@@ -35,6 +35,7 @@ from kinfed.data.example_weights import read_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
 from kinfed.data.preprocessing.cells import Kind
 from kinfed.data.problem import Problem
@@ -302,7 +303,7 @@ def _first(mask: pa.ChunkedArray) -> int:
 
 
 def federation_from_table(
-    table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0
+    table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0, stratify: bool = False
 ) -> Federation:
     """The clients of a table in memory, or in a file, that has a column of clients."""
     settings = make_options(TableOptions, options, "the table")
@@ -311,4 +312,5 @@ def federation_from_table(
     is_path = isinstance(table, str | Path)
     rows, name = (read_table(Path(table)), str(table)) if is_path else (as_table(table), "the table")
     source = source_from_table(rows, settings, name, Path(table).parent if is_path else None)
-    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed)
+    resplit = Resplit() if stratify else None
+    return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)

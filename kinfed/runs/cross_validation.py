@@ -1,0 +1,168 @@
+"""A run in folds: every method and seed is trained once per fold, and its folds are joined before anything is compared.
+
+Every row of a client is tested in one fold, by a model that was not trained on it. A measure is two sums over test rows
+of a client (kinfed.engine.measures), and the sums of its folds are added: its figure is that of all its rows. Rankings
+(AUROC) compare rows of one fold only, as scores of two models are not on one scale.
+
+Folds of one seed share most of their training rows, so they are no independent repetitions: a joined result counts as
+one seed, and differences between methods are judged over seeds (kinfed.report.statistics). The bootstrap's error of a
+client adds up the variances of its folds, whose test rows are disjoint; what the folds' models have in common is not
+in it. Costs are those of one training, the mean over folds. Models are not kept: each has not seen some rows, and what
+is to be deployed is trained on all of them, in a run without folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor
+
+from kinfed.data.federation import Federation
+from kinfed.engine.base import Score
+from kinfed.engine.models import Builder
+from kinfed.pools.base import Evaluation
+from kinfed.runs.config import RunConfig
+from kinfed.runs.experiment import Experiment
+from kinfed.runs.folder import RunFolder
+from kinfed.runs.observer import Observer
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunResult, took_part
+from kinfed.runs.run_checks import check_privacy, check_run
+from kinfed.runs.run_notes import run_notes
+
+
+class CrossValidation:
+    """All methods, seeds and folds of one configuration."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        federation: Federation | None,
+        model: Builder | None,
+        observer: Observer,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.observer = observer
+        first = Experiment(config, federation, model, observer, should_stop, fold=0)
+        self.config = first.inputs.config  # without what "all" names and cannot run
+        others = [
+            Experiment(self.config, federation, model, observer, should_stop, fold=fold)
+            for fold in range(1, config.folds or 1)
+        ]
+        for experiment in others:
+            experiment.share_workers(first)
+        self.folds = [first, *others]
+
+    def contents(self) -> dict[str, str]:
+        """As `RunInputs.contents`, of all folds."""
+        return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
+
+    def check(self) -> None:
+        for fold in self.folds:
+            check_run(fold.inputs)
+
+    def execute(self, folder: RunFolder | None) -> RunResult:
+        """Run everything; what the folder holds already is taken up where it ends."""
+        first, results = self.folds[0], []
+        for fold in self.folds:
+            for label in fold.inputs.algorithms:
+                check_privacy(fold.inputs, label)
+        for note in run_notes(first.inputs):
+            self.observer.note(note)
+        first.write_layout(folder)
+        for seed in self.config.seeds:
+            first.write_federation(seed, folder)
+            for label in first.inputs.algorithms:
+                trained = [fold.run_method(label, seed, folder) for fold in self.folds]
+                federations = [fold.inputs.federation(seed) for fold in self.folds]
+                result, clients = join_folds(trained, federations, first.inputs.task().classifies)
+                results.append(result)
+                if folder is not None:
+                    folder.append_clients(result.client_columns(clients))
+        if folder is not None:
+            folder.write_summary({"results": [result.summary() for result in results]})
+        path = None if folder is None else folder.path
+        inputs = first.inputs
+        return RunResult(self.config, results, inputs.federations, inputs.task(), path, inputs.own_model_name)
+
+    def close(self) -> None:
+        for fold in self.folds:
+            fold.close()
+
+
+def join_folds(
+    results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool
+) -> tuple[MethodResult, ClientTable]:
+    """The folds of one method and seed as one result, and the clients it is of: training rows of a fold on average,
+    tested rows of all folds."""
+    first, n = results[0], len(results)
+    trained = torch.stack([data.train.count for data in federations]).to(torch.float64).mean(0).round()
+    tested = torch.stack([data.test.count for data in federations]).sum(0)
+    clients = ClientTable(first_names(federations), trained.to(torch.int64), tested)
+    evaluation = join_evaluations([result.evaluation for result in results], first.metric)
+    everyone = EvaluationMetrics.from_evaluation(evaluation, clients, classifies)
+    rows = took_part(evaluation).nonzero().squeeze(1)
+    metrics = EvaluationMetrics.from_evaluation(evaluation, clients, classifies, rows)
+    joined = replace(
+        first,
+        **asdict(metrics),
+        all_clients=asdict(everyone),
+        evaluation=evaluation,
+        server_models=None,
+        bytes_down=round(sum(result.bytes_down for result in results) / n),
+        bytes_up=round(sum(result.bytes_up for result in results) / n),
+        seconds=sum(result.seconds for result in results) / n,
+        diverged=any(result.diverged for result in results),
+        folds=n,
+    )
+    return joined, clients
+
+
+def first_names(federations: Sequence[Federation]) -> list[str]:
+    """The clients' names, which all folds have in common."""
+    names = federations[0].names
+    assert all(data.names == names for data in federations)
+    return names
+
+
+def join_evaluations(parts: Sequence[Evaluation], metric: str) -> Evaluation:
+    """Of the same clients in several folds."""
+
+    def join(scores: Sequence[Score | None]) -> Score | None:
+        known = [score for score in scores if score is not None]
+        return join_scores(known, metric) if len(known) == len(parts) else None
+
+    first = parts[0]
+    alternatives = {name: join([part.alternatives.get(name) for part in parts]) for name in first.alternatives}
+    return Evaluation(
+        ids=first.ids,
+        personal=join([part.personal for part in parts]),
+        server_model=join([part.server_model for part in parts]),
+        figures=first.figures,
+        alternatives={name: score for name, score in alternatives.items() if score is not None},
+        took_part=torch.stack([took_part(part) for part in parts]).any(0),
+    )
+
+
+def join_scores(scores: Sequence[Score], metric: str) -> Score:
+    """Sums over the folds' disjoint test rows."""
+    sums = {name: torch.stack([score.sums[name] for score in scores]).sum(0) for name in scores[0].sums}
+    return Score(
+        correct=torch.stack([score.correct for score in scores]).sum(0),
+        loss=torch.stack([score.loss for score in scores]).sum(0),
+        count=torch.stack([score.count for score in scores]).sum(0),
+        sums=sums,
+        error=_joined_error(scores, metric),
+    )
+
+
+def _joined_error(scores: Sequence[Score], metric: str) -> Tensor | None:
+    """[n] of a mean of folds, each weighing as much as its sums; NaN where a fold that weighs something has none."""
+    if any(score.error is None or metric not in score.sums for score in scores):
+        return None
+    weight = torch.stack([score.sums[metric][:, 1] for score in scores])  # [F, n]
+    share = weight / weight.sum(0).clamp_min(1e-300)
+    errors = torch.stack([score.error for score in scores if score.error is not None])
+    squares = torch.where(share > 0, (share * errors) ** 2, 0.0).sum(0)
+    return torch.where(weight.sum(0) > 0, squares.sqrt(), torch.nan)
