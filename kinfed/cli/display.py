@@ -18,6 +18,7 @@ from kinfed.engine.measures import MEASURES, Measure
 from kinfed.runs.observer import NullObserver
 
 if TYPE_CHECKING:
+    from kinfed.runs.baseline import Baseline
     from kinfed.runs.config import RunConfig
     from kinfed.server.loop import RoundReport
 
@@ -136,8 +137,9 @@ def run_sentence(config: RunConfig) -> str:
     )
 
 
-def results_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Means over seeds, with the standard deviation where there are several."""
+def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
+    """Means over seeds, with the standard deviation where there are several; the last row is what clients reach without
+    a model."""
     table = Table(
         title=f"last round, test data of {_participants(results)}",
         title_justify="left",
@@ -167,6 +169,11 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             *((f"{max(r['privacy']['epsilon_max'] for r in mine):.3g}",) if private else ()),
             *((f"{max(r['user_privacy']['epsilon'] for r in mine):.3g}",) if hidden else ()),
         )
+    if baselines:
+        own, worst = metric, "worst10" if metric == "accuracy" else f"{metric}_worst10"
+        entries = [{"personal": baseline.personal} for baseline in baselines]
+        figures = [_figure(entries, "personal", name, measure) for name in (own, worst)]
+        table.add_row(f"({baselines[0].name})", *figures, "-", "-", "-", *["-"] * (private + hidden), style="dim")
     return table
 
 

@@ -44,7 +44,7 @@ def run(
         except PoolError as error:
             raise PoolError(f"{error}; continue from the last checkpoint with: {continuation}") from error
     summaries = [r.summary() for r in result.results]
-    console.print(results_table(summaries))
+    console.print(results_table(summaries, result.baselines))
     if sentence := outsiders_sentence(summaries):
         say(sentence)
     say(f"results  {folder}")

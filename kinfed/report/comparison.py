@@ -15,6 +15,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.data.description import Description
 from kinfed.report.metric_style import MetricStyle, headline_of, metric_style
 from kinfed.report.palette import Style, styles
+from kinfed.runs.baseline import Baseline
 from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (
@@ -116,6 +117,11 @@ class Comparison:
     @property
     def federations(self) -> dict[int, Description]:
         return {seed: federation for run in reversed(self.runs) for seed, federation in run.federations.items()}
+
+    @property
+    def baselines(self) -> dict[int, Baseline]:
+        """What clients reach without a model, by seed."""
+        return {seed: baseline for run in reversed(self.runs) for seed, baseline in run.baselines.items()}
 
     @property
     def same_final_round(self) -> bool:

@@ -28,7 +28,7 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
             "against training alone: add local to the algorithms"
         )
     s, style = summarize_gains(client_gains(values)), comparison.style
-    table = sites_table(method, values, style, most=len(values))
+    table = sites_table(method, values, style, comparison.baselines, most=len(values))
     assert table is not None  # all clients are wanted
     shown = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim")
     for number, column in enumerate(table.columns):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kinfed.engine.measures import MEASURES
 from kinfed.report.comparison import Comparison, Method
@@ -11,6 +11,7 @@ from kinfed.report.formats import format_number
 from kinfed.report.metric_style import MetricStyle, metric_style
 from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
+from kinfed.runs.baseline import Baseline
 from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}
@@ -58,7 +59,11 @@ class MethodColumn:
     judged: bool = True  # whether a best may be marked and the spread is of interest
 
     def cell(self, method: Method, best: bool) -> TableCell:
-        entry = average(self.values(method))
+        return self.cell_of(self.values(method), best)
+
+    def cell_of(self, values: dict[int, float], best: bool = False) -> TableCell:
+        """Of values by seed."""
+        entry = average(values)
         if entry is None:
             return TableCell("–", best=best)
         return TableCell(
@@ -156,7 +161,25 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None
         ]
         for method in comparison.methods
     ]
+    if comparison.baselines:
+        rows.append(_baseline_row(comparison, columns))
     return TextTable.of("Results by method", [METHOD, *(column.column for column in columns)], rows)
+
+
+def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> list[TableCell]:
+    """What clients reach without a model, never marked best; it has no server and no costs."""
+    baselines = comparison.baselines
+    cells = [TableCell(baseline_label(comparison), tone="baseline")]
+    for column in columns:
+        name = column.key.removeprefix("personal_")
+        known = {seed: b.personal[name] for seed, b in baselines.items() if name in b.personal}
+        cells.append(replace(column.cell_of(known if name != column.key else {}), tone="baseline"))
+    return cells
+
+
+def baseline_label(comparison: Comparison) -> str:
+    """The name of the row without a model."""
+    return f"without a model: {next(iter(comparison.baselines.values())).name}"
 
 
 def participation_table(comparison: Comparison) -> TextTable:
@@ -249,9 +272,13 @@ MOST_NAMED_CLIENTS = 300
 
 
 def sites_table(
-    method: Method, values: list[Gain], style: MetricStyle, most: int = MOST_NAMED_CLIENTS
+    method: Method,
+    values: list[Gain],
+    style: MetricStyle,
+    baselines: Mapping[int, Baseline],
+    most: int = MOST_NAMED_CLIENTS,
 ) -> TextTable | None:
-    """Every client by name: what it has alone, what the method gives it, and the gain with its interval."""
+    """Every client by name: what it has without a model, alone, and by the method, and the gain with its interval."""
     by_client = client_gains(values)
     if len(by_client) > most:
         return None
@@ -267,6 +294,7 @@ def sites_table(
                 g.client,
                 TableCell(f"{g.n_train:,}", sort_value=g.n_train),
                 TableCell(f"{g.n_test:,}", sort_value=g.n_test),
+                *([_baseline_cell(g.client, style, baselines)] if baselines else []),
                 *(TableCell(format_number(style.scale * v, style.digits), sort_value=v) for v in (g.alone, g.own)),
                 TableCell(_signed(g.gain, style), sort_value=g.gain),
                 interval,
@@ -278,6 +306,7 @@ def sites_table(
         TableColumn("Client", "name"),
         TableColumn("Training rows", sortable=True),
         TableColumn("Test rows", sortable=True),
+        *([TableColumn("No model", unit=unit, sortable=True)] if baselines else []),
         TableColumn("Alone", unit=unit, sortable=True),
         TableColumn(method.label, unit=unit, sortable=True),
         TableColumn("Gain", sortable=True),
@@ -285,6 +314,14 @@ def sites_table(
         TableColumn("Verdict", "text"),
     ]
     return TextTable.of(f"Every client: {style.title} alone and with {method.label}", columns, rows)
+
+
+def _baseline_cell(client: str, style: MetricStyle, baselines: Mapping[int, Baseline]) -> TableCell:
+    known = {seed: value for seed, b in baselines.items() if (value := b.clients.get(client)) is not None}
+    entry = average(known)
+    if entry is None:
+        return TableCell("–")
+    return TableCell(format_number(style.scale * entry.mean, style.digits), sort_value=entry.mean)
 
 
 def results_csv(comparison: Comparison) -> str:

@@ -122,7 +122,10 @@ def _gains(comparison: Comparison) -> Values | None:
     return values | {
         "balance": method_tables.balance_table(by_method, comparison.style),
         "sites": method_tables.sites_table(
-            first, next(values for method, values in by_method if method is first), comparison.style
+            first,
+            next(entries for method, entries in by_method if method is first),
+            comparison.style,
+            comparison.baselines,
         ),
         "metric": comparison.style.noun,
         "bars": sorted_gains(by_method, first, comparison.style),

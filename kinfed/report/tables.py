@@ -20,7 +20,7 @@ from kinfed.core.spreadsheet import escape_formula
 from kinfed.report.palette import Style
 
 # Of tones, on a terminal; a page has a class of each name.
-TONES = {"yes": "green", "no": "red", "open": "dim", "paper": "dim"}
+TONES = {"yes": "green", "no": "red", "open": "dim", "paper": "dim", "baseline": "dim"}
 
 
 @dataclass(frozen=True)

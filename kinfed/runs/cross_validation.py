@@ -21,8 +21,10 @@ from torch import Tensor
 
 from kinfed.data.federation import Federation
 from kinfed.engine.base import Score
+from kinfed.engine.measures import headline_measure
 from kinfed.engine.models import Builder
 from kinfed.pools.base import Evaluation
+from kinfed.runs.baseline import Baseline, make_baseline
 from kinfed.runs.config import RunConfig
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
@@ -64,7 +66,7 @@ class CrossValidation:
 
     def execute(self, folder: RunFolder | None) -> RunResult:
         """Run everything; what the folder holds already is taken up where it ends."""
-        first, results = self.folds[0], []
+        first, results, baselines = self.folds[0], [], []
         for fold in self.folds:
             for label in fold.inputs.algorithms:
                 check_privacy(fold.inputs, label)
@@ -73,6 +75,9 @@ class CrossValidation:
         first.write_layout(folder)
         for seed in self.config.seeds:
             first.write_federation(seed, folder)
+            baselines.append(self._baseline(seed))
+            if folder is not None:
+                folder.write_baseline(seed, baselines[-1].to_json())
             for label in first.inputs.algorithms:
                 trained = [fold.run_method(label, seed, folder) for fold in self.folds]
                 federations = [fold.inputs.federation(seed) for fold in self.folds]
@@ -84,7 +89,16 @@ class CrossValidation:
             folder.write_summary({"results": [result.summary() for result in results]})
         path = None if folder is None else folder.path
         inputs = first.inputs
-        return RunResult(self.config, results, inputs.federations, inputs.task(), path, inputs.own_model_name)
+        own = inputs.own_model_name
+        return RunResult(self.config, results, inputs.federations, inputs.task(), path, own, baselines)
+
+    def _baseline(self, seed: int) -> Baseline:
+        inputs = self.folds[0].inputs
+        problem, ids = inputs.federation(seed).problem, inputs.evaluated_ids(seed)
+        headline = headline_measure(problem, self.config.metric).name
+        score = join_scores([fold.baseline_score(seed) for fold in self.folds], headline)
+        clients = joined_clients([fold.inputs.federation(seed) for fold in self.folds])
+        return make_baseline(seed, score, ids, clients, problem, self.config.metric)
 
     def close(self) -> None:
         for fold in self.folds:
@@ -94,12 +108,8 @@ class CrossValidation:
 def join_folds(
     results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool
 ) -> tuple[MethodResult, ClientTable]:
-    """The folds of one method and seed as one result, and the clients it is of: training rows of a fold on average,
-    tested rows of all folds."""
-    first, n = results[0], len(results)
-    trained = torch.stack([data.train.count for data in federations]).to(torch.float64).mean(0).round()
-    tested = torch.stack([data.test.count for data in federations]).sum(0)
-    clients = ClientTable(first_names(federations), trained.to(torch.int64), tested)
+    """The folds of one method and seed as one result, and the clients it is of."""
+    first, n, clients = results[0], len(results), joined_clients(federations)
     evaluation = join_evaluations([result.evaluation for result in results], first.metric)
     everyone = EvaluationMetrics.from_evaluation(evaluation, clients, classifies)
     rows = took_part(evaluation).nonzero().squeeze(1)
@@ -119,11 +129,13 @@ def join_folds(
     return joined, clients
 
 
-def first_names(federations: Sequence[Federation]) -> list[str]:
-    """The clients' names, which all folds have in common."""
+def joined_clients(federations: Sequence[Federation]) -> ClientTable:
+    """Training rows of a fold on average, test rows of all folds."""
     names = federations[0].names
     assert all(data.names == names for data in federations)
-    return names
+    trained = torch.stack([data.train.count for data in federations]).to(torch.float64).mean(0).round()
+    tested = torch.stack([data.test.count for data in federations]).sum(0)
+    return ClientTable(names, trained.to(torch.int64), tested)
 
 
 def join_evaluations(parts: Sequence[Evaluation], metric: str) -> Evaluation:

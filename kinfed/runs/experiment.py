@@ -15,8 +15,10 @@ from typing import Any
 
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.federation import Federation
+from kinfed.engine.base import Score
 from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError
+from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
 from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.export import save_layout
@@ -118,14 +120,18 @@ class Experiment:
         self.write_layout(folder)
         for note in run_notes(inputs):
             self.observer.note(note)
+        baselines = []
         for seed in inputs.config.seeds:
             self.write_federation(seed, folder)
+            baselines.append(self._baseline(seed))
+            if folder is not None:
+                folder.write_baseline(seed, baselines[-1].to_json())
             for label in inputs.algorithms:
                 results.append(self.run_method(label, seed, folder))
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
-        return RunResult(inputs.config, results, inputs.federations, inputs.task(), path, own)
+        return RunResult(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines)
 
     def write_layout(self, folder: RunFolder | None) -> None:
         if folder is not None:
@@ -134,6 +140,16 @@ class Experiment:
     def write_federation(self, seed: int, folder: RunFolder | None) -> None:
         if folder is not None:
             folder.write_federation(seed, description(self.inputs, seed).to_json())
+
+    def baseline_score(self, seed: int) -> Score:
+        """What clients reach without a model."""
+        data = self.inputs.federation(seed)
+        return baseline_score(data, self.inputs.evaluated_ids(seed), self.inputs.task().objective, self.config.metric)
+
+    def _baseline(self, seed: int) -> Baseline:
+        data, ids = self.inputs.federation(seed), self.inputs.evaluated_ids(seed)
+        clients, score = ClientTable.from_federation(data), self.baseline_score(seed)
+        return make_baseline(seed, score, ids, clients, data.problem, self.config.metric)
 
     def run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
         """One method with one seed, from the seed's common start."""

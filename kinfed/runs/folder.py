@@ -7,6 +7,7 @@
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
     federation-<seed>.json   who holds what
+    baseline-<seed>.json     what clients reach without a model (kinfed.runs.baseline)
     models/<algorithm>-<seed>.safetensors
     checkpoints/             kinfed.runs.checkpoint
     .lock                    held while a process writes
@@ -355,6 +356,10 @@ class RunFolder:
     def write_federation(self, seed: int, federation: Mapping[str, Any]) -> None:
         self._require_lock()
         storage.write_json(self.path / f"federation-{seed}.json", federation, indent=None)
+
+    def write_baseline(self, seed: int, baseline: Mapping[str, Any]) -> None:
+        self._require_lock()
+        storage.write_json(self.path / f"baseline-{seed}.json", baseline, indent=None)
 
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor

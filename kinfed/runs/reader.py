@@ -19,6 +19,7 @@ from typing import Any, Literal
 from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.data.description import Description
+from kinfed.runs.baseline import Baseline
 from kinfed.runs.metrics import has_diverged
 from kinfed.runs.run_files import RunFiles, RunFolderError
 
@@ -110,6 +111,7 @@ class Run:
     trials: tuple[Trial, ...]
     federations: dict[int, Description]  # who holds what, by seed
     notes: tuple[str, ...] = ()
+    baselines: dict[int, Baseline] = field(default_factory=dict)  # what clients reach without a model, by seed
 
     @property
     def last_planned_round(self) -> int | None:
@@ -155,6 +157,7 @@ def load_run(path: Path, label: str) -> Run:
         fingerprint=str(envelope["fingerprint"]),
         trials=tuple(trials),
         federations=dict(_descriptions(files)),
+        baselines=dict(_baselines(path)),
     )
     return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
 
@@ -310,6 +313,15 @@ def _descriptions(files: RunFiles) -> Iterator[tuple[int, Description]]:
         seed = file.stem.removeprefix("federation-")
         if seed.lstrip("-").isdecimal():
             yield int(seed), files.description(int(seed))
+
+
+def _baselines(path: Path) -> Iterator[tuple[int, Baseline]]:
+    for file in sorted(path.glob("baseline-*.json")):
+        try:
+            baseline = Baseline.from_json(storage.read_json(file))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{file}: a baseline needs seed, name, personal and clients ({error!r})") from None
+        yield baseline.seed, baseline
 
 
 def _trial(

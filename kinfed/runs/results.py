@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from kinfed.runs.config import RunConfig
 from kinfed.runs.metrics import summarize
 from kinfed.runs.model_inputs import ModelInputs
 from kinfed.runs.pipeline import ModelPipeline
+
+if TYPE_CHECKING:
+    from kinfed.runs.baseline import Baseline
 
 Metrics = dict[str, float]
 
@@ -137,6 +141,7 @@ class RunResult:
     task: ModuleTask = field(repr=False)
     folder: Path | None = None
     own_model: str | None = None  # class of the module, where the caller gave one
+    baselines: Sequence[Baseline] = ()  # by seed: what clients reach without a model
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""

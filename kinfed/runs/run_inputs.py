@@ -166,6 +166,11 @@ class RunInputs:
         above, activations = self._activations[key]
         return above, replace(data, features=activations)
 
+    def evaluated_ids(self, seed: int) -> Tensor:
+        """[n] ids of all clients that are evaluated."""
+        ids = self.evaluated(seed)
+        return torch.arange(self.federation(seed).num_clients) if ids is None else ids
+
     def evaluated(self, seed: int) -> Tensor | None:
         """[n] ids of the clients that are evaluated, where these are not all."""
         data, count = self.federation(seed), self.config.eval_clients

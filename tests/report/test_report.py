@@ -392,7 +392,7 @@ def test_clients_are_counted_once_whatever_the_number_of_seeds_and_named() -> No
     (made,) = compare([run_of(*trials)])
     assert "helps 1 of 2 clients" in findings(made)[1]
     assert "hurts 1: Bern (a client's gain is its mean over 3 seeds)" in findings(made)[1]
-    table = method_tables.sites_table(made.methods[1], gains(made, made.methods[1]), made.style)
+    table = method_tables.sites_table(made.methods[1], gains(made, made.methods[1]), made.style, {})
     assert table is not None
     assert [row[0].text for row in table.rows] == ["Basel", "Bern"]
     assert [row[5].text for row in table.rows] == ["+30.0", "\u221210.0"]

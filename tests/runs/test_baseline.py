@@ -1,0 +1,77 @@
+"""What clients reach without a model, against scikit-learn's dummies; in the folder, the tables and in folds."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.metrics import log_loss, mean_squared_error
+
+import kinfed
+from kinfed.cli.display import results_table
+from kinfed.data.federation import Federation
+from kinfed.engine.objective import CROSS_ENTROPY, SQUARED
+from kinfed.report import build
+from kinfed.report.comparison import single_run
+from kinfed.report.measured_gain import measured_gain
+from kinfed.report.method_tables import results_table as page_table
+from kinfed.runs.baseline import baseline_score
+from kinfed.runs.reader import load_run
+
+RUN = {"algorithms": "local,fedavg", "rounds": 1, "model": "mlr", "participation": 1.0}
+
+
+def test_the_majority_class_is_scikit_learns(federation: Federation) -> None:
+    score = baseline_score(federation, torch.arange(6), CROSS_ENTROPY, None)
+    for client in range(6):
+        train, test = federation.labels[federation.train[client]], federation.labels[federation.test[client]]
+        dummy = DummyClassifier(strategy="prior").fit(np.zeros((len(train), 1)), train.numpy())
+        assert int(score.correct[client]) == int((dummy.predict(np.zeros((len(test), 1))) == test.numpy()).sum())
+        shares = (torch.bincount(train, minlength=3) + 1) / (len(train) + 3)
+        wanted = log_loss(test.numpy(), np.tile(shares, (len(test), 1)), labels=[0, 1, 2], normalize=False)
+        assert float(score.loss[client]) == pytest.approx(wanted, rel=1e-6)
+        auroc = float(score.measure("auroc")[client])
+        assert auroc == 0.5 or (auroc != auroc and len(test.unique()) == 1)
+
+
+def test_the_mean_is_scikit_learns(federation: Federation) -> None:
+    y = np.random.default_rng(0).normal(50, 9, len(federation.labels))
+    who = np.repeat(federation.names, federation.train.count + federation.test.count)
+    data = Federation.from_arrays(np.zeros((len(y), 1)), y, who, task="regression")
+    score = baseline_score(data, torch.tensor([4, 1]), SQUARED, "mae")
+    for row, client in enumerate((4, 1)):
+        train, test = data.labels[data.train[client]].numpy(), data.labels[data.test[client]].numpy()
+        dummy = DummyRegressor().fit(np.zeros((len(train), 1)), train)
+        wanted = mean_squared_error(test, dummy.predict(np.zeros((len(test), 1)))) ** 0.5
+        assert float(score.measure("rmse")[row]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> None:
+    result = kinfed.run(federation=federation, out=tmp_path / "run", seeds=(0, 1), **RUN)
+    correct = baseline_score(federation, torch.arange(6), CROSS_ENTROPY, None)
+    accuracy = float(correct.correct.sum() / correct.count.sum())
+    assert [baseline.personal["accuracy"] for baseline in result.baselines] == pytest.approx([accuracy, accuracy])
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(results_table([r.summary() for r in result.results], result.baselines))
+    last = console.export_text().strip().splitlines()[-1]
+    assert "(majority class)" in last
+    assert f"{100 * accuracy:.1f}" in last
+    comparison = single_run(load_run(tmp_path / "run", "run"))
+    row = page_table(comparison).rows[-1]
+    assert row[0].text == "without a model: majority class"
+    assert row[1].text == f"{100 * accuracy:.1f}"
+    assert not any(cell.best for cell in row)
+    assert "without a model: majority class" in build([tmp_path / "run"], tmp_path / "page.html").read_text()
+    table, _ = measured_gain(tmp_path / "run")
+    assert "No model" in [column.header for column in table.columns]
+
+
+def test_folds_test_it_on_every_row(federation: Federation) -> None:
+    result = kinfed.run(federation=federation, seeds=(0,), folds=3, **{**RUN, "algorithms": "local"})
+    assert result.baselines[0].clients.keys() == {str(k) for k in range(6)}
+    assert 0.2 < result.baselines[0].personal["accuracy"] < 0.7
