@@ -17,7 +17,7 @@ import kinfed
 # From the foundations up: a room imports from itself and from rooms that stand before it.
 ROOMS = (
     *("errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs", "report"),
-    *("reproduce", "deploy", "sites", "bench", "testing", "cli", "kinfed", "__main__"),
+    *("reproduce", "deploy", "sites", "sklearn", "bench", "testing", "cli", "kinfed", "__main__"),
 )
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.

@@ -6,6 +6,7 @@ is then chosen by kinfed.sites.choice. Both rest on validation alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from kinfed.engine.measures import Judged, Measure, bootstrap_draws
 from kinfed.errors import DataError
 from kinfed.sites.choice import Advantage, advantage, best_together, choose
 from kinfed.sites.inner_folds import NEVER
-from kinfed.sites.portfolio import ALONE, ONE_MODEL, Contender, Try
+from kinfed.sites.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, Try, contenders_of
 from kinfed.sites.search import Search, Tries
 from kinfed.sites.site_outputs import judged_training
 
@@ -68,6 +69,16 @@ def decide(search: Search, tries: Tries, measure: Measure) -> FitDecision:
         tries.contenders, chosen_tries, validation, advantages, choose(advantages, sites),
         best_together(advantages, sites), validated,
     )  # fmt: skip
+
+
+def only_choice(search: Search) -> FitDecision:
+    """Learning alone with default settings, where nothing else is to be tried: there is nothing to validate."""
+    (alone,) = contenders_of(LOCAL)
+    sites, first = search.data.num_clients, search.make_try(0, LOCAL)
+    nobody = torch.zeros(sites, dtype=torch.int64)
+    return FitDecision(
+        [alone], {ALONE: first}, {ALONE: math.nan}, {}, choose({}, sites), best_together({}, sites), nobody
+    )
 
 
 def pooled_value(measure: Measure, judged: Judged) -> float:

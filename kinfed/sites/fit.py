@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,32 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.results import RunResult
-from kinfed.sites.decision import FitDecision, decide
+from kinfed.sites.decision import FitDecision, decide, only_choice
 from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult, server_path, site_path
 from kinfed.sites.fit_settings import DEFAULT_METRICS, FitSettings
 from kinfed.sites.gains import SiteFigures, site_records
-from kinfed.sites.inner_folds import assign_folds
-from kinfed.sites.portfolio import ALONE, ONE_MODEL, Contender, methods_of
+from kinfed.sites.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of
 from kinfed.sites.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
 from kinfed.sites.site_files import load_sites
 from kinfed.sites.site_outputs import judged_test, outputs_on_test
 
 PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class FittedModels:
+    """Models with all that belongs to them."""
+
+    sites: dict[str, ModelPipeline]
+    server: ModelPipeline | None  # the one model of all; None where there is one site
+    chosen: dict[str, str]  # the contender of every site
+
+    def save(self, folder: Path) -> None:
+        for site, model in self.sites.items():
+            storage.make_folder(site_path(folder, site).parent)
+            model.save(site_path(folder, site))
+        if self.server is not None:
+            self.server.save(server_path(folder))
 
 
 class Unobserved:
@@ -88,7 +103,7 @@ def fit(
     if minutes is not None and not minutes > 0:
         raise ConfigError(f"minutes must be above 0; got {minutes}")
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)
-    job = _Fit(source, settings, observer or Unobserved(), should_stop)
+    job = SiteFit(source, settings, observer, should_stop)
     budget = TimeBudget(None if minutes is None else 60 * minutes)
     if out is None:
         return job.execute(None, budget, page)
@@ -99,14 +114,22 @@ def fit(
         return job.execute(folder.path, budget, page)
 
 
-class _Fit:
+class SiteFit:
+    """The fit of one table. `test_fraction` 0 leaves no test rows: models are chosen and fitted, and no gain is
+    measured."""
+
     def __init__(
-        self, source: Source, settings: FitSettings, observer: FitObserver, should_stop: Callable[[], bool]
+        self,
+        source: Source,
+        settings: FitSettings,
+        observer: FitObserver | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        test_fraction: float | None = None,
     ) -> None:
-        self.source, self.settings, self.observer, self.should_stop = source, settings, observer, should_stop
-        self.data: Federation = make_federation(
-            source, "column", None, {"test_fraction": settings.test_fraction}, settings.seed
-        )
+        self.source, self.settings, self.should_stop = source, settings, should_stop
+        self.observer: FitObserver = Unobserved() if observer is None else observer
+        share = settings.test_fraction if test_fraction is None else test_fraction
+        self.data: Federation = make_federation(source, "column", None, {"test_fraction": share}, settings.seed)
         metric = DEFAULT_METRICS[self.data.problem.kind] if settings.metric == "auto" else settings.metric
         self.measure = headline_measure(self.data.problem, metric)
         self.methods = methods_of(settings.algorithms, self.data.num_clients)
@@ -119,22 +142,37 @@ class _Fit:
         store = FoldStore(None if folder is None else folder / "search")
         budget.used = store.seconds
         self.observer.begin(self.settings.trials * len(self.methods) * self.settings.folds + len(self.methods))
-        search = Search(
-            self.source, self.data, assign_folds(self.data, self.settings.folds, self.settings.seed), self.settings,
-            self.methods, self.measure.name, store, budget, self.observer, self.should_stop,
-        )  # fmt: skip
+        search = self._make_search(store, budget)
         tries = self._search(search, folder)
         decision = decide(search, tries, self.measure)
         fitted = self._fit_all(decision, folder, budget)
-        result = self._result(tries, decision, fitted)
-        result = self._with_models(result, decision, fitted, folder)
-        if folder is not None:
-            if page:
-                from kinfed.sites.site_page import write_page
+        result, models = self._result(tries, decision, fitted), self._models(decision, fitted)
+        if folder is None:
+            return replace(result, models=models.sites, server=models.server)
+        models.save(folder)
+        result = replace(result, folder=folder)
+        if page:
+            from kinfed.sites.site_page import write_page
 
-                write_page(result, folder)
-            storage.write_json(folder / RECORD, result.to_json())
+            write_page(result, folder)
+        storage.write_json(folder / RECORD, result.to_json())
         return result
+
+    def choose_models(self) -> FittedModels:
+        """Models of all sites, chosen and fitted in memory; nothing is measured on test rows."""
+        budget = TimeBudget(None)
+        search = self._make_search(FoldStore(None), budget)
+        if self.methods == (LOCAL,) and self.settings.trials == 1:
+            decision = only_choice(search)
+        else:
+            decision = decide(search, search.run(), self.measure)
+        return self._models(decision, self._fit_all(decision, None, budget))
+
+    def _make_search(self, store: FoldStore, budget: TimeBudget) -> Search:
+        return Search(
+            self.source, self.data, self.settings, self.methods, self.measure.name, store, budget, self.observer,
+            self.should_stop,
+        )  # fmt: skip
 
     def _search(self, search: Search, folder: Path | None) -> Tries:
         """What was tried; where a search ended before, it is not gone on with."""
@@ -215,10 +253,7 @@ class _Fit:
             0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread, sent, sends,
         )  # fmt: skip
 
-    def _with_models(
-        self, result: FitResult, decision: FitDecision, fitted: dict[str, RunResult], folder: Path | None
-    ) -> FitResult:
-        """Models in files, where there is a folder, else in memory."""
+    def _models(self, decision: FitDecision, fitted: dict[str, RunResult]) -> FittedModels:
         contenders = {one.name: one for one in decision.contenders}
         models = {}
         for site, name in zip(self.data.names, decision.chosen, strict=True):
@@ -231,11 +266,4 @@ class _Fit:
                 model = run_result.personal_model(site, name)
             models[site] = model
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
-        if folder is None:
-            return replace(result, models=models, server=server)
-        for site, model in models.items():
-            storage.make_folder(site_path(folder, site).parent)
-            model.save(site_path(folder, site))
-        if server is not None:
-            server.save(server_path(folder))
-        return replace(result, folder=folder)
+        return FittedModels(models, server, dict(zip(self.data.names, decision.chosen, strict=True)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.method_run import Interrupted
 from kinfed.sites.fit_settings import FitSettings
-from kinfed.sites.inner_folds import fold_federation, fold_rows
+from kinfed.sites.inner_folds import assign_folds, fold_federation, fold_rows
 from kinfed.sites.portfolio import LOCAL, Contender, Try, contenders_of, make_try
 from kinfed.sites.site_outputs import outputs_on_test
 
@@ -142,7 +143,6 @@ class Tries:
 class Search:
     source: Source
     data: Federation  # training rows, and test rows that are not touched here
-    fold_of: Tensor  # [T] of data.train.rows
     settings: FitSettings
     methods: tuple[str, ...]
     metric: str
@@ -151,6 +151,11 @@ class Search:
     observer: FitObserver
     should_stop: Callable[[], bool]
     _folds: dict[int, Federation] = field(default_factory=dict)
+
+    @cached_property
+    def fold_of(self) -> Tensor:
+        """[T] of data.train.rows."""
+        return assign_folds(self.data, self.settings.folds, self.settings.seed)
 
     def run(self) -> Tries:
         done: list[tuple[int, str]] = []

@@ -1,0 +1,100 @@
+"""scikit-learn's own checks, and clients in pipelines, searches and cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import sklearn
+from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from kinfed.sklearn import PersonalizedClassifier, PersonalizedRegressor
+from tests.sites.conftest import make_table
+
+QUICK: dict[str, Any] = {"rounds": 4, "steps": 20}
+
+
+@pytest.mark.parametrize("estimator", [PersonalizedClassifier(rounds=8), PersonalizedRegressor(rounds=8)], ids=repr)
+@pytest.mark.filterwarnings("ignore")
+def test_scikit_learn_finds_nothing_wrong(estimator: Any) -> None:
+    results = check_estimator(estimator, on_skip=None)
+    assert len(results) > 40
+
+
+@pytest.fixture
+def routing() -> Iterator[None]:
+    with sklearn.config_context(enable_metadata_routing=True):
+        yield
+
+
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two clients of opposite opinion: no one model can serve both."""
+    draw = np.random.default_rng(0)
+    X, client = draw.normal(size=(120, 3)), np.tile(["east", "west"], 60)
+    y = np.where((X[:, 0] > 0) == (client == "east"), "yes", "no")
+    return X, y, client
+
+
+def test_every_client_has_its_own_model_and_others_the_servers() -> None:
+    X, y, client = rows()
+    model = PersonalizedClassifier(**QUICK, folds=2).fit(X, y, client=client)
+    assert model.score(X, y, client=client) > 0.85
+    assert model.score(X, y) < 0.8
+    assert model.clients_.tolist() == ["east", "west"]
+    np.testing.assert_array_equal(model.predict_proba(X, client=["nobody"] * 120), model.predict_proba(X))
+    mixed = np.where(np.arange(120) % 2 == 0, client, "nobody")
+    expected = np.where(
+        (np.arange(120) % 2 == 0)[:, None], model.predict_proba(X, client=client), model.predict_proba(X)
+    )
+    np.testing.assert_array_equal(model.predict_proba(X, client=mixed), expected)
+
+
+def test_a_method_by_name_and_what_it_has_for_others() -> None:
+    X, y, client = rows()
+    alone = PersonalizedClassifier("local", **QUICK).fit(X, y, client=client)
+    with pytest.raises(ValueError, match="client 'north' was not there at fit, and local has no server model"):
+        alone.predict(X[:1], client=["north"])
+    with pytest.raises(ValueError, match="rows come without a client"):
+        alone.predict(X)
+    ditto = PersonalizedRegressor("ditto", options={"lam": 0.01}, **QUICK).fit(X, X[:, 1] * 3 + 10, client=client)
+    assert ditto.score(X, X[:, 1] * 3 + 10, client=client) > 0.9
+    assert ditto.predict(X).shape == (120,)
+    with pytest.raises(ValueError, match="unknown option of ditto 'lamb'"):
+        PersonalizedClassifier("ditto", options={"lamb": 1}).fit(X, y, client=client)
+    with pytest.raises(ValueError, match="options are those of one method"):
+        PersonalizedClassifier(options={"lam": 1}).fit(X, y, client=client)
+    with pytest.raises(ValueError, match="120 rows, 3 names"):
+        PersonalizedClassifier().fit(X, y, client=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+def test_frames_with_categories_and_gaps(frame: Any) -> None:
+    table = make_table()
+    X = frame({name: table[name] for name in ("age", "dose", "group")})
+    model = PersonalizedClassifier("fedavg", **QUICK).fit(X, table["outcome"], client=table["site"])
+    assert model.classes_.tolist() == ["ill", "well"]
+    assert model.n_features_in_ == 3
+    assert model.score(X, table["outcome"], client=table["site"]) > 0.7
+    new = frame({"age": [None, 40.0], "dose": [0.5, -2.0], "group": ["c", "a"]})
+    assert model.predict_proba(new, client=["north", "elsewhere"]).shape == (2, 2)
+
+
+def test_clients_reach_pipelines_searches_and_folds(routing: None) -> None:
+    X, y, client = rows()
+    personal = PersonalizedClassifier("local", **QUICK)
+    personal.set_fit_request(client=True).set_predict_request(client=True).set_score_request(client=True)
+    pipeline = make_pipeline(StandardScaler(), personal)
+    pipeline.fit(X, y, client=client)
+    assert pipeline.score(X, y, client=client) > 0.85
+    scores = cross_validate(pipeline, X, y, params={"client": client}, cv=2)["test_score"]
+    assert scores.min() > 0.8
+    search = GridSearchCV(personal, {"lr": [1e-6, 0.1]}, cv=2).fit(X, y, client=client)
+    assert search.best_params_ == {"lr": 0.1}
+    assert search.best_estimator_.score(X, y, client=client) > 0.85
