@@ -58,6 +58,8 @@ FEDBN = Paper(
     "FedBN", "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
 )
 
+SITES = Paper("kinfed", "Our own question, of no paper")
+
 
 @dataclass(frozen=True)
 class RunPart:

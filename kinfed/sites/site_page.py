@@ -20,14 +20,14 @@ def write_page(result: FitResult, folder: Path) -> Path:
 
 
 def page(result: FitResult, folder: Path) -> str:
-    words = Wording(result)
+    words, table = Wording(result), short_name(result.table)
     heading = f"A model for {'the site' if len(result.sites) == 1 else f'each of {len(result.sites)} sites'}"
     chosen = [one for one in result.contenders if takers(result, one.name)]
     return render(
         "fit.html",
         package="kinfed.sites",
-        title=f"{heading} – {result.table}",
-        kicker=f"kinfed fit · {result.table}",
+        title=f"{heading} – {table}",
+        kicker=f"kinfed fit · {table}",
         heading=heading,
         links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
                ("models", "Use the models"), ("words", "Words")],
@@ -50,6 +50,12 @@ def page(result: FitResult, folder: Path) -> str:
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
     )  # fmt: skip
+
+
+def short_name(table: str) -> str:
+    """A table without its folder; of several files the first, and how many there are."""
+    first, *others = table.split(", ")
+    return Path(first).name + (f" and {len(others)} more" if others else "")
 
 
 def takers(result: FitResult, contender: str) -> list[str]:

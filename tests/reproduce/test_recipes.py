@@ -43,7 +43,7 @@ from kinfed.reproduce.result_tables import fill
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
 from kinfed.runs.run_inputs import RunInputs
 
-PAPERS = {"Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN"}
+PAPERS = {"Self-FL", "FedFomo", "CGPFL", "FedSA-LoRA", "FedBN", "kinfed"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -87,10 +87,8 @@ def test_smoke_uses_only_data_that_is_always_there() -> None:
     for name in RECIPES:
         for part in load_recipe(name).parts("smoke"):
             if isinstance(part, RunPart):
-                assert part_config(part, None, {}).dataset.name in ("digits", "wakeword", "sentiment140_subset"), (
-                    name,
-                    part.name,
-                )
+                always = ("digits", "wakeword", "sentiment140_subset", "breast_cancer")
+                assert part_config(part, None, {}).dataset.name in always, (name, part.name)
 
 
 def test_interval_by_hand() -> None:

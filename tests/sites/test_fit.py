@@ -196,7 +196,7 @@ def test_the_page_has_a_sentence_and_rows_for_every_site(folder: Path, result: F
     page = (folder / "fit.html").read_text("utf-8")
     words = Wording(result)
     for site in result.sites:
-        assert words.sentence(site).replace("−", "−")[:20] in page
+        assert f"<strong>{site.site}</strong>{words.sentence(site).removeprefix(site.site)} " in page
         assert f">{site.test_rows}<" in page
         assert f"models/sites/{site.site}.safetensors" in page
     assert "Never a row" in page or all(site.chosen == "alone" for site in result.sites)
