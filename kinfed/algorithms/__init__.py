@@ -134,6 +134,7 @@ _add(
     "FedAvg's model beside the nearest examples of the client's own",
     preset={"knn": 10},
 )
+_add("fedbe", "fedbe:FedBE", "FedBE", "the server learns what an ensemble around all models says of public examples")
 _add("fedmd", "fedmd:FedMD", "FedMD", "own models that learn from the mean of what all say of public examples")
 _add("ktpfl", "ktpfl:KTpFL", "KT-pFL", "FedMD with a learned mixture of the others' predictions for each client")
 _add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")

@@ -64,6 +64,9 @@ class RoundInfo:
     population: Population
     # The columns of a row that are trained (Task.trainable): only these have distances.
     trainable: slice = field(default_factory=lambda: slice(None))
+    # For a server that trains or predicts on its own or public examples (population.pool): never with the noise of
+    # private training, which is for clients' examples.
+    server_task: Task | None = None
 
     def key(self, purpose: str) -> Tensor:
         """The key of the draws for one purpose in this round (kinfed.core.rng)."""
@@ -211,7 +214,7 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         )
     if "needs public data" in algorithm.traits and population.pool is None:
         raise ConfigError(
-            f"{type(algorithm).__name__} compares clients by what they say of public examples, and the federation has "
+            f"{type(algorithm).__name__} learns from what models say of public examples, and the federation has "
             "none; run it with --public 0.1, or give it federation.with_public(0.1, seed)"
         )
     if "no example weights" in algorithm.traits and population.weighs_examples:

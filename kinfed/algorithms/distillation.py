@@ -37,19 +37,29 @@ class TowardTargets:
 
 
 def digest(
-    task: Task, theta: Tensor, public: Split, target: Tensor, slope: Slope, training: LocalTraining, steps: int
+    task: Task,
+    theta: Tensor,
+    public: Split,
+    target: Tensor,
+    slope: Slope,
+    training: LocalTraining,
+    steps: int,
+    first_step: int = 0,
+    rate: Callable[[int], float] | None = None,
 ) -> Tensor:
     """theta [n, P] after plain SGD steps towards targets [n, U, C] of the public examples. Each step has a batch of
-    different examples, drawn for (seed, round, step): the same for all clients, whose targets belong to them."""
+    different examples, drawn for (seed, round, step): the same for all clients, whose targets belong to them. `rate`
+    of a step is that of local training where none is given."""
     theta = theta.clone(memory_format=torch.contiguous_format)
     n, U = len(theta), target.shape[1]
     size = min(training.batch, U)
     key = rng.fold(rng.root(public.seed, "digest"), public.round)
     weight = torch.full((n, size), 1 / size, device=theta.device)
     labels = torch.zeros(n, size, dtype=torch.int64, device=theta.device)  # not looked at
-    for step in range(steps):
+    for step in range(first_step, first_step + steps):
         some = rng.choose(rng.fold(key, step), U, size)
         x = public.features.gather(public.rows[some].expand(n, -1))
         batch = Batch(x, labels, weight, public.ids, public.round, step, None, public.seed, "digest")
-        task.descend_(theta, batch, training.rate(public.round), cut=TowardTargets(target[:, some], slope))
+        lr = training.rate(public.round) if rate is None else rate(step)
+        task.descend_(theta, batch, lr, cut=TowardTargets(target[:, some], slope))
     return theta

@@ -4,7 +4,7 @@ Li, Wang: FedMD: Heterogenous Federated Learning via Model Distillation, 2019, A
 
     first:     client m trains on the labelled public examples (`public_steps`), then on its own
     round:     f̄ = mean over clients of their logits on the public examples                     (communicate, aggregate)
-               digest:   `digest_steps` steps of min mean |z − f̄|² (or |z − f̄|) over public examples and classes
+               digest:   `digest_steps` steps of min mean |z − f̄| (or |z − f̄|²) over public examples and classes
                revisit:  the usual steps on its own examples
 
 `digest_steps = 0` with `public_steps = 0` is local training, bit for bit; so is, without public steps, everybody's
@@ -12,8 +12,10 @@ first round. What travels is U C numbers each way, whatever the model.
 
 Decisions. The logits of a round are those of the models it ends with, and guide the next one; they are averaged
 equally over the clients of the round. Every round uses all public examples (the paper: a subset). Digest is plain SGD
-at the common rate, on batches of its own; `distance = "l1"` is the mean absolute error. A public example is nobody's
-own: the federation sets them aside for all methods of a comparison alike, from training data (kinfed run --public).
+at the common rate, on batches of its own. The paper says that a party "approaches the consensus" and names no distance;
+the authors' code takes the mean absolute error of logits, which is the default here (`l2`: the mean squared one). A
+public example is nobody's own: the federation sets them aside for all methods of a comparison alike, from training data
+(kinfed run --public).
 
 The personal model is the client's own; who has not trained yet has the common start. There is no server model. Not
 private: what a model says of public examples is computed from it without noise.
@@ -72,7 +74,7 @@ class FedMD(Algorithm[Server, Client, Down, Up]):
         20, "steps towards the consensus per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
     public_steps: int = option(20, "steps on labelled public examples in a client's first round; 0: none", ge=0)
-    distance: Literal["l2", "l1"] = option("l2", "between logits and consensus: mean squared, or mean absolute error")
+    distance: Literal["l1", "l2"] = option("l1", "between logits and consensus: mean absolute, or mean squared error")
 
     traits = frozenset({"needs classes", "needs public data"})
     averages = ("scores",)

@@ -31,7 +31,7 @@ def averaged_changes(
     the method's name."""
     if isinstance(algorithm.averages, str) or not algorithm.averages:
         return algorithm.averages
-    ids, info = torch.tensor([0]), RoundInfo(1, population, task.trainable)
+    ids, info = torch.tensor([0]), RoundInfo(1, population, task.trainable, task)
     start = algorithm.init_server(task, population)
     template = update_template(algorithm, task, data, start)
 

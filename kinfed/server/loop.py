@@ -19,6 +19,7 @@ from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
+from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.secure_sum import SecureSettings, SecureSum
 from kinfed.privacy.user_level import NO_ROBUST_RULE, UserLevel
 from kinfed.server.clock import Clock
@@ -201,7 +202,8 @@ class Loop:
         return replace(reply, up=up, nbytes=size.up, nbytes_down=size.down), ""
 
     def _info(self, number: int) -> RoundInfo:
-        return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable)
+        plain = self.task.inner if isinstance(self.task, PrivateTask) else self.task
+        return RoundInfo(number - self.first_round + 1, self.population, self.task.trainable, plain)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """`count` more rounds, one at a time."""

@@ -59,7 +59,7 @@ def private_loop(
     chunk: int | None = 2,
 ) -> Iterator[Loop]:
     schedule = schedule or Schedule(0.67)
-    data = federation(validation="needs validation" in method.traits) if data is None else data
+    data = Bench(method, federation=federation()).federation if data is None else data
     active = [schedule.active(0, number, len(data)) for number in range(1, rounds + 1)]
     calls = torch.bincount(torch.cat(active), minlength=len(data))
     budget = make_budget(privacy, method, make_task(Bench(method).model), seeded_noise(0), data.train.count, calls)

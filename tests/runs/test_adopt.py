@@ -28,7 +28,7 @@ from kinfed.runs.experiment import run
 from kinfed.runs.finished import FinishedRun
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
-REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple", "fedmd", "ktpfl"}
+REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple", "fedbe", "fedmd", "ktpfl"}
 OTHER_MODELS = {"mocha", "ffa_lora"}  # a linear one, and one with adapters
 
 
