@@ -15,7 +15,7 @@ part of it, and w is the mean of the models at the ends of the cycles.
 targets are what that model says, and distillation leaves it where it is.
 
 Decisions. Where the authors' code differs, the formulas above stand: it draws normal variates of each layer's updates
-divided by their norms, and Dirichlet weights without N_m; it takes a model into SWA every 25 steps, as here, at a constant
+divided by their norms, and Dirichlet weights without N_m; it takes a model into SWA every 25 steps, as here, at a fixed
 rate of 10⁻³ with momentum 0.9. Our rate falls within a cycle, as SWA's authors propose; numbers of steps and rates are
 ours, to be tuned. Labels of public examples are never looked at. Models with running statistics are refused: a drawn
 model has none of its own.
