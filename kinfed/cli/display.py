@@ -173,7 +173,9 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
         own, worst = metric, "worst10" if metric == "accuracy" else f"{metric}_worst10"
         entries = [{"personal": baseline.personal} for baseline in baselines]
         figures = [_figure(entries, "personal", name, measure) for name in (own, worst)]
-        table.add_row(f"({baselines[0].name})", *figures, "-", "-", "-", *["-"] * (private + hidden), style="dim")
+        table.add_row(
+            f"({baselines[0].name.split()[0]})", *figures, "-", "-", "-", *["-"] * (private + hidden), style="dim"
+        )
     return table
 
 

@@ -206,11 +206,7 @@ class Task(ABC):
         if not int(part.count.sum()):
             nothing = {one.name: torch.zeros(n, 2, dtype=torch.float64) for one in measures_of(self.problem)}
             return replace(score, sums=nothing, error=torch.full((n,), torch.nan, dtype=torch.float64))
-        pieces = []
-        for rows, batch in part.in_order():
-            z, valid = self.logits(theta[rows], batch.x), batch.weight.cpu() > 0
-            pieces.append((torch.arange(len(part.count))[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
-        judged = _judged(pieces, len(part.count), self.problem)
+        judged = judged_outputs(self, theta, part, self.problem)
         headline = headline_measure(self.problem, self.metric)
         return replace(score, sums=client_sums(judged), error=standard_errors(headline, judged, part.ids))
 
@@ -242,6 +238,15 @@ class Task(ABC):
     def layer_names(self) -> tuple[str, ...]:
         """Modules that own parameters, in the order of the forward pass as declared."""
         return columns.layer_names(self.slots)
+
+
+def judged_outputs(task: Task, theta: Tensor, part: Split, problem: Problem) -> Judged:
+    """What models theta [n, P] say of their clients' examples, of which there is at least one."""
+    pieces = []
+    for rows, batch in part.in_order():
+        z, valid = task.logits(theta[rows], batch.x), batch.weight.cpu() > 0
+        pieces.append((torch.arange(len(part.count))[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
+    return _judged(pieces, len(part.count), problem)
 
 
 def _judged(pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int, problem: Problem) -> Judged:

@@ -25,6 +25,7 @@ from kinfed.report.sentences import (
     outsiders_sentence,
     seeds_of,
 )
+from kinfed.report.site_curves import FEWEST_IN_A_BIN, site_curves
 from kinfed.report.statistics import gains
 from kinfed.report.tables import TableColumn, TextTable
 
@@ -47,6 +48,7 @@ def sections(comparison: Comparison) -> list[Section]:
         ("rounds", "Over the rounds"): _rounds,
         ("clients", "From client to client"): _clients,
         ("gain", "Who is helped, who is hurt"): _gains,
+        ("curves", "Client by client: ranking and calibration"): _curves,
         ("cost", "What it costs"): _cost,
         ("time", "Over simulated time"): _time,
         ("privacy", "What privacy costs"): _privacy,
@@ -132,6 +134,14 @@ def _gains(comparison: Comparison) -> Values | None:
         "sizes": gain_against_size(by_method, first, comparison.style),
         "seeds": max(len(method.complete_trials) for method, _ in by_method),
     }
+
+
+def _curves(comparison: Comparison) -> Values | None:
+    curves = site_curves(comparison)
+    if curves is None:
+        return None
+    binary = all(federation.num_classes == 2 for federation in comparison.federations.values())
+    return {"curves": curves, "binary": binary, "in_a_bin": FEWEST_IN_A_BIN}
 
 
 def _cost(comparison: Comparison) -> Values | None:

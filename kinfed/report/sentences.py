@@ -51,6 +51,7 @@ def facts(run: Run) -> dict[str, str]:
         "Participation": _participation(config.get("participation")),
         "Local work": _work(config),
         "Seeds": brief(config.get("seeds")),
+        "Folds": brief(config.get("folds")),
     }
     algorithms = config.get("algorithms")
     if isinstance(algorithms, dict):

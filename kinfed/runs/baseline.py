@@ -24,7 +24,7 @@ from kinfed.engine.objective import Objective
 from kinfed.runs.metrics import summarize
 from kinfed.runs.results import ClientTable
 
-MAJORITY, MEAN = "majority class", "training mean"
+MAJORITY, MEAN = "majority class", "mean"
 
 
 @dataclass(frozen=True)

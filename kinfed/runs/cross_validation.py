@@ -26,6 +26,7 @@ from kinfed.engine.models import Builder
 from kinfed.pools.base import Evaluation
 from kinfed.runs.baseline import Baseline, make_baseline
 from kinfed.runs.config import RunConfig
+from kinfed.runs.curves import Curves
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.observer import Observer
@@ -85,6 +86,8 @@ class CrossValidation:
                 results.append(result)
                 if folder is not None:
                     folder.append_clients(result.client_columns(clients))
+                    if result.curves is not None:
+                        folder.write_curves(label, seed, result.curves.to_json())
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
         path = None if folder is None else folder.path
@@ -120,6 +123,7 @@ def join_folds(
         all_clients=asdict(everyone),
         evaluation=evaluation,
         server_models=None,
+        curves=join_curves([result.curves for result in results]),
         bytes_down=round(sum(result.bytes_down for result in results) / n),
         bytes_up=round(sum(result.bytes_up for result in results) / n),
         seconds=sum(result.seconds for result in results) / n,
@@ -127,6 +131,11 @@ def join_folds(
         folds=n,
     )
     return joined, clients
+
+
+def join_curves(curves: Sequence[Curves | None]) -> Curves | None:
+    known = [one for one in curves if one is not None]
+    return Curves.joined(known) if len(known) == len(curves) else None
 
 
 def joined_clients(federations: Sequence[Federation]) -> ClientTable:

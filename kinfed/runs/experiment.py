@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kinfed.errors import ConfigError
 from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
 from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.curves import evaluated_curves
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
@@ -164,7 +166,7 @@ class Experiment:
             if loop.user_level is not None and config.user_epsilon is not None and loop.algorithm.averages:
                 noise = f"noise {loop.user_level.noise:.4g} for user-level epsilon {config.user_epsilon:g}"
                 self.observer.note(f"{label} seed {seed}: {noise}")
-            return MethodRun(
+            result = MethodRun(
                 label,
                 loop,
                 ClientTable.from_federation(self.inputs.federation(seed)),
@@ -177,6 +179,15 @@ class Experiment:
                 should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold,
             ).execute()
+        return self._with_curves(result, folder)
+
+    def _with_curves(self, result: MethodResult, folder: RunFolder | None) -> MethodResult:
+        """ROC and calibration of the clients' models; of a fold they are written with all others."""
+        data = self.inputs.federation(result.seed)
+        curves = evaluated_curves(self.inputs.task(), data, result.evaluation)
+        if folder is not None and curves is not None and self.config.folds is None:
+            folder.write_curves(result.label, result.seed, curves.to_json())
+        return replace(result, curves=curves)
 
     def make_loop(self, algorithm: AnyAlgorithm, seed: int, state_folder: Path | None = None) -> Loop:
         """An algorithm before its first round, on the data, the common start and the schedule of this configuration.

@@ -8,6 +8,7 @@
     summary.json             final results; written last
     federation-<seed>.json   who holds what
     baseline-<seed>.json     what clients reach without a model (kinfed.runs.baseline)
+    curves/<algorithm>-<seed>.json    ROC and calibration of every client (kinfed.runs.curves)
     models/<algorithm>-<seed>.safetensors
     checkpoints/             kinfed.runs.checkpoint
     .lock                    held while a process writes
@@ -46,7 +47,7 @@ from kinfed.core.spreadsheet import escape_formula
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
-from kinfed.runs.run_files import RunFiles, TrialKey, models_path, read_journal, trial_key
+from kinfed.runs.run_files import RunFiles, TrialKey, curves_path, models_path, read_journal, trial_key
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -360,6 +361,12 @@ class RunFolder:
     def write_baseline(self, seed: int, baseline: Mapping[str, Any]) -> None:
         self._require_lock()
         storage.write_json(self.path / f"baseline-{seed}.json", baseline, indent=None)
+
+    def write_curves(self, algorithm: str, seed: int, curves: Mapping[str, Any]) -> None:
+        self._require_lock()
+        path = curves_path(self.path, algorithm, seed)
+        storage.make_folder(path.parent)
+        storage.write_json(path, {"algorithm": algorithm, "seed": seed, **curves}, indent=None)
 
     def write_models(
         self, algorithm: str, seed: int, personal: Tensor, server: ServerModels | None, took_part: Tensor

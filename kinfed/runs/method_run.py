@@ -216,7 +216,7 @@ class MethodRun:
         return None if metrics is None else metrics.personal
 
     def _evaluate(self, last: bool) -> Evaluation:
-        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models and self.fold is None)
+        evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)
         if last:
             self._last_evaluation = evaluation
         return evaluation

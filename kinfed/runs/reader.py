@@ -20,12 +20,14 @@ from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.data.description import Description
 from kinfed.runs.baseline import Baseline
+from kinfed.runs.curves import Curves
 from kinfed.runs.metrics import has_diverged
 from kinfed.runs.run_files import RunFiles, RunFolderError
 
 Kind = Literal["personal", "server"]
 KINDS: tuple[Kind, Kind] = ("personal", "server")
 Metrics = dict[str, float]
+Key = tuple[str, int]  # algorithm, seed
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Run:
     federations: dict[int, Description]  # who holds what, by seed
     notes: tuple[str, ...] = ()
     baselines: dict[int, Baseline] = field(default_factory=dict)  # what clients reach without a model, by seed
+    curves: dict[Key, Curves] = field(default_factory=dict)  # ROC and calibration of clients, by algorithm and seed
 
     @property
     def last_planned_round(self) -> int | None:
@@ -158,6 +161,7 @@ def load_run(path: Path, label: str) -> Run:
         trials=tuple(trials),
         federations=dict(_descriptions(files)),
         baselines=dict(_baselines(path)),
+        curves=dict(_curves(path)),
     )
     return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
 
@@ -167,9 +171,6 @@ def _labels(paths: list[Path]) -> list[str]:
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
     return ["/".join(path.parts[-depth:]) for path in paths]
-
-
-Key = tuple[str, int]  # algorithm, seed
 
 
 def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int, JournalRound]]:
@@ -322,6 +323,15 @@ def _baselines(path: Path) -> Iterator[tuple[int, Baseline]]:
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{file}: a baseline needs seed, name, personal and clients ({error!r})") from None
         yield baseline.seed, baseline
+
+
+def _curves(path: Path) -> Iterator[tuple[Key, Curves]]:
+    for file in sorted((path / "curves").glob("*.json")):
+        record = storage.read_json(file)
+        try:
+            yield (str(record["algorithm"]), int(record["seed"])), Curves.from_json(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{file}: curves need algorithm, seed, clients and their sums ({error!r})") from None
 
 
 def _trial(

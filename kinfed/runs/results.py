@@ -23,6 +23,7 @@ from kinfed.runs.pipeline import ModelPipeline
 
 if TYPE_CHECKING:
     from kinfed.runs.baseline import Baseline
+    from kinfed.runs.curves import Curves
 
 Metrics = dict[str, float]
 
@@ -62,6 +63,7 @@ class MethodResult:
     metric: str = "accuracy"  # the headline: what methods are compared by
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
+    curves: Curves | None = field(default=None, repr=False)  # of clients' personal models, where there are classes
     folds: int | None = None  # of a cross-validation, whose test rows are joined in `evaluation`
 
     @property

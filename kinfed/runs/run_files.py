@@ -138,6 +138,10 @@ def models_path(folder: Path, algorithm: str, seed: int) -> Path:
     return folder / "models" / (storage.file_name(f"{algorithm}-{seed}") + ".safetensors")
 
 
+def curves_path(folder: Path, algorithm: str, seed: int) -> Path:
+    return folder / "curves" / (storage.file_name(f"{algorithm}-{seed}") + ".json")
+
+
 def pick(kind: str, name: str | None, names: list[str]) -> str:
     """`name`, if it is among `names`; the only one where none is given."""
     if name is None:

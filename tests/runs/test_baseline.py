@@ -59,7 +59,7 @@ def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> Non
     console = Console(width=120, record=True, file=StringIO())
     console.print(results_table([r.summary() for r in result.results], result.baselines))
     last = console.export_text().strip().splitlines()[-1]
-    assert "(majority class)" in last
+    assert "(majority)" in last
     assert f"{100 * accuracy:.1f}" in last
     comparison = single_run(load_run(tmp_path / "run", "run"))
     row = page_table(comparison).rows[-1]
