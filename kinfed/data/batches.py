@@ -148,6 +148,7 @@ class Batch:
     sample: PoissonSample | None = None  # set where batches are Poisson samples
     seed: int = 0  # with `stream`: of the draws that models make in training
     stream: str = ""
+    may_pad: bool = True  # False: no row holds padding, and nobody needs to look for any
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -279,6 +280,7 @@ class Batches:
             # Plan until the set of active clients changes, or as many steps as a plan may hold.
             planned = min(int(steps[active].min()) - step, max(1, PLAN_EXAMPLES // (len(ids) * width)))
             index, weight = window.examples(active, step, planned, width)
+            may_pad = not bool(weight.all())
             y = split.features.to_device(split.labels[index]).unbind(0)
             w = split.features.to_device(weight).unbind(0)
             together = max(1, GATHER_BYTES // (len(ids) * width * max(split.features.example_bytes, 1)))
@@ -288,7 +290,8 @@ class Batches:
             for piece in torch.split(index, together):
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
                 for x in self._gather(piece, ids, step + s, into).unbind(0):
-                    yield active, Batch(x, y[s], w[s], ids, split.round, step + s, None, split.seed, self.stream)
+                    number = split.round, step + s
+                    yield active, Batch(x, y[s], w[s], ids, *number, None, split.seed, self.stream, may_pad)
                     s += 1
             step += planned
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch
+from kinfed.engine.aten_ops import pull_back
 from kinfed.engine.linear import DenseStep
 from kinfed.engine.objective import Objective, output_delta
 from kinfed.errors import ModelError
@@ -168,7 +169,7 @@ def top_deltas(
 
 def pulled_back(
     losses: Tensor, weight: Tensor, phi: Tensor, z: Tensor, deltas: Deltas, parameters: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+) -> list[Tensor]:
     """Gradients of the parameters by autograd, where the graph reaches up to phi, z and the task's own losses of
     examples, which count (by `weight`, of the same shape) only where there is no dz. Weights enter here and not in the
     graph: a product and a sum less, each way."""
@@ -177,7 +178,7 @@ def pulled_back(
     if dphi is not None and phi.requires_grad:  # the input of a network of one layer does not
         outputs.append((phi, dphi))
     tops, below = zip(*outputs, strict=True)
-    return torch.autograd.grad(tops, parameters, below, allow_unused=True, materialize_grads=True)
+    return pull_back(tops, below, parameters)
 
 
 def weighing_ones(cut: Cut) -> Cut:

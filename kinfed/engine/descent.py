@@ -61,15 +61,22 @@ class StepwiseDescent(Descent):
         self._pull = pull
         self._drift = drift
         self._cut = cut
+        self._rows = slice(None)
+        self._active = self._x, pull, drift, cut
 
     def step(self, rows: slice, batch: Batch, lr: float | Tensor) -> None:
-        pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._pull[1][rows])
-        if self._cut is None:
-            self._descend(self._x[rows], batch, lr, pull)
+        if rows != self._rows:
+            self._rows = rows
+            pull = None if self._pull is None else (take_if_tensor(self._pull[0], rows), self._pull[1][rows])
+            drift = None if self._drift is None else self._drift[rows]
+            self._active = self._x[rows], pull, drift, on_rows(self._cut, torch.arange(len(self._x))[rows])
+        x, pull, drift, cut = self._active
+        if cut is None:
+            self._descend(x, batch, lr, pull)
         else:
-            self._descend(self._x[rows], batch, lr, pull, on_rows(self._cut, torch.arange(len(self._x))[rows]))
-        if self._drift is not None:  # the same at every theta: it may as well be added afterwards
-            _subtract(self._x[rows], self._drift[rows], lr)
+            self._descend(x, batch, lr, pull, cut)
+        if drift is not None:  # the same at every theta: it may as well be added afterwards
+            _subtract(x, drift, lr)
 
     def result(self) -> Tensor:
         return self._x

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.core import rng
@@ -50,18 +51,29 @@ class Draws:
         return self._generator
 
     def bernoulli_(self, target: Tensor, p: float = 0.5) -> Tensor:
-        """`target.bernoulli_(p)` as the next draw; of many values, from 32 random bits each, which belong to positions,
-        whatever the order of these in memory."""
-        count = target.numel()
-        if count < MANY_VALUES or target.device.type != "cpu" or not 0 < p < 1:
-            with uncaught():
-                return target.bernoulli_(p, generator=self.next())
+        """`target.bernoulli_(p)` as the next draw."""
+        if _comes_from_sfc64(target, p):
+            # As floats: torch takes ten times as long to copy random bools.
+            return target.copy_(torch.from_numpy(self._hits(target.shape, p).astype(np.float32)))
+        with uncaught():
+            return target.bernoulli_(p, generator=self.next())
+
+    def dropout_mask(self, x: Tensor, keep: float) -> Tensor:
+        """What dropout multiplies x with, as the next draw: 1 / keep with the chance `keep`, else 0."""
+        if _comes_from_sfc64(x, keep) and x.dtype == torch.float32:
+            return torch.from_numpy(self._hits(x.shape, keep) * (np.float32(1) / np.float32(keep)))
+        return self.bernoulli_(torch.empty_like(x), keep).div_(keep)
+
+    def _hits(self, shape: torch.Size, p: float) -> NDArray[np.bool_]:
+        """True with the chance p, from 32 random bits each, which belong to positions, whatever the order of these in
+        the memory of what they are for."""
         self._sfc64_words[:3], self._sfc64_words[3] = self._next_key(), 1
         self._sfc64.state = self._sfc64_start
         self._sfc64.random_raw(12, output=False)  # mixes the three equal words, as its author does
-        bits = torch.from_numpy(self._sfc64.random_raw((count + 1) // 2).view(np.int32))
+        count = shape.numel()
+        bits = self._sfc64.random_raw((count + 1) // 2).view(np.int32)[:count].reshape(shape)
         threshold = min(round(p * 2**32), 2**32 - 1) - 2**31  # below which a share p of all int32 lie
-        return torch.lt(bits[:count].view(target.shape), threshold, out=target)
+        return np.less(bits, threshold)
 
     def _next_key(self) -> int:
         if self._step is None:
@@ -71,6 +83,10 @@ class Draws:
             self._key = rng.fold_number(_key_of(batch.seed, batch.stream, batch.round, int(batch.ids[row])), batch.step)
         self._count += 1
         return rng.fold_number(self._key, self._count - 1)
+
+
+def _comes_from_sfc64(target: Tensor, p: float) -> bool:
+    return target.numel() >= MANY_VALUES and target.device.type == "cpu" and 0 < p < 1
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +102,7 @@ def prepare_dropout(module: nn.Module, draws: Draws) -> None:
             return x
         if layer.p == 1:
             return x * 0.0
-        mask = draws.bernoulli_(torch.empty_like(x), 1 - layer.p).div_(1 - layer.p)
+        mask = draws.dropout_mask(x, 1 - layer.p)
         return x.mul_(mask) if layer.inplace else x * mask
 
     for layer in module.modules():

@@ -150,4 +150,4 @@ def shared_out(batch: Batch, q: Tensor) -> list[Batch]:
     """The batch once per component, every example with its share of the weight. No share is 0, which would mean
     padding: all components see the same examples, and normalize by them where they normalize by the batch."""
     q = q.clamp_min(LEAST_SHARE)
-    return [replace(batch, weight=batch.weight * q[..., k]) for k in range(q.shape[-1])]
+    return [replace(batch, weight=batch.weight * q[..., k], may_pad=True) for k in range(q.shape[-1])]

@@ -67,7 +67,7 @@ class RowsTask(ModuleTask):
         statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
         sees_padding = self.layout.has_statistics or self.draws_randomly is not False
-        if sees_padding and (len(y) == 1 or not bool(weight.all())):
+        if sees_padding and (len(y) == 1 or (batch.may_pad and not bool(weight.all()))):
             # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
             # example gets without padding, too: products of torch go by them, to the last bit.
             present = weight > 0
@@ -79,7 +79,7 @@ class RowsTask(ModuleTask):
         # alone begins at such a boundary, as all memory of torch; so must a row among others.
         working.bind(row if row.data_ptr() % MEMORY_BOUNDARY == 0 else row.clone(), moving=moving)
         first = self._drew is None
-        with torch.enable_grad():
+        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             if cut is None:
                 z, drew = self._training_forward(working, x, batch, i)
             else:
