@@ -28,6 +28,7 @@ $(READY): pyproject.toml constraints.txt
 
 reference: $(READY)
 	$(BIN)/python -m kinfed.cli.reference > docs/reference.md
+	$(BIN)/python -m kinfed.cli.method_pages docs/methods
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ Made from the registries by `make reference`; do not edit. What the methods are 
 *Gradients* are those per batch in a round. *Privacy*: what epsilon does not cover, or why the method is refused.
 *Robust*: whether a robust average may take the mean's place.
 
-| name | method | down | up | keeps | gradients | privacy | robust | needs |
+"""
+TABLE_HEAD = """| name | method | down | up | keeps | gradients | privacy | robust | needs |
 |---|---|---|---|---|---|---|---|---|
 """
 
@@ -48,7 +50,7 @@ KINDS = (
 
 def reference() -> str:
     """The page as Markdown."""
-    parts = [HEAD + "".join(_method_row(name) for name in ALGORITHMS)]
+    parts = [HEAD + method_table(ALGORITHMS)]
     parts.append(
         "\n## Options of every method\n\n"
         + _options_table([*describe_options(LocalTraining), *describe_options(Algorithm)])
@@ -64,6 +66,11 @@ def reference() -> str:
             if docs := entry.describe_options():
                 parts.append("\n" + _options_table(docs))
     return "".join(parts)
+
+
+def method_table(names: Iterable[str]) -> str:
+    """What these methods send, keep, compute and need."""
+    return TABLE_HEAD + "".join(_method_row(name) for name in names)
 
 
 def _method_row(name: str) -> str:

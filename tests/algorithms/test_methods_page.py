@@ -1,4 +1,4 @@
-"""docs/methods.md against the registry: what its tables say is what the code has."""
+"""docs/methods.md and the pages of its families against the registry: what their tables say is what the code has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import pytest
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.base import Algorithm
+from kinfed.cli.method_pages import BEGIN, methods_of, with_table
 from kinfed.core.options import declared
 from kinfed.data.batches import LocalTraining
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((DOCS / "methods").glob("*.md"))}
 
 
 def sections() -> dict[str, str]:
-    """{heading: text} of the third level."""
-    parts = re.split(r"^(##+ .*)$", PAGE, flags=re.MULTILINE)
-    found = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {heading: text for heading, text in found.items() if heading.startswith("### ")}
+    """{heading: text} of the methods on the pages of families."""
+    sections = {}
+    for page in PAGES.values():
+        parts = re.split(r"^(## .*)$", page, flags=re.MULTILINE)
+        sections |= dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {heading: text for heading, text in sections.items() if "(`" in heading}
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def test_defaults_are_those_of_the_code(heading: str) -> None:
 
 
 def test_options_of_all_methods_are_named() -> None:
-    head = PAGE.partition("## What travels")[0]
+    head = PAGE.partition("## Which method when")[0]
     for option in ("finetune", "finetune_lr", "lr", "batch", "steps", "epochs", "momentum", "weight_decay", "lr_decay"):
         assert f"`{option}`" in head
     assert {"lr", "batch", "steps", "epochs", "momentum"} <= {f.name for f in dataclasses.fields(LocalTraining)}
@@ -59,3 +63,23 @@ def test_names_in_headings_are_registered() -> None:
     for heading in sections():
         for name in re.findall(r"`(\w+)`", heading):
             assert name in ALGORITHMS
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_of_families_are_up_to_date(name: str) -> None:
+    assert with_table(PAGES[name]) == PAGES[name], "run: make reference"
+
+
+def test_every_method_has_a_section_in_one_family_and_every_family_a_link() -> None:
+    families = {name: methods_of(page) for name, page in PAGES.items() if BEGIN in page}
+    listed = [method for methods in families.values() for method in methods]
+    assert sorted(listed) == sorted(ALGORITHMS)
+    assert all(f"(methods/{name}.md)" in PAGE for name in PAGES)
+
+
+def test_the_guide_names_registered_methods() -> None:
+    guide = PAGE.partition("## Which method when")[2].partition("## Families")[0]
+    cells = [line.split("|")[2] for line in guide.splitlines() if line.startswith("| ") and "`" in line]
+    options = {"finetune", "weights=equal"}
+    for name in re.findall(r"`([\w=]+)`", " ".join(cells)):
+        assert name in ALGORITHMS or name in options, name
