@@ -184,19 +184,38 @@ class Network:
             time.sleep(0.1)
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
-        """The process and all that it started."""
+        """The process and all that it started, in whatever groups."""
         process = self.processes.pop(name)
-        if how == signal.SIGKILL and "kinfed" in process.args:  # which has groups of processes to end
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+        family = _descendants(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
         process.wait(30)
 
     def close(self) -> None:
+        """What has others to end, and files to remove, is asked first."""
+        supervisors = [process for process in self.processes.values() if "kinfed" in process.args]
+        for process in supervisors:
+            process.terminate()
+        for process in supervisors:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
         for name in reversed(list(self.processes)):
             self.kill(name)
+
+
+def _descendants(pid: int) -> list[int]:
+    """On Linux; elsewhere a group is all that is known."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(path.parent.name)] = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+    family = [pid]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family[1:]
 
 
 def _program(name: str) -> str:

@@ -1,7 +1,7 @@
 """Real processes: a superlink, supernodes, and what happens when they are killed, fail or lie.
 
 Each story has a network of its own and runs through several faults in turn, for starting processes is what takes the
-time; the stories, which mostly wait, are played at the same time. Run them alone with:  python -m pytest -m flower
+time; stories, which mostly wait, are played at the same time. Run them alone with:  python -m pytest -m flower
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from kinfed.deploy.certs import make_certificates
 pytestmark = pytest.mark.flower
 
 NAMES = ["a", "b"]
+SUMMED = ["a", "b", "c", "d"]  # clients of the secure sums
 KILLS = "KINFED_TEST_KILLS" in os.environ
 PATIENCE = float(os.environ.get("KINFED_TEST_DEADLINE", "60"))  # seconds; more on a machine that is busy otherwise
 SETTINGS: dict[str, Any] = {
@@ -44,9 +45,9 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def examples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def examples(sizes: tuple[int, ...] = (30, 17)) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     numbers = np.random.default_rng(3)
-    owner = np.repeat(np.arange(2), (30, 17))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
     y = numbers.integers(0, 3, len(owner))
     return (numbers.normal(size=(len(owner), 5)) + 2 * np.eye(3, 5)[y]).astype(np.float32), y, owner
 
@@ -60,16 +61,18 @@ def models(nodes: dict[int, Any]) -> Tensor:
     return torch.stack([torch.cat([t.reshape(-1) for t in module.state_dict().values()]) for module in modules])
 
 
-def simulated(settings: dict[str, Any], missing: set[int]) -> Tensor:
-    """Personal models of the same clients in one process, where b is missing in some rounds."""
-    x, y, owner = examples()
+def simulated(
+    settings: dict[str, Any], missing: set[int], names: list[str] = NAMES, sizes: tuple[int, ...] = (30, 17)
+) -> Tensor:
+    """Personal models of these clients in one process, where the last one is missing in some rounds."""
+    x, y, owner = (part[: sum(sizes[: len(names)])] for part in examples(sizes))
     deployment = Deployment.parse(settings)
-    federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=3)
+    federation = Federation.from_arrays(x, y, np.array(names)[owner], num_classes=3)
     loop = simulate(federation, "mlr", deployment.algorithm)
     train = loop.pool.train
 
     def some(ids: Tensor, download: Any, round: int, effort: Any = None) -> Any:
-        return train(ids[:1] if round in missing else ids, download, round, effort)
+        return train(ids[:-1] if round in missing else ids, download, round, effort)
 
     loop.pool.train = some  # type: ignore[method-assign]
     for _ in loop.rounds(deployment.run.rounds):
@@ -97,10 +100,10 @@ def killed_processes(tmp_path: Path) -> Ending:
     nodes = write_nodes(tmp_path, *examples(), NAMES)
     make_certificates(certs, ["127.0.0.1", "localhost"], [*NAMES, "stranger", "mallory"])
     with network(tmp_path / "net", certs=certs) as net:
-        net.start_server()
+        net.start_warm_server()
         net.register(*NAMES, "mallory")
         for config in nodes.values():
-            net.start_node(config["client"], config | {"key": str(certs / config["client"])})
+            net.start_warm_node(config["client"], config)
         net.start_node("mallory", nodes[101] | {"key": str(certs / "mallory"), "vault": str(tmp_path / "vault-m")})
         net.start_node("stranger", {"client": "b", "data": nodes[101]["data"]})
         app = net.app(SETTINGS | {"out": str(out), "keys": str(certs)})
@@ -111,8 +114,8 @@ def killed_processes(tmp_path: Path) -> Ending:
         net.wait_text(out, "round 2 of 4: 1 of 2 updates")
         net.wait_for(lambda: net.log("node-a").count("Receiving: train message") >= 3, 120, "a to get round 3")
         net.kill("superlink")
-        net.start_server()
-        net.start_node_until_accepted("b", nodes[101] | {"key": str(certs / "b")})
+        net.start_warm_server()
+        net.start_warm_node("b", nodes[101])
         net.run(app, quorum=2)  # both must have found their way back
         said = net.wait_done(out)
         refusal = net.log("node-stranger")
@@ -154,6 +157,8 @@ client_app = ClientApp()
 
 @client_app.query("hello")
 def hello(message, context):
+    if context.node_config["client"] == "c,d":  # forges b's name
+        context.node_config |= {"client": "b", "key": context.node_config["key"].replace("{client}", "c")}
     return honest(message, context)
 
 @client_app.evaluate()
@@ -182,46 +187,98 @@ def train(message, context):
 """
 
 
-def faulty_client(tmp_path: Path) -> Ending:
-    out = tmp_path / "run"
-    nodes = write_nodes(tmp_path, *examples(), NAMES)
-    with network(tmp_path / "net") as net:
-        net.start_server()
-        for config in nodes.values():
-            net.start_node(config["client"], config)
-        net.run(net.app(SETTINGS | {"out": str(out), "deadline": 300.0}, shim=_FAULTY))
+_GOES_AWAY = """
+from kinfed.deploy.flower import client_app, from_records, server_app
+import kinfed.deploy.node as node
+
+__all__ = ["client_app", "server_app"]  # by which Flower finds them
+answer = node.Node.answer
+
+def without_d(self, kind, order):
+    if kind == "mask" and order.header["name"] == "d":
+        raise ConnectionError("gone between two questions")
+    return answer(self, kind, order)
+
+node.Node.answer = without_d
+"""
+SUMMED_SIZES = (30, 17, 12, 22)
+SECURE: dict[str, Any] = SETTINGS | {
+    "method": "fedavg", "rounds": 1, "clients": ",".join(SUMMED), "quorum": 0, "secure-sum": True, "deadline": 300.0,
+}  # fmt: skip
+
+
+def faults_and_secure_sums(tmp_path: Path) -> tuple[Ending, Ending]:
+    """Two runs in one network with TLS, warm workers and three nodes, of which the last has two clients: a secure sum
+    of all four, from which d goes away between its shares and its masked update; then a faulty b, and a forger."""
+    out, summed, certs = tmp_path / "run", tmp_path / "summed", tmp_path / "certs"
+    nodes = write_nodes(tmp_path, *examples(SUMMED_SIZES), SUMMED)
+    make_certificates(certs, ["127.0.0.1", "localhost"], SUMMED)
+    places = {"data": str(tmp_path / "{client}.npz"), "vault": str(tmp_path / "vault-{client}"), "peers": str(certs)}
+    with network(tmp_path / "net", certs=certs) as net:
+        net.start_warm_server()
+        net.register("a", "b", "c")
+        for name, clients in (("a", "a"), ("b", "b"), ("c", "c,d")):
+            net.start_warm_node(name, places | {"client": clients, "key": str(certs / "{client}")})
+        net.run(net.app(SECURE | {"out": str(summed), "keys": str(certs)}, name="sums", shim=_GOES_AWAY))
+        said = net.wait_done(summed)
+        sums = Ending(said, records(summed), models(nodes))
+        faulty = SETTINGS | {"out": str(out), "deadline": 300.0, "keys": str(certs)}
+        net.run(net.app(faulty, name="faults", shim=_FAULTY))
         said = net.wait_done(out)
-    return Ending(said, records(out), models(nodes))
+        warm = [net.log(name) for name in ("superlink", "node-a")]
+    faults = Ending(said, records(out), models(dict(list(nodes.items())[:2])))
+    assert all("warm worker: does what flwr-" in log and "cannot be reached" not in log for log in warm)
+    return faults, sums
 
 
-def test_errors_lies_and_full_disks_cost_their_client_a_round_each(endings: Mapping[str, Future[Ending]]) -> None:
+def test_a_secure_sum_over_tls_is_that_of_the_clients_that_stayed(endings: Mapping[str, Future[Any]]) -> None:
+    """d has shared its secrets and sends no masked update: the others' shares take its masks off the sum, which is that
+    of plain averaging without d. Nodes know the keys of the others from their folder of peers."""
+    _, ending = endings["faults and secure sums"].result()
+    assert "secure sums: no update leaves a node but masked" in ending.said
+    assert "round 1, mask: without d: ConnectionError: gone between two questions" in ending.said
+    assert [record["dropped"] for record in ending.records] == [1]
+    plain = SECURE | {"secure-sum": False}
+    expected = simulated(plain, {1}, SUMMED, SUMMED_SIZES)
+    torch.testing.assert_close(ending.models, expected, rtol=0, atol=1e-6)
+
+
+def test_errors_lies_and_full_disks_cost_their_client_a_round_each(endings: Mapping[str, Future[Any]]) -> None:
     """b's app raises in round 1, its update is NaN in round 2, its disk is full in round 3; round 4 is as if nothing
     had happened, and a never notices."""
-    ending = endings["faulty client"].result()
+    ending, _ = endings["faults and secure sums"].result()
     assert "round 1: without b: ValueError: the scanner is switched off" in ending.said
     assert "round 2: dropped b: its update holds NaN or infinity" in ending.said
     assert "round 3: without b: StorageError: cannot write" in ending.said
     assert "what was written before is intact" in ending.said
     assert [record["dropped"] for record in ending.records] == [1, 1, 1, 0]
-    torch.testing.assert_close(ending.models, simulated(SETTINGS, {1, 2, 3}), rtol=0, atol=1e-6)
+    expected = simulated(SETTINGS, {1, 2, 3}, NAMES, SUMMED_SIZES)
+    torch.testing.assert_close(ending.models, expected, rtol=0, atol=1e-6)
 
 
-STORIES: dict[str, Callable[[Path], Ending]] = {"faulty client": faulty_client}
+def test_a_registered_node_cannot_take_anothers_name_over_tls(endings: Mapping[str, Future[Any]]) -> None:
+    """In the same run the third node says that it is b, with a key that the superlink knows and that is not b's."""
+    ending, _ = endings["faults and secure sums"].result()
+    assert ending.said.count("a node that has appeared cannot take part: it says that it is b, with key") == 1
+    assert "b belongs to key" in ending.said
+
+
+STORIES: dict[str, Callable[[Path], Any]] = {"faults and secure sums": faults_and_secure_sums}
 if KILLS:
     STORIES["killed processes"] = killed_processes
 
 
 @pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ending]]:
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Any]]:
     """All stories, begun. Every wait in them has a limit; their threads do not keep a process that wants to end."""
 
-    def play(story: Callable[[Path], Ending], folder: Path, ending: Future[Ending]) -> None:
+    def play(story: Callable[[Path], Any], folder: Path, ending: Future[Any]) -> None:
         try:
             ending.set_result(story(folder))
         except BaseException as error:
             ending.set_exception(error)
 
-    begun: dict[str, Future[Ending]] = {}
+    begun: dict[str, Future[Any]] = {}
     for name, story in STORIES.items():
         begun[name] = Future()
         folder = tmp_path_factory.mktemp("story")
