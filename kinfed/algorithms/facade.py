@@ -28,7 +28,7 @@ from kinfed.algorithms.candidates import best_fit, mean_losses
 from kinfed.core import rng
 from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
 from kinfed.core.options import Range, option
-from kinfed.core.tree import Nothing, Tree, exact, take_rows
+from kinfed.core.tree import Nothing, Tree, counts_examples, exact, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.federation import Cohort, Federation, Population
 from kinfed.engine.class_sums import ClassSums
@@ -69,6 +69,7 @@ __all__ = [
     "best_fit",
     "by_autograd",
     "cosines",
+    "counts_examples",
     "cross_entropy",
     "each_step",
     "exact",

@@ -20,7 +20,7 @@ Not private: the mean feature leaves a client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
+    counts_examples,
     each_step,
     example_counts,
     mean_update,
@@ -75,7 +76,7 @@ class Up(Tree):
     delta: Tensor  # [n, P]
     count: Tensor | None  # [n] examples; absent with equal weights
     feature: Tensor  # [n, d_f] the mean feature, in a client's first round; else zeros
-    reported: Tensor  # [n] the examples it is the mean of; else 0
+    reported: Tensor = field(metadata=counts_examples())  # [n] the examples it is the mean of; else 0
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
-    exact,
+    counts_examples,
     mean_update,
     option,
     sgd,
@@ -91,7 +91,7 @@ class Up(Tree):
     delta: Tensor  # [n, G]
     head: Tensor  # [n, P − G]
     prototypes: Tensor  # [n, C, d_f] means under the new body; zeros for classes that the client lacks
-    count: Tensor = field(metadata=exact())  # [n, C] examples of each class; their sum is N_i
+    count: Tensor = field(metadata=counts_examples())  # [n, C] examples of each class; their sum is N_i
     h: Tensor  # [n, C, d_f] shares times means under the received body
     variance: Tensor  # [n] V
 

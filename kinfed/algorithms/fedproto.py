@@ -39,7 +39,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
-    exact,
+    counts_examples,
     option,
     sgd,
 )
@@ -69,7 +69,7 @@ class Down(Tree):
 class Up(Tree):
     prototypes: Tensor  # [n, C, d_f] C_m; zeros for classes that the client lacks
     # [n, C] what each counts in the mean: examples of the class, or 1; 0 for classes it lacks
-    weight: Tensor = field(metadata=exact())
+    weight: Tensor = field(metadata=counts_examples())
 
 
 @dataclass(frozen=True)

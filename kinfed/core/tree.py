@@ -29,6 +29,7 @@ from kinfed.core.bits import count_bits
 # In the metadata of a field.
 MASKED_BY = "masked_by"
 EXACT = "exact"
+EXAMPLES = "examples"
 
 
 def masked_by(name: str) -> dict[str, str]:
@@ -44,6 +45,14 @@ def exact() -> dict[str, bool]:
 
     count: Tensor = field(metadata=exact())"""
     return {EXACT: True}
+
+
+def counts_examples() -> dict[str, bool]:
+    """Metadata of a field [n] or [n, C] of an update that counts training examples of a client, all or some of them:
+    exact, and a deployment holds its sum against what the client declared.
+
+    weight: Tensor = field(metadata=counts_examples())"""
+    return {EXACT: True, EXAMPLES: True}
 
 
 @dataclasses.dataclass

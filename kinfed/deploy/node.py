@@ -29,7 +29,7 @@ from kinfed.deploy.questions import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, 
 from kinfed.deploy.rules import Refused
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault, VaultEntry
-from kinfed.deploy.wire import MessageError, Packet, message_types, tree_of
+from kinfed.deploy.wire import MessageError, Packet, message_types, received_tensors, sent_tensors, tree_of
 from kinfed.engine.personal import module_for, task_for
 from kinfed.engine.task import ModuleTask, Score, Task
 from kinfed.errors import ConfigError, DataError, StorageError
@@ -144,7 +144,7 @@ class NodeClient:
                 if not bool(tree.finite_rows(1).all()):
                     return question.keep(Packet(header | {"refused": f"its {what} is not finite"}))
             entry.keep(round, _stored(client, moments), accepted, self.deployment.method)
-            return self._sent(order, entry, question.keep(Packet(header, {"up": up.named()})))
+            return self._sent(order, entry, question.keep(Packet(header, {"up": sent_tensors(up)})))
 
     def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
         """What leaves of an answer to a round: the update, or keys under which it will go into a secure sum."""
@@ -253,7 +253,9 @@ class NodeClient:
                 "that nothing they exchange would fit; give both the same files (model.weights at the server, weights "
                 "in --node-config)"
             )
-        down = tree_of(message_types(self.algorithm)[0], order.group("down"))
+        kind, widths = message_types(self.algorithm)[0], order.header.get("widths")
+        tensors = received_tensors(kind, order.group("down"), widths if isinstance(widths, dict) else {})
+        down = tree_of(kind, tensors)
         return _Prepared(self, kind, order, own, enrolment, data, task, down)
 
     def _entry(self, order: Packet) -> VaultEntry:

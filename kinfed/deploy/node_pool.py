@@ -7,7 +7,7 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, privacy_profile
-from kinfed.core.tree import Tree
+from kinfed.core.tree import EXAMPLES, Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Cohort, Population
@@ -24,7 +24,16 @@ from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.questions import EVALUATE, TRAIN
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.wire import MessageError, Packet, message_types, plain_text, tree_of
+from kinfed.deploy.wire import (
+    MessageError,
+    Packet,
+    masked_widths,
+    message_types,
+    plain_text,
+    received_tensors,
+    sent_tensors,
+    tree_of,
+)
 from kinfed.engine.measures import measures_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
@@ -52,6 +61,7 @@ class NodePool:
             up, deployment.run.largest_norm, trained_columns(self.algorithm, task)
         )
         self._up = message_types(self.algorithm)[1]
+        self._counts = {field.name for field in fields(self._up) if field.metadata.get(EXAMPLES)}
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
         self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
@@ -208,7 +218,9 @@ class NodePool:
         }  # fmt: skip
         if self.roster.preprocessing is not None:
             header["preprocessing"] = self.roster.preprocessing
-        return Packet(header, {"down": down.named(), "inputs": inputs, **(groups or {})})
+        if widths := masked_widths(down):
+            header["widths"] = widths
+        return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
 
     @staticmethod
     def _check_signature(order: Packet, answer: Packet) -> None:
@@ -220,12 +232,25 @@ class NodePool:
     def _checked(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
         """The update, if it is one: of the right fields, types and shapes, finite, no longer than allowed, and of as
         many examples as the client has."""
+        widths = {name: sample.shape[1] for name, sample in self._sample.items() if sample.dim() > 1}
+        tensors = received_tensors(self._up, tensors, widths)
         violation = self._update_spec.violation(tensors)
         if violation is not None:
             raise MessageError(violation)
+        for name in self._counts & tensors.keys():
+            self._check_examples(k, name, tensors[name])
         if COUNT in tensors:
-            self._check_count(k, 0, float(tensors[COUNT]))
+            self._check_count(k, 0, float(tensors[COUNT].sum()))
         return tree_of(self._up, tensors)
+
+    def _check_examples(self, k: int, name: str, numbers: Tensor) -> None:
+        """They decide what a client weighs in parts of what is averaged: no more than the examples that it has."""
+        most = (1 + self.deployment.drift) * int(self.roster.counts[k, 0])
+        if bool((numbers < 0).any()) or float(numbers.sum()) > most:
+            raise MessageError(
+                f"its {name} counts {float(numbers.sum()):g} examples ({float(numbers.min()):g} at least), and it said "
+                f"{int(self.roster.counts[k, 0])} at the start"
+            )
 
     def _check_count(self, k: int, split: int, count: float) -> None:
         """Against what the client said when it was enrolled: counts are weights, and nobody else can know them."""

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from kinfed.algorithms.base import Algorithm
 from kinfed.core import storage
-from kinfed.core.tree import Tree
+from kinfed.core.bits import count_bits, unpacked
+from kinfed.core.tree import MASKED_BY, Tree
 from kinfed.errors import KinfedError
 
-FORMAT = 2  # of messages; both sides refuse any other
+FORMAT = 3  # of messages; both sides refuse any other
 
 _DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
@@ -121,6 +122,43 @@ def sent_fields(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, bool]:
     up = message_types(algorithm)[1]
     hints = typing.get_type_hints(up)
     return {field.name: type(None) not in typing.get_args(hints[field.name]) for field in dataclasses.fields(up)}
+
+
+def sent_tensors(tree: Tree) -> Arrays:
+    """The tensors of one client's message [1, ...] as they travel: of a field that is masked by another only the
+    numbers whose bits are set, [count]."""
+    tensors = dict(tree.named())
+    for name, mask in _masked(type(tree), tensors):
+        tensors[name] = tensors[name][unpacked(tensors[mask], tensors[name].shape[1])]
+    return tensors
+
+
+def masked_widths(tree: Tree) -> dict[str, int]:
+    """By masked field, its number of columns: bits alone do not say where the last byte ends."""
+    tensors = tree.named()
+    return {name: tensors[name].shape[1] for name, _ in _masked(type(tree), tensors)}
+
+
+def received_tensors(kind: type[Tree], tensors: Mapping[str, Tensor], widths: Mapping[str, Any]) -> Arrays:
+    """The inverse of `sent_tensors`; MessageError where numbers and bits do not fit together."""
+    whole = dict(tensors)
+    for name, mask in _masked(kind, tensors):
+        bits, values, width = tensors[mask], tensors[name], widths.get(name)
+        fits = type(width) is int and bits.dim() == 2 and 0 <= 8 * bits.shape[1] - width < 8
+        if not (fits and bits.dtype == torch.uint8 and len(bits) == 1 and values.shape == (count_bits(bits),)):
+            raise MessageError(f"a message whose {name} does not fit its {mask}")
+        assert isinstance(width, int)
+        columns = unpacked(bits, width)
+        if int(columns.sum()) != len(values):
+            raise MessageError(f"a message whose {mask} names columns that {name} does not have")
+        whole[name] = values.new_zeros(1, width).masked_scatter_(columns, values)
+    return whole
+
+
+def _masked(kind: type[Tree], tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Fields that are there and masked, each with its mask's."""
+    pairs = [(field.name, field.metadata.get(MASKED_BY)) for field in dataclasses.fields(kind)]
+    return [(name, mask) for name, mask in pairs if mask is not None and name in tensors and mask in tensors]
 
 
 def tree_of(kind: type[Tree], tensors: Mapping[str, Tensor]) -> Tree:

@@ -112,6 +112,26 @@ def test_a_deployment_gives_the_models_of_a_simulation(tmp_path: Path, method: s
     assert result["personal"]["accuracy"] == pytest.approx(right)
 
 
+@pytest.mark.parametrize("method", ["heterofl", "lotteryfl", "fedpac", "fedcp", "gpfl", "knnper"])
+def test_masked_messages_and_extended_models_are_those_of_a_simulation(tmp_path: Path, method: str) -> None:
+    """Messages that hold other columns for every client travel as such, and are as many bytes as a simulation counts;
+    personal models with an extension are in the vault with it, and predict as in one process."""
+    net = make(tmp_path, method=method, model="mlp", rounds=2, steps=2)
+    folder = run(net)
+    x, y, owner = examples()
+    federation = Federation.from_arrays(x, y, np.array(NAMES)[owner], num_classes=3)
+    deployment = Deployment.parse(net.run_config)
+    if deployment.validation_share:
+        federation = federation.with_validation(deployment.validation_share, 0)
+    loop = simulate(federation, "mlp", deployment.algorithm)
+    reports = list(loop.rounds(2))
+    torch.testing.assert_close(models(net), expected(loop), rtol=0, atol=1e-6)
+    counted = [(record["bytes_down"], record["bytes_up"]) for record in records(folder)]
+    assert counted == [(report.bytes_down, report.bytes_up) for report in reports]
+    first = next(one.packet for one in net.messages if one.kind == "train" and one.packet.header["round"] == 1)
+    assert sum(t.numel() * t.element_size() for t in first.group("down").values()) <= counted[0][0]
+
+
 KEPT: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "betas": "0.8,0.99", "optimizer_state": "kept"}
 
 
@@ -233,6 +253,41 @@ BAD = {
     "client": (lambda a: Packet(a.header | {"name": "a"}, a.groups), "an answer with name 'a' instead of 'b'"),
     "silence": (lambda a: None, "no answer within 60 s"),
 }
+
+
+COUNTED: dict[str, tuple[str, Any, str]] = {
+    "fewer numbers than bits": (
+        "heterofl",
+        lambda a: up(a, delta=a.group("up")["delta"][:-1]),
+        "does not fit its bits",
+    ),
+    "more bits than numbers": (
+        "heterofl",
+        lambda a: up(a, bits=torch.full_like(a.group("up")["bits"], 255)),
+        "delta does not fit its bits",
+    ),
+    "bits behind the last column": (
+        "heterofl",
+        lambda a: up(a, bits=torch.full_like(a.group("up")["bits"], 255), delta=torch.zeros(1160)),
+        "names columns that delta does not have",
+    ),
+    "no matrix of bits": ("heterofl", lambda a: up(a, bits=a.group("up")["bits"].flatten()), "does not fit its bits"),
+    "weights of classes": ("fedproto", lambda a: up(a, weight=a.group("up")["weight"] + 1e9), "weight counts 3e+09 ex"),
+    "negative weights": ("fedproto", lambda a: up(a, weight=torch.tensor([[9.0, 9.0, -9.0]])), "(-9 at least)"),
+    "counts of classes": ("fedpac", lambda a: up(a, count=a.group("up")["count"] + 1e6), "count counts 3"),
+    "an early mean": ("feddbe", lambda a: up(a, reported=torch.tensor([1e6])), "reported counts 1e+06 examples"),
+}
+
+
+@pytest.mark.parametrize("fault", COUNTED)
+def test_masks_and_counts_that_cannot_be_are_refused(tmp_path: Path, fault: str) -> None:
+    """Of 1,155 columns the last byte of bits has five that stand for nothing."""
+    method, change, message = COUNTED[fault]
+    net = make(tmp_path, method=method, model="mlp", rounds=1, steps=1)
+    net.tamper = spoil(change, round=1)
+    folder = run(net)
+    assert [r["dropped"] for r in records(folder)] == [1]
+    assert any("dropped b: " in line and message in line for line in net.log), net.log
 
 
 @pytest.mark.parametrize("fault", BAD)

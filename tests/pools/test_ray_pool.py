@@ -127,7 +127,10 @@ def process_of(loop: Loop, slot: int) -> int:
 
 # ---- equal to the local pool ----
 
-METHODS = {"fedavg": {}, "ditto": {}, "selffl": {}, "fedfomo": {"models": 2}, "cgpfl": {"contexts": 2}}
+METHODS = {
+    "fedavg": {}, "ditto": {}, "selffl": {}, "fedfomo": {"models": 2}, "cgpfl": {"contexts": 2},
+    "heterofl": {}, "fedcp": {}, "knnper": {},  # masked messages; personal models with extensions
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "clients"), [*((name, 12) for name in METHODS), ("fedfomo", 3)])
