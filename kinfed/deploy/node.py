@@ -253,9 +253,9 @@ class NodeClient:
                 "that nothing they exchange would fit; give both the same files (model.weights at the server, weights "
                 "in --node-config)"
             )
-        kind, widths = message_types(self.algorithm)[0], order.header.get("widths")
-        tensors = received_tensors(kind, order.group("down"), widths if isinstance(widths, dict) else {})
-        down = tree_of(kind, tensors)
+        message, widths = message_types(self.algorithm)[0], order.header.get("widths")
+        tensors = received_tensors(message, order.group("down"), widths if isinstance(widths, dict) else {})
+        down = tree_of(message, tensors)
         return _Prepared(self, kind, order, own, enrolment, data, task, down)
 
     def _entry(self, order: Packet) -> VaultEntry:
