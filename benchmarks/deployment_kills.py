@@ -145,7 +145,7 @@ def one_run(net: Network, app: Path, out: Path, victims: list[str]) -> list[str]
             time.sleep(5)
             net.run(app, out=str(out))
     wait_for_round(out, ROUNDS)
-    net.wait_done(out, SECONDS)
+    net.wait_for(lambda: is_done(out), SECONDS, "the run to end")
     return killed
 
 
