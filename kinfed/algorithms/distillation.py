@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import Batch, Cohort, Deltas, LocalTraining, Split, Task, rng
+from kinfed.algorithms.base import Client, Down, Server, Up
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Deltas,
+    LocalTraining,
+    Population,
+    PrivacyProfile,
+    Split,
+    Task,
+    rng,
+)
+from kinfed.algorithms.heads import required_head
 
 # (z [n, B, C], target [n, B, C]) to the derivative of every example's loss in z
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -17,6 +31,24 @@ Slope = Callable[[Tensor, Tensor], Tensor]
 def public_examples(data: Cohort) -> Split:
     assert data.public is not None  # check_algorithm_settings refuses federations without
     return data.public
+
+
+@dataclass(frozen=True)
+class OwnModels(Algorithm[Server, Client, Down, Up], Generic[Server, Client, Down, Up]):
+    """Methods whose clients keep models of their own (`theta` of their state) and send what these say of public
+    examples: nothing that noise on gradients could hide."""
+
+    traits = frozenset({"needs classes", "needs public data"})
+
+    def check(self, task: Task, population: Population) -> None:
+        required_head(type(self).__name__, task)
+
+    def personalize(self, task: Task, client: Any, down: Down, data: Cohort) -> Tensor:
+        theta: Tensor = client.theta
+        return theta
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        return PrivacyProfile(None, impossible="what its model says of public examples")
 
 
 @torch.no_grad()

@@ -24,7 +24,8 @@ and is given the mean of those that are known. Local training starts from the ow
 for the minimum). A widely used collection computes the hold from values without a gradient: its FedAMP is local
 training.
 
-Distances and cosines are of trainable columns; running statistics (of BatchNorm, say) are never pulled.
+Distances and cosines are of trainable columns; running statistics (of BatchNorm, say) are never pulled. The server
+keeps N models, and `max_gb` refuses what would not fit.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from kinfed.algorithms.facade import (
     pairwise_squared_distances,
     sgd,
 )
+from kinfed.algorithms.server_memory import check_memory
 
 
 @dataclass
@@ -90,6 +92,7 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
     self_weight: float = option(0.5, "ξ_ii with cosines; the least ξ_ii with distances", ge=0, le=1)
     sharpness: float = option(10.0, "s in exp(s cos), for cosines", ge=0)
     start: Literal["own", "mix"] = option("own", "where local training begins")
+    max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
 
     averages = "keeps every single model"
 
@@ -100,6 +103,11 @@ class FedAMP(Algorithm[Server, Client, Down, Up]):
                 "FedAMP's step is unstable for lr * lam / alpha >= 2; got "
                 f"{self.training.lr} * {self.lam} / {self.alpha}; lower lr or lam, or raise alpha"
             )
+
+    def check(self, task: Task, population: Population) -> None:
+        n = population.num_clients
+        what = f"FedAMP's server keeps the models of all {n:,} clients, and a share for each pair of them"
+        check_memory(what, 4 * n * (task.num_params + 2 * n), self.max_gb)
 
     def init_server(self, task: Task, population: Population) -> Server:
         n = population.num_clients

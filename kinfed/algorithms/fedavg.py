@@ -21,24 +21,19 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.facade import (
-    Algorithm,
     Cohort,
     DeltaUp,
     ModelDown,
     Population,
-    PrivacyProfile,
     RoundInfo,
-    ServerModels,
     Task,
     Tree,
-    Weights,
     example_counts,
-    gradient_steps,
     mean_update,
     option,
-    own_or_server,
     sgd,
 )
+from kinfed.algorithms.last_model import Client, DeploysLastModel
 
 
 @dataclass
@@ -47,15 +42,8 @@ class Server(Tree):
     c: Tensor  # [] weight of the new average
 
 
-@dataclass
-class Client(Tree):
-    theta: Tensor  # [n, P] the last local model
-    seen: Tensor  # [n] bool: has trained
-
-
 @dataclass(frozen=True)
-class FedAvg(Algorithm[Server, Client, ModelDown, DeltaUp]):
-    weights: Weights = option("examples", "weights of the average: by N_m, or equal")
+class FedAvg(DeploysLastModel[Server, DeltaUp]):
     smoothing: float | Literal["participation"] = option(
         1.0, "c in w ← (1 − c) w + c ŵ: a number, or the participation rate", gt=0, le=1
     )
@@ -66,10 +54,6 @@ class FedAvg(Algorithm[Server, Client, ModelDown, DeltaUp]):
     def init_server(self, task: Task, population: Population) -> Server:
         c = population.participation if isinstance(self.smoothing, str) else self.smoothing
         return Server(task.init(population.seed), torch.tensor(c, dtype=torch.float64))
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        start = task.init(data.seed).expand(len(data), -1)
-        return Client(start, torch.zeros(len(data), dtype=torch.bool))
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(server.w.expand(len(ids), -1))
@@ -85,12 +69,3 @@ class FedAvg(Algorithm[Server, Client, ModelDown, DeltaUp]):
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         step = mean_update(up.delta, up.count)  # Σ p_m (u_m − w)
         return Server(server.w + float(server.c) * step, server.c)
-
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.theta, down.w)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)

@@ -31,26 +31,21 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.facade import (
-    Algorithm,
     Cohort,
     ModelDown,
     Population,
-    PrivacyProfile,
     Range,
     RoundInfo,
-    ServerModels,
     Task,
     Tree,
     Weights,
     example_counts,
-    gradient_steps,
     mean_update,
     option,
-    own_or_server,
     sgd,
     weighted_mean,
 )
-from kinfed.algorithms.fedavg import Client
+from kinfed.algorithms.last_model import Client, DeploysLastModel
 from kinfed.algorithms.server_memory import check_memory
 from kinfed.core.bits import packed, unpacked
 
@@ -73,7 +68,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedCAC(Algorithm[Server, Client, ModelDown, Up]):
+class FedCAC(DeploysLastModel[Server, Up]):
     weights: Weights = option("examples", "weights of the average of all: by N_m, or equal")
     tau: float = option(
         0.5, "τ: share of critical parameters; 0 is FedAvg", ge=0, le=1, tune=Range(0.1, 0.9, log=False)
@@ -93,9 +88,6 @@ class FedCAC(Algorithm[Server, Client, ModelDown, Up]):
         bits = torch.zeros(n, -(-task.trainable.stop // 8), dtype=torch.uint8, device=w.device)
         zero = torch.zeros((), dtype=torch.float64)
         return Server(w, w.repeat(n, 1), bits, torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.bool), zero)
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
 
     def download(self, server: Server, ids: Tensor) -> ModelDown:
         return ModelDown(torch.stack([self._start(server, i) for i in ids.tolist()]) if len(ids) else server.theta[:0])
@@ -143,18 +135,9 @@ class FedCAC(Algorithm[Server, Client, ModelDown, Up]):
             helps[members[:, None], members] |= overlap >= threshold - 1e-12  # rounding must not shut out the largest
         return Server(w, theta, bits, known, helps, mean)
 
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.theta, down.w)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
     def figures(self, server: Server) -> dict[str, Any]:
         helpers = server.helps.sum(1, dtype=torch.float64).mean() - 1
         return {"overlap": float(server.overlap), "helpers": float(helpers)}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)
 
 
 def overlaps(bits: Tensor, width: int) -> Tensor:

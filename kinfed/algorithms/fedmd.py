@@ -29,12 +29,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.distillation import digest, public_examples, public_scores
+from kinfed.algorithms.distillation import OwnModels, digest, public_examples, public_scores
 from kinfed.algorithms.facade import (
-    Algorithm,
     Cohort,
     Population,
-    PrivacyProfile,
     Range,
     RoundInfo,
     Task,
@@ -42,7 +40,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import required_head
 
 
 @dataclass
@@ -69,18 +66,14 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class FedMD(Algorithm[Server, Client, Down, Up]):
+class FedMD(OwnModels[Server, Client, Down, Up]):
     digest_steps: int = option(
         20, "steps towards the consensus per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
     public_steps: int = option(20, "steps on labelled public examples in a client's first round; 0: none", ge=0)
     distance: Literal["l1", "l2"] = option("l1", "between logits and consensus: mean absolute, or mean squared error")
 
-    traits = frozenset({"needs classes", "needs public data"})
     averages = ("scores",)
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("FedMD", task)
 
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without
@@ -111,9 +104,3 @@ class FedMD(Algorithm[Server, Client, Down, Up]):
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         return Server(up.scores.mean(0), torch.ones_like(server.known))
-
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return client.theta
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="what its model says of public examples")

@@ -50,8 +50,8 @@ from kinfed.algorithms.facade import (
     mean_update,
     option,
 )
-from kinfed.algorithms.fedavg import Client
 from kinfed.algorithms.fedprox import FedProx
+from kinfed.algorithms.last_model import Client
 
 
 @dataclass

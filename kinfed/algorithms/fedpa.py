@@ -53,7 +53,7 @@ from kinfed.algorithms.facade import (
     sgd,
     toward_zero,
 )
-from kinfed.algorithms.fedavg import Client
+from kinfed.algorithms.last_model import Client
 
 
 @dataclass

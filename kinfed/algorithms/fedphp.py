@@ -42,8 +42,9 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.algorithms.fedavg import Client, FedAvg
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heads import required_body
+from kinfed.algorithms.last_model import Client
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # s
 

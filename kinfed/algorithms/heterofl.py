@@ -49,7 +49,7 @@ from kinfed.algorithms.facade import (
     rng,
     take_rows,
 )
-from kinfed.algorithms.fedavg import Client
+from kinfed.algorithms.last_model import Client
 from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp, mean_where_held, train_masked
 from kinfed.core.bits import packed, unpacked
 from kinfed.engine.columns import ParameterSlot

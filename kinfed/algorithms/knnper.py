@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfed.algorithms.facade import Cohort, ModelDown, Task
-from kinfed.algorithms.fedavg import Client, FedAvg
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.last_model import Client
 
 
 @dataclass(frozen=True)

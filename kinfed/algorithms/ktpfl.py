@@ -29,12 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.distillation import digest, public_examples, public_scores
+from kinfed.algorithms.distillation import OwnModels, digest, public_examples, public_scores
 from kinfed.algorithms.facade import (
-    Algorithm,
     Cohort,
     Population,
-    PrivacyProfile,
     Range,
     RoundInfo,
     Task,
@@ -42,7 +40,6 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
 )
-from kinfed.algorithms.heads import required_head
 
 
 @dataclass
@@ -69,7 +66,7 @@ class Up(Tree):
 
 
 @dataclass(frozen=True)
-class KTpFL(Algorithm[Server, Client, Down, Up]):
+class KTpFL(OwnModels[Server, Client, Down, Up]):
     digest_steps: int = option(
         20, "steps towards the own mixture per round; 0: none", ge=0, tune=Range(5, 50, whole=True)
     )
@@ -78,11 +75,7 @@ class KTpFL(Algorithm[Server, Client, Down, Up]):
     rho: float = option(0.1, "ρ: how firmly mixtures are held at equal shares", ge=0)
     sharpness: float = option(5.0, "κ of the softmax that brings mixtures back to shares", gt=0)
 
-    traits = frozenset({"needs classes", "needs public data"})
     averages = "keeps every single prediction"
-
-    def check(self, task: Task, population: Population) -> None:
-        required_head("KT-pFL", task)
 
     def init_server(self, task: Task, population: Population) -> Server:
         assert population.pool is not None  # refused without
@@ -133,12 +126,6 @@ class KTpFL(Algorithm[Server, Client, Down, Up]):
         slope = 2 / s.shape[1] * (c @ s - s) @ s.T + 2 * self.rho / n * (c - 1 / n)
         return torch.softmax(self.sharpness * (c - self.coefficient_lr * slope), 1)
 
-    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
-        return client.theta
-
     def figures(self, server: Server) -> dict[str, Any]:
         c = server.coefficients[server.known][:, server.known]
         return {"own_share": float(c.diagonal().mean()) if len(c) else 0.0}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return PrivacyProfile(None, impossible="what its model says of public examples")

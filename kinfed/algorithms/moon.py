@@ -40,8 +40,9 @@ from kinfed.algorithms.facade import (
     sgd,
     take_rows,
 )
-from kinfed.algorithms.fedavg import Client, FedAvg
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heads import required_body
+from kinfed.algorithms.last_model import Client
 
 
 def cosine_and_slope(phi: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,27 +30,22 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.facade import (
-    Algorithm,
     Cohort,
     DeltaUp,
     ModelDown,
     Population,
-    PrivacyProfile,
     Range,
     RoundInfo,
-    ServerModels,
     Task,
     Tree,
     Weights,
     example_counts,
-    gradient_steps,
     mean_update,
     option,
-    own_or_server,
     sgd,
 )
-from kinfed.algorithms.fedavg import Client
 from kinfed.algorithms.heads import required_body
+from kinfed.algorithms.last_model import Client, DeploysLastModel
 from kinfed.algorithms.server_memory import check_memory
 
 MOST_ALIKE = 0.9999
@@ -68,7 +63,7 @@ class Server(Tree):
 
 
 @dataclass(frozen=True)
-class PFedSim(Algorithm[Server, Client, ModelDown, DeltaUp]):
+class PFedSim(DeploysLastModel[Server, DeltaUp]):
     weights: Weights = option("examples", "weights of FedAvg in the first phase: by N_m, or equal")
     fedavg_rounds: int = option(
         20, "T_g: rounds of FedAvg before clients have models of their own", ge=0, tune=Range(5, 40, whole=True)
@@ -92,9 +87,6 @@ class PFedSim(Algorithm[Server, Client, ModelDown, DeltaUp]):
             w, w.repeat(n, 1), torch.zeros(n, dtype=torch.bool), torch.eye(n, dtype=torch.float64),
             task.head.mask, weight, torch.tensor(False),
         )  # fmt: skip
-
-    def init_client(self, task: Task, data: Cohort) -> Client:
-        return Client(task.init(data.seed).expand(len(data), -1), torch.zeros(len(data), dtype=torch.bool))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         return replace(server, personal=torch.tensor(round.number > self.fedavg_rounds)), active
@@ -126,17 +118,8 @@ class PFedSim(Algorithm[Server, Client, ModelDown, DeltaUp]):
         theta[ids], known[ids] = self._starts(server, ids) + up.delta, True
         return replace(server, theta=theta, known=known, p=_shares(theta, known, server.weight))
 
-    def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return own_or_server(client.seen, client.theta, down.w)
-
-    def server_models(self, server: Server) -> ServerModels:
-        return ServerModels(server.w[None])
-
     def figures(self, server: Server) -> dict[str, Any]:
         return {"own_share": float(server.p.diagonal().mean())}
-
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        return gradient_steps(self.training.num_steps(count), weights=self.weights)
 
 
 def _shares(theta: Tensor, known: Tensor, weight: Tensor) -> Tensor:

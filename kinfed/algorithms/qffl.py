@@ -56,7 +56,7 @@ from kinfed.algorithms.facade import (
     own_or_server,
     sgd,
 )
-from kinfed.algorithms.fedavg import Client
+from kinfed.algorithms.last_model import Client
 
 LEAST_LOSS = 1e-10
 

@@ -196,7 +196,7 @@ class AsyncLoop(Loop):
         late = self.completed - version
         weight = float(self.rule.weight(torch.tensor([late])))
         fields = {name: getattr(up, name) for name in self._changes}
-        if isinstance(self.rule, FedAsync) and late:
+        if isinstance(self.rule, FedAsync) and late and fields:
             # θ − w = Δ + (the model that the client started from) − w
             gap = self._model(self._versions[version]) - self._model(self.server)
             fields = {name: rows + gap for name, rows in fields.items()}

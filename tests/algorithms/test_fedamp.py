@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from method_bench import TWO_STEPS, WORKS, by_hand, close, info, models, run, server, state, two_bowls
+from method_bench import TWO_STEPS, WORKS, by_hand, close, info, linear, models, run, server, state, two_bowls
 
 from kinfed.algorithms.fedamp import FedAMP, Server, Up
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Population
+from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 
 
@@ -116,3 +118,10 @@ def test_bytes_and_refusals() -> None:
         assert (report.bytes_down, report.bytes_up) == (3 * 15 * 4, 3 * 15 * 4)
     with pytest.raises(ConfigError, match="unstable"):
         FedAMP(LocalTraining(lr=0.5), lam=4.0)
+
+
+def test_models_that_would_not_fit_are_refused() -> None:
+    """15 parameters and two shares of 8 bytes for each pair: 4 · 100,000 · 200,015 bytes."""
+    with pytest.raises(ConfigError, match=r"all 100,000 clients.*: 80.0 GB, more than max_gb=4"):
+        FedAMP().check(make_task(linear), Population(100_000, 0))
+    FedAMP(max_gb=81).check(make_task(linear), Population(100_000, 0))

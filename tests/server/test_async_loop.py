@@ -203,7 +203,7 @@ def test_nobody_waits_for_the_slowest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [("ditto", FedBuff(buffer=2)), ("fedavg", FedAsync()), ("fedadam", FedBuff(buffer=3))]
+    ("name", "rule"), [("ditto", FedBuff(buffer=2)), ("fedavg", FedAsync()), ("local", FedAsync())]
 )
 def test_a_checkpoint_goes_on_bit_for_bit(name: str, rule: StalenessRule) -> None:
     bench, schedule = bench_of(name), Schedule(0.67, dropout=0.2)

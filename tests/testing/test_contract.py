@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.averaging import DeltaUp, ModelDown
 from kinfed.algorithms.base import RoundInfo, deployed_models
-from kinfed.algorithms.fedavg import Client, FedAvg, Server
+from kinfed.algorithms.fedavg import FedAvg, Server
 from kinfed.algorithms.heterofl import HeteroFL
+from kinfed.algorithms.last_model import Client
 from kinfed.algorithms.masked_rows import MaskedDown, MaskedUp
 from kinfed.algorithms.moon import MOON
 from kinfed.data.batches import LocalTraining
