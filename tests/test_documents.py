@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 
 from kinfed.algorithms import ALGORITHMS
+from kinfed.cli.app import app
 from kinfed.cli.listing import KINDS, names, options_of
 from kinfed.data.partitions import PARTITIONS
 from kinfed.engine.models import MODELS
+from tests.sites.conftest import make_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,6 +68,27 @@ def test_the_python_of_the_page_about_models_runs(capsys: pytest.CaptureFixture[
     finally:
         MODELS.unregister("small_net")
     assert capsys.readouterr().out.strip() in (ROOT / "docs/models.md").read_text("utf-8")
+
+
+def test_the_page_about_tables_does_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pa.table(make_table()).rename_columns(["hospital", "age", "dose", "group", "outcome"])
+    pa.csv.write_csv(table, "hospitals.csv")
+    pa.csv.write_csv(table.slice(0, 3).drop_columns(["hospital", "outcome"]), "new.csv")
+    quick = "--algorithms fedprox --models mlr --trials 1 --folds 2 --rounds 2"  # the same in less time
+    for line in blocks("docs/tables.md", "")[0].strip().splitlines():
+        words = shlex.split(line + (f" {quick}" if line.startswith("kinfed fit") else ""))
+        app(words[1:], standalone_mode=False)
+    assert Path("fitted/fit.html").exists()
+    assert "north takes" in capsys.readouterr().out
+    names: dict[str, object] = {"__name__": "tables"}
+    for block in blocks("docs/tables.md", "python"):
+        exec(compile(block.replace("rounds=10, trials=2", f"{SMALLER}"), "tables.md", "exec"), names)
+
+
+SMALLER = "rounds=2, trials=1, models='mlr', algorithms='fedprox'"
 
 
 def test_every_model_is_documented() -> None:

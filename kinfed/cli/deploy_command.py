@@ -158,7 +158,7 @@ def predict(
     ] = None,
     model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
     vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
-    run: Annotated[str | None, typer.Option(help="A finished run's folder, or a run in the vault.")] = None,
+    run: Annotated[str | None, typer.Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
     client: Annotated[str | None, typer.Option(help="Whose model.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Method (where a run folder has several).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
@@ -171,9 +171,12 @@ def predict(
     from kinfed.deploy.vault import Vault
     from kinfed.runs import predict as predicting
     from kinfed.runs.pipeline import ModelPipeline
+    from kinfed.sites.fit_result import FitResult, is_fit
 
     if model is not None:
         source = ModelPipeline.read(model)
+    elif run is not None and is_fit(Path(run)):
+        source = FitResult.read(run).model(client)
     elif run is not None and (Path(run) / "config.json").exists():
         if client is None:
             raise ConfigError("say whose model of the run to use, with --client")

@@ -32,17 +32,32 @@ def report(
 
 
 def export(
-    folder: RunFolderArgument,
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of kinfed fit.")],
     client: Annotated[str, typer.Option(help="Name of the client, as in clients.csv.")],
     algorithm: Algorithm = None,
     seed: Seed = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, with scaling and probabilities (extra onnx).")] = False,
 ) -> None:
-    """Write one client's personal model as safetensors that plain PyTorch loads."""
+    """Write one client's personal model as safetensors that plain PyTorch loads, or as ONNX."""
+    from kinfed.core.storage import file_name
     from kinfed.runs.export import export_model
+    from kinfed.runs.predict import model_of_run
+    from kinfed.sites.fit_result import FitResult, is_fit
 
-    exported = export_model(folder, client, algorithm, seed, out)
-    say(f"wrote    {exported.path} ({exported.summary})")
+    if not onnx and not is_fit(folder):
+        exported = export_model(folder, client, algorithm, seed, out)
+        say(f"wrote    {exported.path} ({exported.summary})")
+        return
+    model = FitResult.read(folder).model(client) if is_fit(folder) else model_of_run(folder, client, algorithm, seed)
+    path = out or Path(f"{file_name(client)}.{'onnx' if onnx else 'safetensors'}")
+    if onnx:
+        from kinfed.runs.onnx_export import write_onnx
+
+        write_onnx(model, path)
+    else:
+        model.save(path)
+    say(f"wrote    {path} ({model.about['model']}, {model.about['algorithm']})")
 
 
 def adopt(

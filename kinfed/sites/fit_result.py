@@ -145,6 +145,11 @@ class FitResult:
         return cls(**{**record, **whole})
 
 
+def is_fit(folder: Path) -> bool:
+    """Whether a folder holds a finished fit."""
+    return (folder / RECORD).exists()
+
+
 def site_path(folder: Path, site: str) -> Path:
     return folder / MODELS_FOLDER / SITES_FOLDER / f"{storage.file_name(site)}.safetensors"
 
