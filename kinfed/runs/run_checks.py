@@ -18,9 +18,24 @@ from kinfed.server.robust import check_robust
 
 def check_run(inputs: RunInputs) -> None:
     """Refuse the last method's settings before the first one runs."""
+    _check_shapes_agree(inputs)
     for label in inputs.algorithms:
         check_algorithm(inputs, label)
     _check_models_fit(inputs)
+
+
+def _check_shapes_agree(inputs: RunInputs) -> None:
+    """One model serves all seeds, and what a table's columns become is learnt from the training rows of each."""
+    first, *others = inputs.config.seeds
+    shape = inputs.federation(first).features.shape
+    for seed in others:
+        other = inputs.federation(seed).features.shape
+        if other != shape:
+            raise ConfigError(
+                f"examples have the shape {list(shape)} with seed {first} and {list(other)} with seed {seed}: training "
+                "rows differ, and with them the categories that are frequent enough to count. Run the seeds apart, or "
+                "declare what such columns are (--columns zip=text; kinfed describe shows them)"
+            )
 
 
 def leave_out_what_cannot_run(inputs: RunInputs) -> None:

@@ -267,3 +267,20 @@ def test_loops_of_other_seeds_leave_the_start_of_a_loop_alone() -> None:
         return models
 
     assert torch.equal(trained(between=False), trained(between=True))
+
+
+def test_seeds_whose_columns_differ_are_refused_before_the_first_runs(tmp_path: Path) -> None:
+    """A category of one row is a feature where that row trains, and none where it is tested."""
+    lines = [f"{'ab'[i % 2]},{i % 7},{'once' if i == 3 else 'often' if i % 3 else 'usual'},{i % 2}" for i in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["site,x,kind,y", *lines]) + "\n")
+    settings = {"dataset": str(tmp_path / "table.csv"), "client_column": "site", "label_column": "y", "model": "mlr"}
+    shapes = {
+        seed: kinfed.Federation.from_table(
+            tmp_path / "table.csv", client_column="site", label_column="y", seed=seed
+        ).features.shape
+        for seed in range(12)
+    }
+    other = next(seed for seed, shape in shapes.items() if shape != shapes[0])
+    with pytest.raises(ConfigError, match=f"with seed {other}: training rows differ"):
+        kinfed.run(**settings, algorithms="local", rounds=1, seeds=(0, other), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
