@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.cli.terminal import say
-from kinfed.engine.measures import MEASURES, Measure
+from kinfed.engine.measures import MEASURES, Measure, find_measure, headline_name
 from kinfed.runs.observer import NullObserver
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ Metrics = dict[str, float]
 class LiveDisplay:
     """A progress bar over all rounds of all methods and seeds. Use as a context manager."""
 
-    def __init__(self, console: Console, total_rounds: int) -> None:
+    def __init__(self, console: Console, total_rounds: int, metric: str | None = None) -> None:
+        self._metric = metric
         self._progress = Progress(
             TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
             BarColumn(),
@@ -57,7 +58,7 @@ class LiveDisplay:
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
         fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
         if personal is not None:
-            fields["accuracy"] = headline(personal)
+            fields["accuracy"] = headline(personal, self._metric)
         self._progress.update(self._bar, advance=1, **fields)
 
     def note(self, text: str) -> None:
@@ -67,8 +68,8 @@ class LiveDisplay:
 class PlainDisplay:
     """Lines for logs: one when a method starts, one now and then, one when it ends."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, metric: str | None = None) -> None:
+        self._console, self._metric = console, metric
         self._rounds = 0
         self._done = 0
         self._last = 0.0
@@ -93,7 +94,7 @@ class PlainDisplay:
             return
         self._last = time.monotonic()
         left = "" if ends else f", {(self._rounds - self._done) / max(rate, 1e-9):.0f} s left"
-        accuracy = "" if personal is None else f", {headline(personal)}"
+        accuracy = "" if personal is None else f", {headline(personal, self._metric)}"
         self._say(f"{label} seed {seed}: round {self._done}/{self._rounds}, {rate:.1f} rounds/s{left}{accuracy}")
 
     def note(self, text: str) -> None:
@@ -113,16 +114,21 @@ class _Speed:
         return self._rounds / max(time.monotonic() - self._began, 1e-9)
 
 
-def headline(metrics: Metrics) -> str:
-    if "accuracy" in metrics:
-        return f"accuracy {100 * metrics['accuracy']:.1f}%"
-    if "rmse" in metrics:
-        return f"RMSE {metrics['rmse']:.4g}"
-    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
+def headline(metrics: Metrics, metric: str | None = None) -> str:
+    """The `metric` of the run, or what its problem is usually judged by, in a progress line."""
+    chosen = None if metric is None else headline_name(metric)
+    name = next((name for name in (chosen, "accuracy", "rmse", "loss") if name in metrics), None)
+    if name is None:
+        return ""
+    measure = find_measure(name)
+    if measure is not None and measure.percent:
+        title = "accuracy" if name == "accuracy" else measure.title
+        return f"{title} {100 * metrics[name]:.1f}%"
+    return f"{name if measure is None else measure.title} {metrics[name]:.4g}"
 
 
-def display(console: Console, total_rounds: int) -> LiveDisplay | PlainDisplay:
-    return LiveDisplay(console, total_rounds) if console.is_terminal else PlainDisplay(console)
+def display(console: Console, total_rounds: int, metric: str | None = None) -> LiveDisplay | PlainDisplay:
+    return LiveDisplay(console, total_rounds, metric) if console.is_terminal else PlainDisplay(console, metric)
 
 
 def run_sentence(config: RunConfig) -> str:
@@ -150,7 +156,7 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
     metric = results[0].get("metric", "accuracy")
-    measure = MEASURES.get(metric)
+    measure = find_measure(metric)
     unit = " %" if measure is None or measure.percent else ""
     title = "" if metric == "accuracy" else f" {measure.title if measure else metric}"
     columns = [f"personal{title}{unit}", "worst 10%", f"server{title}{unit}", "MB/round", "s/round"]

@@ -35,7 +35,7 @@ def run(
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
-    with StopRequest(console) as stop, display(console, total_rounds(config)) as observer:
+    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as observer:
         try:
             result = experiment.run(config, out=folder, resume=resume, observer=observer, should_stop=stop)
         except (Interrupted, KeyboardInterrupt):

@@ -204,11 +204,12 @@ class Task(ABC):
         if self.problem is None:
             return score
         if not int(part.count.sum()):
-            nothing = {one.name: torch.zeros(n, 2, dtype=torch.float64) for one in measures_of(self.problem)}
+            names = {*(one.name for one in measures_of(self.problem)), headline_measure(self.problem, self.metric).name}
+            nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in sorted(names)}
             return replace(score, sums=nothing, error=torch.full((n,), torch.nan, dtype=torch.float64))
         judged = judged_outputs(self, theta, part, self.problem)
         headline = headline_measure(self.problem, self.metric)
-        return replace(score, sums=client_sums(judged), error=standard_errors(headline, judged, part.ids))
+        return replace(score, sums=client_sums(judged, headline), error=standard_errors(headline, judged, part.ids))
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
         """[n] mean loss in float64, weighted where examples count unequally; clients without examples get NaN."""

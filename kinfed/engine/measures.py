@@ -34,6 +34,7 @@ CALIBRATION_BINS = 10
 REPLICATES = 100
 ROWS_AT_ONCE = 200_000  # of bootstrap draws that are judged together
 FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
+FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for measures that are slow, and how often
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Measure:
     percent: bool = True  # shown as 97.5 %; otherwise as it is
     finish: Finish = ""
     scorer: tuple[str, ...] = field(default=())  # what scikit-learn calls it
+    slow: bool = False  # computed client by client: errors are estimated for few clients only
 
     def value(self, sums: Tensor) -> Tensor:
         """[...] from sums [..., 2]; NaN where it is undefined."""
@@ -235,8 +237,22 @@ def _unexplained(d: Judged) -> Sums:
 
 _BOTH: tuple[Kind, ...] = ("binary", "multiclass")
 _NUMBERS: tuple[Kind, ...] = ("regression",)
-MEASURES: dict[str, Measure] = {
-    one.name: one
+
+
+class _Measures(dict[str, Measure]):
+    """Ours by name, over which one may iterate; scikit-learn's scorers are found by their names as well."""
+
+    def __missing__(self, name: str) -> Measure:
+        from kinfed.engine.scorers import scorer_measure  # it is made of measures
+
+        measure = scorer_measure(name)
+        if measure is None:
+            raise KeyError(name)
+        return measure
+
+
+MEASURES = _Measures(
+    (one.name, one)
     for one in (
         Measure("accuracy", "Accuracy", "Share of test examples that are classified correctly.", _accuracy, True, _BOTH,
                 scorer=("accuracy",)),
@@ -264,7 +280,7 @@ MEASURES: dict[str, Measure] = {
                 "client's own mean, below 0 worse.", _unexplained, True, _NUMBERS, percent=False, finish="complement",
                 scorer=("r2",)),
     )
-}  # fmt: skip
+)  # fmt: skip
 _SCORERS = {scorer: one.name for one in MEASURES.values() for scorer in one.scorer}
 
 
@@ -280,29 +296,43 @@ def headline_name(name: str) -> str:
 
 def headline_measure(problem: Problem, name: str | None) -> Measure:
     """The measure by which a run's methods are compared: the one of that name, ours or scikit-learn's, else accuracy or
-    RMSE."""
+    RMSE. One that does not fit the problem is refused."""
     default = "rmse" if problem.is_regression else "accuracy"
     name = headline_name(name or default)
     if name not in MEASURES:
-        raise unknown_name("metric", name, [*MEASURES, *_SCORERS])
+        from kinfed.engine.scorers import check_scorer, scorer_names  # they are made of measures
+
+        if name not in scorer_names():
+            raise unknown_name("metric", name, [*MEASURES, *scorer_names()])
+        check_scorer(name, problem)
+        return MEASURES[name]
     if problem.kind not in MEASURES[name].kinds:
         fitting = ", ".join(one.name for one in measures_of(problem))
         raise ConfigError(f"metric {name} is not for {problem.in_words()}; choose one of {fitting}")
     return MEASURES[name]
 
 
-def client_sums(judged: Judged) -> dict[str, Tensor]:
-    """[n, 2] numerators and denominators of every measure of the problem."""
-    return {
-        one.name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64))
-        for one in measures_of(judged.problem)
-    }
+def find_measure(name: str) -> Measure | None:
+    """The measure of that name, ours or scikit-learn's, if there is one."""
+    try:
+        return MEASURES[name]
+    except KeyError:
+        return None
+
+
+def client_sums(judged: Judged, headline: Measure | None = None) -> dict[str, Tensor]:
+    """[n, 2] numerators and denominators of every measure of the problem, and of the headline where it is another."""
+    measures = {one.name: one for one in (*measures_of(judged.problem), *([] if headline is None else [headline]))}
+    return {name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64)) for name, one in measures.items()}
 
 
 def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
     """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
     none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
-    return deviation_of_draws(bootstrap_draws(measure, judged, ids, most=FEW_EXAMPLES))
+    if measure.slow and judged.clients > FEW_CLIENTS:
+        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
+    replicates = SLOW_REPLICATES if measure.slow else REPLICATES
+    return deviation_of_draws(bootstrap_draws(measure, judged, ids, replicates=replicates, most=FEW_EXAMPLES))
 
 
 def bootstrap_draws(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.engine.measures import MEASURES, headline_name
+from kinfed.engine.measures import find_measure, headline_name
 
 LOSS = "loss"
 
@@ -40,9 +40,9 @@ class MetricStyle:
 
 
 def metric_style(name: str) -> MetricStyle:
-    if name not in MEASURES:
+    one = find_measure(name)
+    if one is None:
         return MetricStyle(name, "loss", 1.0, "", 3, lower_is_better=True)
-    one = MEASURES[name]
     scale, unit, digits = (100.0, " %", 1) if one.percent else (1.0, "", 3)
     return MetricStyle(name, one.title, scale, unit, digits, not one.higher_is_better)
 

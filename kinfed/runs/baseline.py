@@ -62,13 +62,14 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
     losses = objective.losses(output, target.to(torch.float64) if data.problem.is_regression else target)
     values = target.to(torch.float64) if data.problem.is_regression else target
     judged = Judged(output.numpy(), values.numpy(), test.owner.numpy(), len(ids), data.problem)
+    headline = headline_measure(data.problem, metric)
     right = np.zeros(len(losses)) if data.problem.is_regression else judged.predicted == judged.target
     return Score(
         correct=torch.from_numpy(judged.total(right).astype(np.float64)),
         loss=torch.from_numpy(judged.total(losses.numpy())),
         count=test.count,
-        sums=client_sums(judged),
-        error=standard_errors(headline_measure(data.problem, metric), judged, ids),
+        sums=client_sums(judged, headline),
+        error=standard_errors(headline, judged, ids),
     )
 
 
