@@ -252,6 +252,7 @@ _add(
     "Self-FL, clusters",
     "Self-FL over groups of clients that the server remembers",
 )
+_add("kin", "kin.kin:Kin", "Kin", "alone, together and with one's kin in the shares that validation examples ask for")
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:

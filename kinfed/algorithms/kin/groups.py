@@ -1,0 +1,57 @@
+"""Who is alike: groups of clients by where training alone has led them.
+
+All clients begin alone at the same model. The direction in which a client's own model left it says what its data ask
+for, whatever the common model does meanwhile, and directions of clients with the same task point alike after a few
+rounds. A sketch of the direction is enough to compare them: coordinates are added up in D buckets with random signs,
+which keeps inner products up to noise of about 1/√D (Charikar, Chen, Farach-Colton: Finding Frequent Items in Data
+Streams, 2002).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.clustering import k_means
+from kinfed.core import rng
+
+BUCKETS = 256  # D
+
+
+def sketch(direction: Tensor, seed: int) -> Tensor:
+    """[n, D] float32 unit vectors from directions [n, P]; zero where there is no direction yet."""
+    key = rng.root(seed, "kin-sketch")
+    draw = rng.bits(key, direction.shape[1]).to(direction.device)
+    bucket, sign = draw.remainder(BUCKETS), 1 - 2 * (draw.div(BUCKETS, rounding_mode="floor").remainder(2))
+    sums = direction.new_zeros(len(direction), BUCKETS).index_add_(1, bucket, direction * sign)
+    return torch.nn.functional.normalize(sums, dim=1)
+
+
+def find_groups(sketches: Tensor, most: int, least_silhouette: float, seed: int) -> Tensor | None:
+    """[n] int64: the group of each client, numbered from 0; None where no grouping stands out.
+
+    k-means for every number of groups from 2 to `most`; the one whose clients are best inside their group and apart
+    from the next (the mean silhouette) is taken, if that is clear enough."""
+    n = len(sketches)
+    if n < 4:
+        return None
+    from sklearn.metrics import silhouette_score  # slow to import
+
+    points = sketches.cpu().numpy().astype(np.float64)
+    best, chosen = least_silhouette, None
+    for k in range(2, min(most, n // 2) + 1):
+        label = k_means(points, k, seed).label
+        if len(torch.unique(label)) < 2:
+            continue
+        value = float(silhouette_score(points, label.numpy()))
+        if value > best:
+            best, chosen = value, label
+    return chosen
+
+
+def centres(sketches: Tensor, label: Tensor) -> Tensor:
+    """[K, D]: the mean sketch of each group."""
+    groups = int(label.max()) + 1
+    total = sketches.new_zeros(groups, sketches.shape[1]).index_add_(0, label, sketches)
+    return total / torch.bincount(label, minlength=groups)[:, None]

@@ -1,0 +1,323 @@
+"""Kin: every client learns as much alone, from everyone and from clients like it as its own data ask for.
+
+The completion of three answers to one question. Self-FL weighs alone against everyone by uncertainty, FedFomo asks by
+validation examples whose models help, CGPFL finds groups; each wins on some federations and loses on others. Kin finds
+out by itself, per client, from candidates that two gradients per step pay for:
+
+    alone      a_i, trained on the client's examples only: Local's model, bit for bit
+    together   w, one model for all by FedAvg; or the model of the client's group, once groups have proved themselves
+    adapted    `together` after one more round of local steps
+
+A client deploys the mixture Σ_j π_j p_j(y | x). Its shares π come from its own validation examples, shrunk towards
+what the population found (`shares.py`): the server keeps a running mean m of them, which counts like `strength`
+examples, and the temperature at which each kind of candidate is as sure as it should be.
+
+Groups are found from the directions in which clients' own models left the common start (`groups.py`), of which each
+sends a sketch of 256 numbers. That grouping is only a proposal: for some rounds (`trial`) common and group models are
+trained in turns, both from the common model on, and clients send the validation loss of what they adapted from either.
+Groups stay if the paired differences over clients say so (mean at least `evidence` standard errors above 0): compared
+are the adapted models, since what a client's own few steps repair, labels that are rare with it, say, is no reason for
+groups. A trial goes on while the evidence is in between; where it speaks for one model (`DOUBT`), that goes on, and
+groups are looked for again when ten times as many rounds have passed.
+
+Messages are FedAvg's, some 290 numbers more up and six more down. A client that never trained deploys what the server
+has for it. Validation examples decide shares and nothing else; test examples nothing.
+
+Decided: shares of models' outputs and not a mean of their parameters, since alone and together lie in different
+basins (`deploy = "merged"` makes one model of together and adapted where one model is needed, or takes the client's
+own where that has the larger part). A trial's rounds train one branch each, so that its bytes are FedAvg's: where
+groups are refused, the common model has lost half of them. Between the rounds of a trial, clients are served by the
+model whose turn it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.algorithms.facade import (
+    Algorithm,
+    Cohort,
+    Population,
+    PrivacyProfile,
+    Range,
+    RoundInfo,
+    ServerModels,
+    Task,
+    Tree,
+    Weights,
+    best_fit,
+    example_counts,
+    gradient_steps,
+    mean_update,
+    option,
+    rng,
+    sgd,
+    take_rows,
+)
+from kinfed.algorithms.kin.groups import BUCKETS, centres, find_groups, sketch
+from kinfed.algorithms.kin.shares import (
+    LEAST,
+    TEMPERATURES,
+    UNKNOWN,
+    calibrated,
+    evidence,
+    population_mean,
+)
+from kinfed.engine.mixture import mixture_rows
+
+CANDIDATES = ("alone", "together", "adapted")
+NONE = -1  # the group of a client that has none
+COMMON, TRIAL, GROUPED = range(3)  # phases
+KNOWN = 256  # clients whose sketches are enough to look for groups
+ENOUGH_REPLIES = 2  # of a client, before its direction says something
+DOUBT = 1.0  # standard errors by which groups must be better for a trial to go on
+LONGEST_TRIAL = 5  # times `trial` rounds: then what is not clear is refused
+AGAIN = 10  # times as many rounds pass before groups are looked for again
+MEMORY = 0.8  # of the running means of shares and losses, from one round to the next
+UNIT = TEMPERATURES.index(1.0)
+
+
+@dataclass
+class Server(Tree):
+    w: Tensor  # [P] the common model
+    omega: Tensor  # [K, P] models of the groups; K = 0 while there are none
+    centre: Tensor  # [K, D] mean sketch of each group
+    group: Tensor  # [N] int64, −1 for clients without
+    sketch: Tensor  # [N, D] of each client's own model when it last replied
+    replies: Tensor  # [N] int64
+    prior: Tensor  # [3] float64 m, a running mean of the shares
+    heat: Tensor  # [3, G] float64 running mean of a round's losses at each temperature
+    loss: Tensor  # [N, 2] float64, in this trial: validation loss adapted from common and group model; UNKNOWN
+    phase: Tensor  # [] int64
+    since: Tensor  # [] int64 the round that the phase began in
+    by_group: Tensor  # [] bool: this round trains the groups' models
+
+
+@dataclass
+class Client(Tree):
+    alone: Tensor  # [n, P] never leaves the client
+    pi: Tensor  # [n, 3] float64
+    seen: Tensor  # [n] bool
+
+
+@dataclass
+class Down(Tree):
+    w: Tensor  # [n, P] together: the common or the group's model
+    prior: Tensor  # [n, 3] float64 m
+    temperature: Tensor  # [n, 3] int64 places in TEMPERATURES
+
+
+@dataclass
+class Up(Tree):
+    delta: Tensor  # [n, P] of the model received
+    sketch: Tensor  # [n, D]
+    pi: Tensor  # [n, 3] float64
+    loss: Tensor  # [n, 3, G] float64 sums over validation examples, at each temperature
+    examples: Tensor  # [n] float64 of validation
+    count: Tensor | None  # [n] examples; absent with equal weights
+
+
+@dataclass(frozen=True)
+class Kin(Algorithm[Server, Client, Down, Up]):
+    strength: float = option(
+        10.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
+    )
+    max_groups: int = option(8, "most groups that are looked for; 1: none are", ge=1)
+    clearness: float = option(0.1, "least mean silhouette of a grouping that is tried", ge=-1, le=1)
+    trial: int = option(6, "rounds in which common and group models are compared, in turns", ge=2)
+    evidence: float = option(3.0, "standard errors by which groups must be better to stay", ge=0)
+    weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
+    deploy: Literal["mixture", "merged"] = option("mixture", "a mixture of the candidates, or one merged model")
+
+    traits = frozenset({"needs validation", "needs classes"})
+    averages = "groups clients by what they send of themselves"
+
+    def init_server(self, task: Task, population: Population) -> Server:
+        n, w = population.num_clients, task.init(population.seed)
+        device = w.device
+        return Server(
+            w=w,
+            omega=w.new_zeros(0, len(w)),
+            centre=w.new_zeros(0, BUCKETS),
+            group=torch.full((n,), NONE),
+            sketch=torch.zeros(n, BUCKETS, device=device),
+            replies=torch.zeros(n, dtype=torch.int64),
+            prior=torch.full((len(CANDIDATES),), 1 / len(CANDIDATES), dtype=torch.float64, device=device),
+            heat=torch.zeros(len(CANDIDATES), len(TEMPERATURES), dtype=torch.float64, device=device),
+            loss=torch.full((n, 2), UNKNOWN, dtype=torch.float64, device=device),
+            phase=torch.tensor(COMMON),
+            since=torch.tensor(1),
+            by_group=torch.tensor(False),
+        )
+
+    def init_client(self, task: Task, data: Cohort) -> Client:
+        start = task.init(data.seed).expand(len(data), -1)
+        pi = torch.full((len(data), len(CANDIDATES)), 1 / len(CANDIDATES), dtype=torch.float64, device=task.device)
+        return Client(start, pi, torch.zeros(len(data), dtype=torch.bool, device=task.device))
+
+    def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
+        turn = (round.number - int(server.since)) % 2 == 1  # a trial begins with the common model
+        by_group = int(server.phase) == GROUPED or (int(server.phase) == TRIAL and turn)
+        return replace(server, by_group=torch.tensor(by_group)), active
+
+    def download(self, server: Server, ids: Tensor) -> Down:
+        n, temperature = len(ids), self._temperature(server)
+        return Down(self.server_models(server).rows(ids), server.prior.expand(n, -1), temperature.expand(n, -1))
+
+    def _temperature(self, server: Server) -> Tensor:
+        """[3] int64: where each candidate's losses are least; 1 before anything is known."""
+        known = bool(server.heat.any())
+        return server.heat.argmin(1) if known else torch.full((len(CANDIDATES),), UNIT, device=server.heat.device)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
+        alone = sgd(task, client.alone, data.train.batches(self.training))
+        adapted = sgd(task, down.w, data.train.batches(self.training))
+        found = evidence(task, (alone, down.w, adapted), data.val)
+        pi = found.shares(down.prior, down.temperature, self.strength)
+        direction = (alone - task.init(data.seed))[:, task.trainable]
+        up = Up(
+            delta=adapted - down.w,
+            sketch=sketch(direction, data.seed),
+            pi=pi,
+            loss=found.total_losses(),
+            examples=found.count,
+            count=example_counts(self.weights, data),
+        )
+        return Client(alone, pi, torch.ones_like(client.seen)), up
+
+    def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
+        server = self._remember(server, ids, up)
+        if bool(server.by_group):
+            server = self._train_groups(server, ids, up)
+        else:
+            server = replace(server, w=server.w + mean_update(up.delta, up.count))
+        phase = int(server.phase)
+        if phase == COMMON:
+            return self._propose(server, round)
+        return self._judge(server, round) if phase == TRIAL else server
+
+    def _remember(self, server: Server, ids: Tensor, up: Up) -> Server:
+        """What the replies say of their clients, and of the population."""
+        adapted = up.loss[:, CANDIDATES.index("adapted"), UNIT]
+        loss = server.loss.clone()
+        loss[ids, int(server.by_group)] = torch.where(up.examples > 0, adapted / up.examples.clamp_min(1e-300), UNKNOWN)
+        memory = MEMORY if bool((server.replies > 0).any()) else 0.0
+        return replace(
+            server,
+            sketch=server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch),
+            replies=server.replies.index_add(0, ids, torch.ones_like(ids)),
+            prior=memory * server.prior + (1 - memory) * population_mean(up.pi),
+            heat=memory * server.heat + (1 - memory) * up.loss.sum(0),
+            loss=loss,
+        )
+
+    def _train_groups(self, server: Server, ids: Tensor, up: Up) -> Server:
+        """FedAvg in every group; whoever is new joins the nearest one for the rounds to come."""
+        omega, group = server.omega.clone(), server.group.clone()
+        for k in range(len(omega)):
+            rows = (group[ids] == k).nonzero().squeeze(1)
+            if len(rows):
+                count = None if up.count is None else up.count[rows]
+                omega[k] += mean_update(take_rows(up.delta, rows), count)
+        new = group[ids] == NONE
+        group[ids[new]] = torch.cdist(up.sketch[new], server.centre).argmin(1).to(group.device)
+        return replace(server, omega=omega, group=group)
+
+    def _propose(self, server: Server, round: RoundInfo) -> Server:
+        """Begin a trial of groups, where enough clients are known and some grouping stands out."""
+        known = (server.replies >= ENOUGH_REPLIES).nonzero().squeeze(1)
+        enough = min(0.9 * len(server.replies), KNOWN)
+        too_soon = int(server.since) > 1 and round.number < AGAIN * int(server.since)
+        if self.max_groups == 1 or len(known) < enough or too_soon:
+            return server
+        sketches = server.sketch[known]
+        label = find_groups(sketches, self.max_groups, self.clearness, rng.numpy_seed(round.key("kin-groups")))
+        if label is None:
+            return replace(server, since=torch.tensor(round.number))
+        group = torch.full_like(server.group, NONE)
+        group[known] = label.to(group.device)
+        centre = centres(sketches, label.to(sketches.device))
+        return replace(
+            server,
+            omega=server.w.repeat(len(centre), 1),
+            centre=centre,
+            group=group,
+            loss=torch.full_like(server.loss, UNKNOWN),
+            phase=torch.tensor(TRIAL),
+            since=torch.tensor(round.number + 1),
+        )
+
+    def _judge(self, server: Server, round: RoundInfo) -> Server:
+        """End the trial where it has lasted long enough and most clients have been heard on both sides."""
+        rounds = round.number - int(server.since) + 1
+        both = (server.loss != UNKNOWN).all(1)
+        most = int(both.sum()) >= 0.75 * int((server.group != NONE).sum())
+        if rounds < self.trial or not (most or rounds >= LONGEST_TRIAL * self.trial):
+            return server
+        gain = server.loss[both, 0] - server.loss[both, 1]
+        errors = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp_min(1e-12)) if len(gain) > 1 else 0.0
+        if errors >= self.evidence:
+            return replace(server, phase=torch.tensor(GROUPED))
+        if errors >= DOUBT and rounds < LONGEST_TRIAL * self.trial:
+            return server
+        return replace(
+            server,
+            omega=server.omega[:0],
+            centre=server.centre[:0],
+            group=torch.full_like(server.group, NONE),
+            phase=torch.tensor(COMMON),
+            since=torch.tensor(round.number),
+        )
+
+    def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
+        adapted = sgd(task, down.w, data.train.batches(self.training, stream="finetune"))
+        candidates = (client.alone, down.w, adapted)
+        pi = evidence(task, candidates, data.val).shares(down.prior, down.temperature, self.strength)
+        pi[~client.seen] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
+        if self.deploy == "mixture":
+            models = [calibrated(task, theta, down.temperature[:, j]) for j, theta in enumerate(candidates)]
+            personal = mixture_rows(torch.stack(models, 1), pi)
+        else:
+            personal = self._merged(candidates, pi)
+        return {"personal": personal, **dict(zip(CANDIDATES, candidates, strict=True))}
+
+    def _merged(self, candidates: tuple[Tensor, Tensor, Tensor], pi: Tensor) -> Tensor:
+        alone, together, adapted = candidates
+        share = (pi[:, 2] / (pi[:, 1] + pi[:, 2]))[:, None].to(together.dtype)
+        return torch.where((pi[:, 0] > 0.5)[:, None], alone, torch.lerp(together, adapted, share))
+
+    def server_models(self, server: Server) -> ServerModels:
+        """The common model and, in rounds of the groups, theirs."""
+        if not bool(server.by_group):
+            return ServerModels(server.w[None])
+        return ServerModels(torch.cat([server.w[None], server.omega]), server.group + 1)
+
+    def place_newcomer(self, task: Task, server: Server, data: Cohort) -> Server:
+        """Newcomers join the group whose model fits their training examples best, where there are groups."""
+        if not len(server.omega):
+            return server
+        group = server.group.clone()
+        group[data.ids] = best_fit(task, [w.expand(len(data), -1) for w in server.omega], data.train)
+        return replace(server, group=group)
+
+    def figures(self, server: Server) -> dict[str, Any]:
+        temperature = self._temperature(server).tolist()
+        return {
+            "groups": len(server.omega) if int(server.phase) == GROUPED else 1,
+            "on_trial": len(server.omega) if int(server.phase) == TRIAL else 0,
+            **{f"mean_{name}": float(share) for name, share in zip(CANDIDATES, server.prior, strict=True)},
+            **{f"temperature_{name}": TEMPERATURES[t] for name, t in zip(CANDIDATES, temperature, strict=True)},
+            "assignment": server.group,
+        }
+
+    def client_figures(self, client: Client) -> dict[str, Tensor]:
+        return {name: client.pi[:, j] for j, name in enumerate(CANDIDATES)}
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        steps = self.training.num_steps(count)
+        leak = "shares of its models, and a loss, computed from validation examples"
+        return gradient_steps({2: steps}, per_personalization={1: steps}, weights=self.weights, uncovered={leak: ""})

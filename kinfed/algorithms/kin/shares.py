@@ -1,0 +1,109 @@
+"""How much each of a client's candidate models counts, from its own validation examples and what the others found.
+
+    p(y | x) = Σ_j π_j p_j(y | x),     π ~ Dirichlet(s m),     m: the mean of the clients' π
+
+The shares π maximize the expected log-likelihood of validation examples that no candidate was trained on, by EM; the
+prior counts like s further examples, shared out as in the population. Eight examples alone would decide little; with
+none at all a client does as the others do.
+
+Candidates are calibrated first: a model that trained long on few examples is too sure of itself, and a mixture of
+probabilities would let others speak for it only because of that. Clients send the losses of every candidate at a few
+temperatures T, and the server picks the T with the least loss over all clients, one for each kind of candidate.
+Logits divided by T are those of the same network with its last layer divided by T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from kinfed.data.batches import Split
+from kinfed.engine.task import Task
+from kinfed.errors import ModelError
+
+TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8
+STEPS = 30  # of EM; shares of three candidates move by less than a thousandth after that
+LEAST = 1e-4  # share of the prior that every candidate keeps: what nobody uses today can come back
+UNKNOWN = -1.0  # in place of a mean loss; losses are never negative
+WORST = 1e6  # loss of a model that diverged
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Losses of J candidates at G temperatures on the validation examples of n clients, in pieces as they are read."""
+
+    pieces: list[tuple[Tensor | slice, Tensor, Tensor]]  # clients, losses [m, B, J, G] and weights [m, B], float64
+    count: Tensor  # [n] float64 examples
+    candidates: int  # J
+
+    def shares(self, prior: Tensor, temperature: Tensor, strength: float) -> Tensor:
+        """π [n, J] float64 under the prior m [n, J], at temperatures given by their places [n, J] in TEMPERATURES."""
+        pi = prior
+        calibrated = [
+            (rows, losses.gather(3, temperature[rows][:, None, :, None].expand(-1, losses.shape[1], -1, 1))[..., 0], w)
+            for rows, losses, w in self.pieces
+        ]
+        for _ in range(STEPS):
+            expected = strength * prior
+            for rows, losses, weight in calibrated:
+                q = torch.softmax(pi[rows].log()[:, None] - losses, -1)  # E: which candidate an example speaks for
+                expected[rows] += (q * weight[..., None]).sum(1)
+            pi = expected / (strength + self.count)[:, None]  # M: the mean of the posterior
+        return pi
+
+    def total_losses(self) -> Tensor:
+        """[n, J, G] float64"""
+        total = self.count.new_zeros(len(self.count), self.candidates, len(TEMPERATURES))
+        for rows, losses, weight in self.pieces:
+            total[rows] += (losses * weight[..., None, None]).sum(1)
+        return total
+
+
+def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence:
+    """Of candidate models, each [n, P]."""
+    # Passes that read features notice a head that is declared last and does not give the logits.
+    logits = (lambda theta, x: task.cut(theta, x)[1]) if can_calibrate(task) else task.logits
+    pieces: list[tuple[Tensor | slice, Tensor, Tensor]] = []
+    count = torch.zeros(len(split.count), dtype=torch.float64, device=task.device)
+    for rows, batch in split.in_order():
+        weight = batch.weight.to(torch.float64)
+        losses = torch.stack([_losses(logits(theta[rows], batch.x), batch.y) for theta in candidates], 2)
+        pieces.append((rows, losses.masked_fill((weight == 0)[..., None, None], 0.0), weight))  # padding
+        count[rows] += weight.sum(1)
+    return Evidence(pieces, count, len(candidates))
+
+
+def _losses(logits: Tensor, y: Tensor) -> Tensor:
+    """[m, B, G] float64 of logits [m, B, C] at every temperature."""
+    logits = logits.to(torch.float64)
+    at = [cross_entropy((logits / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES]
+    return torch.stack(at, -1).nan_to_num(nan=WORST).clamp_max(WORST)
+
+
+def can_calibrate(task: Task) -> bool:
+    """Whether the model ends in a linear layer."""
+    try:
+        _ = task.head
+    except ModelError:
+        return False
+    return True
+
+
+def calibrated(task: Task, theta: Tensor, temperature: Tensor) -> Tensor:
+    """Models [n, P] whose logits are divided by the temperature at each place [n] in TEMPERATURES; as they are where
+    the model does not end in a linear layer."""
+    if not can_calibrate(task):
+        return theta
+    t = theta.new_tensor(TEMPERATURES)[temperature]
+    weight, bias = task.head.split(theta)
+    return task.head.join(theta, weight / t[:, None, None], None if bias is None else bias / t[:, None])
+
+
+def population_mean(pi: Tensor) -> Tensor:
+    """m [J] float64: the mean of clients' shares [n, J]."""
+    mean = pi.mean(0).clamp_min(LEAST)
+    return mean / mean.sum()
