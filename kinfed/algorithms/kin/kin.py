@@ -6,7 +6,7 @@ out by itself, per client, from candidates that two gradients per step pay for:
 
     alone      a_i, trained on the client's examples only: Local's model, bit for bit
     together   w, one model for all by FedAvg; or the model of the client's group, once groups have proved themselves
-    adapted    `together` after one more round of local steps
+    adapted    `together` after `adapt` more rounds of local steps, held near it by λ/2 ‖θ − together‖² as in Ditto
 
 A client deploys the mixture Σ_j π_j p_j(y | x). Its shares π come from its own validation examples, shrunk towards
 what the population found (`shares.py`): the server keeps a running mean m of them, which counts like `strength`
@@ -22,6 +22,11 @@ groups are looked for again when ten times as many rounds have passed.
 
 Messages are FedAvg's, some 290 numbers more up and six more down. A client that never trained deploys what the server
 has for it. Validation examples decide shares and nothing else; test examples nothing.
+
+Two branches cost two gradients per step. Adapting costs `adapt` rounds of steps where a client deploys its model, and
+in every sixth of its rounds, in which it measures shares and temperatures for the population: 2.5 times FedAvg's work
+in all. (Measured on what a round's plain steps lead to, which would be free, shares were wrong for the model that is
+deployed: on digits with alpha = 0.1 half the weight went to `alone`, and a point was lost.)
 
 Decided: shares of models' outputs and not a mean of their parameters, since alone and together lie in different
 basins (`deploy = "merged"` makes one model of together and adapted where one model is needed, or takes the client's
@@ -41,17 +46,20 @@ from torch import Tensor
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
+    ConfigError,
     Population,
     PrivacyProfile,
     Range,
     RoundInfo,
     ServerModels,
+    Split,
     Task,
     Tree,
     Weights,
     best_fit,
     example_counts,
     gradient_steps,
+    mean_losses,
     mean_update,
     option,
     rng,
@@ -63,6 +71,7 @@ from kinfed.algorithms.kin.shares import (
     LEAST,
     TEMPERATURES,
     UNKNOWN,
+    WORST,
     calibrated,
     evidence,
     population_mean,
@@ -77,6 +86,7 @@ ENOUGH_REPLIES = 2  # of a client, before its direction says something
 DOUBT = 1.0  # standard errors by which groups must be better for a trial to go on
 LONGEST_TRIAL = 5  # times `trial` rounds: then what is not clear is refused
 AGAIN = 10  # times as many rounds pass before groups are looked for again
+MEASURE_EVERY, MEASURE_AT = 6, 1  # of a client's rounds, in the second, eighth, ... it measures its shares
 MEMORY = 0.8  # of the running means of shares and losses, from one round to the next
 UNIT = TEMPERATURES.index(1.0)
 
@@ -100,8 +110,8 @@ class Server(Tree):
 @dataclass
 class Client(Tree):
     alone: Tensor  # [n, P] never leaves the client
-    pi: Tensor  # [n, 3] float64
-    seen: Tensor  # [n] bool
+    pi: Tensor  # [n, 3] float64 shares when last measured
+    replies: Tensor  # [n] int64
 
 
 @dataclass
@@ -115,9 +125,10 @@ class Down(Tree):
 class Up(Tree):
     delta: Tensor  # [n, P] of the model received
     sketch: Tensor  # [n, D]
+    trial: Tensor  # [n] float64 mean validation loss of the model sent back; UNKNOWN without validation examples
     pi: Tensor  # [n, 3] float64
     loss: Tensor  # [n, 3, G] float64 sums over validation examples, at each temperature
-    examples: Tensor  # [n] float64 of validation
+    examples: Tensor  # [n] float64 of validation; 0 where shares and losses were not measured in this round
     count: Tensor | None  # [n] examples; absent with equal weights
 
 
@@ -125,6 +136,10 @@ class Up(Tree):
 class Kin(Algorithm[Server, Client, Down, Up]):
     strength: float = option(
         10.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
+    )
+    adapt: int = option(3, "rounds of local steps from the model received to the adapted one", ge=1)
+    lam: float = option(
+        1.0, "λ: how firmly the adapted model is held near the one received", ge=0, tune=Range(0.1, 10.0)
     )
     max_groups: int = option(8, "most groups that are looked for; 1: none are", ge=1)
     clearness: float = option(0.1, "least mean silhouette of a grouping that is tried", ge=-1, le=1)
@@ -135,6 +150,14 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     traits = frozenset({"needs validation", "needs classes"})
     averages = "groups clients by what they send of themselves"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.training.lr * self.lam < 2:
+            raise ConfigError(
+                f"steps held near the model received are unstable for lr * lam >= 2; got {self.training.lr} * "
+                f"{self.lam}; lower one of them"
+            )
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
@@ -157,7 +180,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         pi = torch.full((len(data), len(CANDIDATES)), 1 / len(CANDIDATES), dtype=torch.float64, device=task.device)
-        return Client(start, pi, torch.zeros(len(data), dtype=torch.bool, device=task.device))
+        return Client(start, pi, torch.zeros(len(data), dtype=torch.int64, device=task.device))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         turn = (round.number - int(server.since)) % 2 == 1  # a trial begins with the common model
@@ -175,19 +198,40 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         alone = sgd(task, client.alone, data.train.batches(self.training))
-        adapted = sgd(task, down.w, data.train.batches(self.training))
-        found = evidence(task, (alone, down.w, adapted), data.val)
-        pi = found.shares(down.prior, down.temperature, self.strength)
+        u = sgd(task, down.w, data.train.batches(self.training))
         direction = (alone - task.init(data.seed))[:, task.trainable]
+        pi, loss, examples = self._measured(task, client, alone, down, data)
         up = Up(
-            delta=adapted - down.w,
+            delta=u - down.w,
             sketch=sketch(direction, data.seed),
+            trial=mean_losses(task, [u], data.val)[:, 0].nan_to_num(nan=UNKNOWN, posinf=WORST).to(task.device),
             pi=pi,
-            loss=found.total_losses(),
-            examples=found.count,
+            loss=loss,
+            examples=examples,
             count=example_counts(self.weights, data),
         )
-        return Client(alone, pi, torch.ones_like(client.seen)), up
+        return Client(alone, pi, client.replies + 1), up
+
+    def _measured(
+        self, task: Task, client: Client, alone: Tensor, down: Down, data: Cohort
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Shares [n, 3], losses [n, 3, G] and validation examples [n] of the clients whose turn it is; others keep
+        their shares, without examples."""
+        rows = (client.replies % MEASURE_EVERY == MEASURE_AT).nonzero().squeeze(1)
+        pi, examples = client.pi.clone(), client.pi.new_zeros(len(data))
+        loss = client.pi.new_zeros(len(data), len(CANDIDATES), len(TEMPERATURES))
+        if len(rows):
+            w, prior, temperature = (take_rows(part, rows) for part in (down.w, down.prior, down.temperature))
+            adapted = self._adapted(task, w, data.train.take(rows.cpu()))
+            found = evidence(task, (take_rows(alone, rows), w, adapted), data.val.take(rows.cpu()))
+            pi[rows] = found.shares(prior, temperature, self.strength)
+            loss[rows], examples[rows] = found.total_losses(), found.count
+        return pi, loss, examples
+
+    def _adapted(self, task: Task, w: Tensor, train: Split) -> Tensor:
+        """[n, P] min f(θ) + λ/2 ‖θ − w‖², by some steps"""
+        batches = train.batches(self.training, self.adapt * self.training.num_steps(train.count), stream="adapt")
+        return sgd(task, w, batches, pull=(self.lam, w) if self.lam else None)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         server = self._remember(server, ids, up)
@@ -202,16 +246,20 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def _remember(self, server: Server, ids: Tensor, up: Up) -> Server:
         """What the replies say of their clients, and of the population."""
-        adapted = up.loss[:, CANDIDATES.index("adapted"), UNIT]
         loss = server.loss.clone()
-        loss[ids, int(server.by_group)] = torch.where(up.examples > 0, adapted / up.examples.clamp_min(1e-300), UNKNOWN)
-        memory = MEMORY if bool((server.replies > 0).any()) else 0.0
+        loss[ids, int(server.by_group)] = up.trial.to(loss.device)
+        measured = up.examples > 0
+        prior, heat = server.prior, server.heat
+        if bool(measured.any()):
+            memory = MEMORY if bool(heat.any()) else 0.0
+            prior = memory * prior + (1 - memory) * population_mean(up.pi[measured])
+            heat = memory * heat + (1 - memory) * up.loss[measured].sum(0)
         return replace(
             server,
             sketch=server.sketch.index_copy(0, ids.to(server.sketch.device), up.sketch),
             replies=server.replies.index_add(0, ids, torch.ones_like(ids)),
-            prior=memory * server.prior + (1 - memory) * population_mean(up.pi),
-            heat=memory * server.heat + (1 - memory) * up.loss.sum(0),
+            prior=prior,
+            heat=heat,
             loss=loss,
         )
 
@@ -274,10 +322,10 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         )
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        adapted = sgd(task, down.w, data.train.batches(self.training, stream="finetune"))
+        adapted = self._adapted(task, down.w, data.train)
         candidates = (client.alone, down.w, adapted)
         pi = evidence(task, candidates, data.val).shares(down.prior, down.temperature, self.strength)
-        pi[~client.seen] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
+        pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
         if self.deploy == "mixture":
             models = [calibrated(task, theta, down.temperature[:, j]) for j, theta in enumerate(candidates)]
             personal = mixture_rows(torch.stack(models, 1), pi)
@@ -320,4 +368,6 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)
         leak = "shares of its models, and a loss, computed from validation examples"
-        return gradient_steps({2: steps}, per_personalization={1: steps}, weights=self.weights, uncovered={leak: ""})
+        return gradient_steps(
+            {2: steps}, per_personalization={1: self.adapt * steps}, weights=self.weights, uncovered={leak: ""}
+        )

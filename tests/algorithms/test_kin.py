@@ -1,0 +1,322 @@
+"""Kin: its limits (Local, FedAvg, Ditto), shares and temperatures by hand, groups that exist and groups that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_bench import WORKS, server
+from torch import Tensor, nn
+
+from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.fedavg import FedAvg
+from kinfed.algorithms.kin import kin as module
+from kinfed.algorithms.kin.groups import centres, find_groups, sketch
+from kinfed.algorithms.kin.kin import COMMON, GROUPED, TRIAL, Kin
+from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, calibrated, evidence
+from kinfed.algorithms.local import Local
+from kinfed.data.batches import LocalTraining
+from kinfed.data.federation import Federation
+from kinfed.engine.mixture import MixtureTask
+from kinfed.engine.sgd import sgd
+from kinfed.engine.task import make_task
+from kinfed.errors import ConfigError
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop
+from kinfed.server.schedule import Schedule
+from kinfed.testing import Bench
+
+WORK = LocalTraining(lr=0.2, batch=10, steps=5)
+UNIT = TEMPERATURES.index(1.0)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def planted(groups: int, clients: int = 12, examples: int = 40) -> tuple[Federation, Tensor]:
+    """Groups of clients with names of their own for the same four classes; who is of which."""
+    draw = np.random.default_rng(5)
+    group = np.arange(clients) % groups
+    kind = draw.integers(0, 4, (clients, examples))
+    x = 2.0 * np.eye(4, 6)[kind] + 0.7 * draw.normal(size=(clients, examples, 6))
+    y = (kind + group[:, None]) % 4
+    owner = np.repeat(np.arange(clients), examples)
+    data = Federation.from_arrays(x.reshape(-1, 6), y.reshape(-1), owner, num_classes=4)
+    return data.with_validation(0.25, 0), torch.from_numpy(group)
+
+
+@contextmanager
+def simulated(method: Any, data: Federation, participation: float = 1.0) -> Iterator[Loop]:
+    task = make_task(dense)
+    pool = LocalPool(method, task, data, 0, workers=1)
+    try:
+        yield Loop(method, task, pool, data.population(0), Schedule(participation))
+    finally:
+        pool.close()
+
+
+def same_partition(a: Tensor, b: Tensor) -> bool:
+    return bool(((a[:, None] == a) == (b[:, None] == b)).all())
+
+
+# What it coincides with.
+
+
+@pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
+def test_alone_is_local_and_together_is_fedavg(training: LocalTraining) -> None:
+    data, _ = planted(1)
+
+    def rows(method: Any, name: str) -> Tensor:
+        with simulated(method, data, participation=0.5) as loop:
+            for _ in range(3):
+                loop.round()
+            return loop.state()[name].clone()
+
+    method = Kin(training, max_groups=1)
+    assert torch.equal(rows(method, "clients.rows.alone"), rows(Local(training), "clients.rows.theta"))
+    assert torch.equal(rows(method, "server.w"), rows(FedAvg(training), "server.w"))
+
+
+def test_adapted_is_the_model_received_after_steps_that_are_held_near_it() -> None:
+    method = Kin(WORK, adapt=2, lam=0.5)
+    data, _ = planted(1)
+    with simulated(method, data) as loop:
+        loop.round()
+        cohort = data.cohort(torch.arange(12), 0, 2)
+        down = method.download(loop.server, cohort.ids)
+        client = method.init_client(loop.task, cohort)
+        by_name = method.personalize(loop.task, client, down, cohort)
+        batches = cohort.train.batches(WORK.with_steps(10), stream="adapt")
+        assert torch.equal(by_name["adapted"], sgd(loop.task, down.w, batches, pull=(0.5, down.w)))
+        assert torch.equal(by_name["together"], server(loop, "w").expand(12, -1))
+
+
+# Shares.
+
+
+def losses_by_hand(task: Any, models: list[Tensor], data: Federation, client: int, t: list[float]) -> Tensor:
+    """[B, J] float64"""
+    rows = data.val[client]
+    x, y = data.features.gather(rows), data.labels[rows]
+    z = [task.module_of(theta[client])(x).detach().double() for theta in models]
+    return torch.stack([nn.functional.cross_entropy(z[j] / t[j], y, reduction="none") for j in range(len(z))], 1)
+
+
+def test_shares_by_hand() -> None:
+    """The fixed point of EM under the prior, at the temperatures that were sent."""
+    data, _ = planted(1)
+    task = make_task(dense)
+    cohort = data.cohort(torch.arange(12), 0, 1)
+    start = task.init(0).expand(12, -1)
+    models = [start, sgd(task, start, cohort.train.batches(WORK)), task.init(1).expand(12, -1)]
+    found = evidence(task, models, cohort.val)
+    prior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(12, -1)
+    place = torch.tensor([UNIT, UNIT + 2, UNIT - 1]).expand(12, -1)
+    pi = found.shares(prior, place, 4.0)
+    torch.testing.assert_close(pi.sum(1), torch.ones(12, dtype=torch.float64))
+    for m in (0, 7):
+        losses = losses_by_hand(task, models, data, m, [1.0, 2.0, 2**-0.5])
+        q = torch.softmax(pi[m].log() - losses, 1)
+        wanted = (4.0 * prior[m] + q.sum(0)) / (4.0 + len(losses))
+        torch.testing.assert_close(pi[m], wanted, atol=1e-3, rtol=0)
+        torch.testing.assert_close(found.total_losses()[m, 1, UNIT + 2], losses[:, 1].sum(), atol=1e-5, rtol=1e-5)
+
+
+def test_little_evidence_leaves_the_prior_and_much_does_not() -> None:
+    data, _ = planted(1)
+    task = make_task(dense)
+    cohort = data.cohort(torch.arange(12), 0, 1)
+    start = task.init(0).expand(12, -1)
+    good = sgd(task, start, cohort.train.batches(WORK.with_steps(60)))
+    found = evidence(task, [start, good, start], cohort.val)
+    prior = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64).expand(12, -1)
+    place = torch.full((12, 3), UNIT)
+    torch.testing.assert_close(found.shares(prior, place, 1e9), prior, atol=1e-6, rtol=0)
+    assert bool((found.shares(prior, place, 0.1)[:, 1] > 0.9).all())
+    nothing = evidence(task, [start, good, start], replace(cohort.val, count=torch.zeros(12, dtype=torch.int64)))
+    assert torch.equal(nothing.shares(prior, place, 2.0), prior)
+
+
+def test_a_calibrated_model_has_logits_divided_by_the_temperature() -> None:
+    task = make_task(dense)
+    theta = torch.stack([task.init(0), task.init(1)])
+    x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
+    cool = calibrated(task, theta, torch.tensor([0, len(TEMPERATURES) - 1]))
+    wanted = task.logits(theta, x) / torch.tensor([0.5, 8.0])[:, None, None]
+    torch.testing.assert_close(task.logits(cool, x), wanted)
+
+
+def test_the_server_sends_the_temperature_with_the_least_loss_and_the_mean_of_shares() -> None:
+    """After the second round, the first in which clients measure."""
+    method, (data, _) = Kin(WORK, max_groups=1), planted(1)
+    with simulated(method, data) as loop:
+        loop.round()
+        task, cohort = loop.task, data.cohort(torch.arange(12), 0, 2)
+        down = method.download(loop.server, cohort.ids)
+        assert down.temperature.tolist() == [[UNIT] * 3] * 12
+        assert down.prior.tolist() == [[1 / 3] * 3] * 12
+        state: Any = loop.pool.clients.take(cohort.ids)
+        _, up = method.client_update(task, state, down, cohort)
+        assert bool((up.examples > 0).all())
+        loop.round()
+        then = method.download(loop.server, cohort.ids)
+        assert then.temperature[0].tolist() == up.loss.sum(0).argmin(1).tolist()
+        torch.testing.assert_close(then.prior[0], up.pi.mean(0))
+        loop.round()
+        assert torch.equal(method.download(loop.server, cohort.ids).prior, then.prior)  # nobody measures
+
+
+def test_a_client_that_never_trained_deploys_the_servers_model() -> None:
+    method, (data, _) = Kin(WORK), planted(1)
+    with simulated(method, data, participation=0.5) as loop:
+        loop.round()
+        evaluation = loop.evaluate(keep_models=True)
+        assert evaluation.took_part is not None
+        assert evaluation.models is not None
+        _, pi = MixtureTask(loop.task, 3).split(evaluation.models)
+        outside = ~evaluation.took_part
+        assert bool(outside.any())
+        torch.testing.assert_close(pi[outside], torch.tensor([LEAST, 1 - 2 * LEAST, LEAST]).expand(6, -1))
+
+
+# Groups.
+
+
+def test_sketches_keep_what_directions_have_in_common() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    base, noise = torch.randn(3, 4000, generator=numbers), torch.randn(9, 4000, generator=numbers)
+    direction = base.repeat(3, 1) + 0.5 * noise
+    unit = nn.functional.normalize(direction, dim=1)
+    small = sketch(direction, 7)
+    assert float((small @ small.T - unit @ unit.T).abs().max()) < 0.25  # four standard deviations of 1/√256
+    assert same_partition(find_groups(small, 8, 0.1, 0), torch.arange(9) % 3)  # type: ignore[arg-type]
+    assert find_groups(sketch(noise, 7), 8, 0.1, 0) is None
+    assert find_groups(small[:3], 8, 0.1, 0) is None  # too few to say
+    assert bool((sketch(torch.zeros(2, 50), 7) == 0).all())
+
+
+def test_centres_are_means() -> None:
+    points = torch.tensor([[0.0, 2.0], [4.0, 0.0], [2.0, 4.0]])
+    assert centres(points, torch.tensor([1, 0, 1])).tolist() == [[4.0, 0.0], [1.0, 3.0]]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_groups_that_exist_are_found_tried_and_kept(participation: float) -> None:
+    data, group = planted(3)
+    with simulated(Kin(WORK), data, participation) as loop:
+        phases = []
+        for _ in range(24):
+            loop.round()
+            phases.append(int(server(loop, "phase")))
+        assert phases == sorted(phases)
+        assert {COMMON, TRIAL, GROUPED} == set(phases)
+        known = server(loop, "group") >= 0
+        assert same_partition(server(loop, "group")[known], group[known])
+        evaluation = loop.evaluate()
+        assert evaluation.personal is not None
+        personal = float(evaluation.personal.correct.sum() / evaluation.personal.count.sum())
+        alone = evaluation.alternatives["alone"]
+        assert personal > 0.8
+        assert personal >= float(alone.correct.sum() / alone.count.sum())
+
+
+def test_groups_that_do_not_exist_are_not_kept() -> None:
+    data, _ = planted(1)
+    with simulated(Kin(WORK, clearness=-1.0), data) as loop:  # any grouping is tried
+        phases = []
+        for _ in range(14):
+            loop.round()
+            phases.append(int(server(loop, "phase")))
+        assert TRIAL in phases
+        assert phases[-1] == COMMON
+        assert len(server(loop, "omega")) == 0
+        assert bool((server(loop, "group") == module.NONE).all())
+
+
+def test_a_trial_trains_common_and_group_models_in_turns() -> None:
+    data, _ = planted(3)
+    with simulated(Kin(WORK, trial=4), data) as loop:
+        while int(server(loop, "phase")) != TRIAL:
+            loop.round()
+        w, omega = server(loop, "w"), server(loop, "omega")
+        assert torch.equal(omega, w.expand(len(omega), -1))
+        assert bool((server(loop, "loss") == UNKNOWN).all())
+        loop.round()
+        assert not torch.equal(server(loop, "w"), w)
+        assert torch.equal(server(loop, "omega"), omega)
+        w = server(loop, "w")
+        loop.round()
+        assert torch.equal(server(loop, "w"), w)
+        assert not torch.equal(server(loop, "omega"), omega)
+        assert bool((server(loop, "loss") >= 0).all())
+
+
+def judged(gain: list[float], rounds: int) -> int:
+    """The phase after a trial's round with these differences of losses."""
+    method, n = Kin(WORK, trial=6), len(gain)
+    data, _ = planted(1)
+    state = method.init_server(make_task(dense), data.population(0))
+    loss = torch.stack([1.0 + torch.tensor(gain, dtype=torch.float64), torch.ones(n, dtype=torch.float64)], 1)
+    state = replace(
+        state, phase=torch.tensor(TRIAL), since=torch.tensor(5), loss=loss, group=torch.arange(n) % 2,
+        omega=state.w.repeat(2, 1), centre=torch.zeros(2, module.BUCKETS),
+    )  # fmt: skip
+    return int(method._judge(state, RoundInfo(4 + rounds, data.population(0))).phase)
+
+
+def test_the_evidence_of_a_trial_by_hand() -> None:
+    """Mean differences in standard errors: 4.2 (kept), 1.7 (goes on, not for ever), −1.7 (refused)."""
+    clear, between = [0.4, 0.5, 0.1, 0.6, 0.3, 0.2], [0.4, -0.2, 0.3, 0.5, -0.1, 0.1]
+    assert judged(clear, 5) == TRIAL  # too early
+    assert judged(clear, 6) == GROUPED
+    assert judged(between, 6) == TRIAL
+    assert judged(between, 30) == COMMON
+    assert judged([-g for g in between], 6) == COMMON
+
+
+def test_who_comes_after_groups_were_found_joins_the_nearest() -> None:
+    method, (data, group) = Kin(WORK), planted(3)
+    with simulated(method, data) as loop:
+        while int(server(loop, "phase")) != GROUPED:
+            loop.round()
+        state = loop.server.named()["group"].clone()
+        wanted = int(state[4])
+        state[4] = module.NONE
+        loop.server = replace(loop.server, group=state)
+        loop.round()
+        assert int(server(loop, "group")[4]) == wanted
+        newcomers = data.cohort(torch.tensor([5]), 0, 9)
+        placed = method.place_newcomer(loop.task, loop.server, newcomers)
+        assert int(placed.group[5]) == int(server(loop, "group")[5])
+        assert same_partition(placed.group, group)
+
+
+# Options.
+
+
+def test_one_merged_model_is_of_the_models_size() -> None:
+    data, _ = planted(1)
+    with simulated(Kin(WORK, deploy="merged"), data) as loop:
+        for _ in range(3):
+            loop.round()
+        evaluation = loop.evaluate(keep_models=True)
+        assert evaluation.models is not None
+        assert evaluation.models.shape == (12, loop.task.num_params)
+
+
+def test_unstable_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unstable"):
+        Kin(LocalTraining(lr=0.5), lam=4.0)
+
+
+def test_a_model_without_a_last_linear_layer_is_not_calibrated() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
+
+    assert torch.isfinite(Bench(Kin(WORK), model=model).run()["personal models"]).all()
