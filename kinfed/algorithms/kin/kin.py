@@ -87,7 +87,7 @@ DOUBT = 1.0  # standard errors by which groups must be better for a trial to go 
 LONGEST_TRIAL = 5  # times `trial` rounds: then what is not clear is refused
 AGAIN = 10  # times as many rounds pass before groups are looked for again
 MEASURE_EVERY, MEASURE_AT = 6, 1  # of a client's rounds, in the second, eighth, ... it measures its shares
-MEMORY = 0.8  # of the running means of shares and losses, from one round to the next
+MEMORY = 0.5  # of the running means of shares and losses, from one round to the next
 UNIT = TEMPERATURES.index(1.0)
 
 
@@ -135,7 +135,7 @@ class Up(Tree):
 @dataclass(frozen=True)
 class Kin(Algorithm[Server, Client, Down, Up]):
     strength: float = option(
-        10.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
+        30.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
     )
     adapt: int = option(3, "rounds of local steps from the model received to the adapted one", ge=1)
     lam: float = option(
@@ -367,7 +367,11 @@ class Kin(Algorithm[Server, Client, Down, Up]):
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         steps = self.training.num_steps(count)
-        leak = "shares of its models, and a loss, computed from validation examples"
+        leak = "shares of its models, and losses, computed from validation examples"
+        # In a round that measures, the steps of adapting come to those of both branches, on batches of their own.
         return gradient_steps(
-            {2: steps}, per_personalization={1: self.adapt * steps}, weights=self.weights, uncovered={leak: ""}
+            {2: steps, 1: self.adapt * steps},
+            per_personalization={1: self.adapt * steps},
+            weights=self.weights,
+            uncovered={leak: ""},
         )
