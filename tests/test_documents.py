@@ -83,6 +83,10 @@ def test_the_page_about_tables_does_what_it_shows(
         app(words[1:], standalone_mode=False)
     assert Path("fitted/fit.html").exists()
     assert "north takes" in capsys.readouterr().out
+    app(
+        ["fit", "--out", "fitted", "--resume"], standalone_mode=False
+    )  # finished: the same again, from the folder alone
+    assert "north takes" in capsys.readouterr().out
     names: dict[str, object] = {"__name__": "tables"}
     for block in blocks("docs/tables.md", "python"):
         exec(compile(block.replace("rounds=10, trials=2", f"{SMALLER}"), "tables.md", "exec"), names)

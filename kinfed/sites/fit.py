@@ -27,6 +27,7 @@ from kinfed.core import storage
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
+from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.source import Source
 from kinfed.deploy.wire import sent_fields
 from kinfed.engine.measures import headline_measure
@@ -129,7 +130,10 @@ class SiteFit:
         self.source, self.settings, self.should_stop = source, settings, should_stop
         self.observer: FitObserver = Unobserved() if observer is None else observer
         share = settings.test_fraction if test_fraction is None else test_fraction
-        self.data: Federation = make_federation(source, "column", None, {"test_fraction": share}, settings.seed)
+        # Test rows by label: a site with eight rows of a class has two of them among its test rows, and never none.
+        self.data: Federation = make_federation(
+            source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
+        )
         metric = DEFAULT_METRICS[self.data.problem.kind] if settings.metric == "auto" else settings.metric
         self.measure = headline_measure(self.data.problem, metric)
         self.methods = methods_of(settings.algorithms, self.data.num_clients)

@@ -17,24 +17,15 @@ from kinfed.data.arrays import name_keys
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.source import Source, take_rows
+from kinfed.data.stratified import fold_numbers
 from kinfed.errors import DataError
 
 NEVER = -1  # the fold of a row that always trains
 
 
 def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
-    """[T] the fold in which each entry of `data.train.rows` is validated.
-
-    Every site deals its rows out one by one, class after class, so that folds have equal sizes and shares of classes,
-    up to one. The only row of a site always trains."""
-    train, names = data.train, data.names
-    owner = train.owner
-    draw = rng.at(name_keys(rng.root(seed, "fit-folds"), names)[owner], train.position)
-    label = torch.zeros_like(owner) if data.problem.is_regression else data.labels[train.rows]
-    order = torch.from_numpy(np.lexsort((draw.numpy(), label.numpy(), owner.numpy())))
-    fold = torch.empty_like(owner)
-    fold[order] = train.position % folds  # owners are ascending, so that positions are those of the sorted rows too
-    fold[train.count[owner] < 2] = NEVER
+    """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains."""
+    fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
     if not bool((fold >= 0).any()):
         raise DataError("no site has two training rows, so that there is nothing to choose by; give more rows")
     return fold

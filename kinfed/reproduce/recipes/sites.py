@@ -56,14 +56,16 @@ TABLES = {
     "heart_disease": RealTable("4 hospitals: heart disease", "auroc"),
     "contraception": RealTable("60 districts: contraception", "auroc"),
     "adult": RealTable("16 levels of education: income", "auroc", _rows("adult", 10_000)),
-    "diabetes_130": RealTable("73 specialties: readmission", "auroc", _rows("diabetes_130", 10_000) | {"seeds": [0]}),
+    "diabetes_130": RealTable(
+        "Medical specialties: readmission", "auroc", _rows("diabetes_130", 10_000) | {"seeds": [0]}
+    ),
     "wisdm_ar_v1": RealTable("36 users: activity", "accuracy"),
-    "parkinsons_telemonitoring": RealTable("42 patients: UPDRS", "rmse"),
+    "parkinsons_telemonitoring": RealTable("42 patients: UPDRS", "rmse", {"lr": 0.003, "rounds": 60}),
     "london_schools": RealTable("139 schools: exam score", "rmse"),
     "exam65_london": RealTable("65 schools: exam score", "rmse"),
     "chem97": RealTable("300 schools: chemistry score", "rmse", {"clients": 300, "columns": "lea=text"}),
     "insteval": RealTable("300 students: rating of lecturers", "rmse", {"clients": 300}),
-    "beijing_air": RealTable("12 stations: PM2.5", "rmse", _rows("beijing_air", 12_000)),
+    "beijing_air": RealTable("12 stations: PM2.5", "rmse", _rows("beijing_air", 12_000) | {"lr": 0.02}),
 }
 SMOKE = {"breast_cancer": RealTable("5 made-up sites: breast cancer", "auroc")}
 
@@ -164,7 +166,7 @@ RECIPE = Recipe(
     about="Hospitals, districts, schools, patients, users and stations: every client is a site of a real table, with "
     "the split that is honest for it (the last quarter of a patient's or a station's time, whole patients, or a "
     "quarter of every site's rows, drawn anew for every seed). Multinomial logistic or linear regression, all sites "
-    "take part in every round, one learning rate for all.",
+    "take part in every round; one learning rate for all methods of a table.",
     parts=parts,
     tables=[
         *(
@@ -195,6 +197,8 @@ RECIPE = Recipe(
     ],
     claims=[question for part, table in TABLES.items() for question in _questions(part, table)],
     notes=[
+        "The learning rate is 0.05, but 0.003 for UPDRS (in 60 rounds) and 0.02 for PM2.5, where 0.05 diverged; seeds "
+        "of these two, and of income, have the same test rows and differ in batches alone.",
         "Nothing is tuned: `kinfed fit` chooses methods and settings for one table by its validation rows.",
         "Switzerland has 8 rows without the disease among 123: its AUROC rests on two or three of them, where it is "
         "defined at all.",
@@ -207,7 +211,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "scikit-learn's breast cancer table, dealt to five made-up sites.",
         "small": "10,000 rows of adult and diabetes_130, 12,000 of beijing_air, 300 clients of chem97 and insteval; "
-        "20 rounds of 20 steps.",
+        "20 rounds of 20 steps (UPDRS: 60).",
     },
     aliases=ALIASES,
     figures=figures,
