@@ -39,6 +39,7 @@ for _name, _location, _summary in (
     ("context-accuracy", "cgpfl_panel:accuracy_by_number", "CGPFL: accuracy against the number of contexts"),
     ("affinity", "fedfomo_panel:who_helps_whom", "FedFomo: who helps whom"),
     ("decisions", "selffl_panel:decisions", "Self-FL: who learns alone, who from all"),
+    ("kin", "kin_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
     ("privacy", "privacy_panel:privacy", "what a private run promises to whom"),
     ("user-privacy", "user_privacy_panel:user_privacy", "what user-level privacy promises, and of which models"),
 ):

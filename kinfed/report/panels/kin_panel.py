@@ -1,0 +1,154 @@
+"""What Kin found for every client: how much it learns alone, from all or from its group, and what that gains.
+
+Shares are those that a client measured last; the gain is that of its test examples over training alone, where the run
+has both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinfed.report.chart import Figure, axis, escape, layout
+from kinfed.report.comparison import Method
+from kinfed.report.formats import plural
+from kinfed.report.marks import bars
+from kinfed.report.palette import LOCAL, faded
+from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
+
+WIDTH = 1.96  # standard errors to either side of a gain
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one client and seed."""
+
+    client: str
+    alone: float  # shares of its predictions
+    together: float
+    adapted: float
+    kin: int  # clients of its group, itself included; 0: one model for all
+    gain: tuple[float, float] | None = None  # in accuracy over training alone, and its standard error
+
+    @property
+    def is_helped(self) -> bool:
+        return self.gain is not None and self.gain[0] - WIDTH * self.gain[1] > 0
+
+    @property
+    def is_hurt(self) -> bool:
+        return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
+
+
+def in_words(answer: Answer) -> str:
+    """One sentence for the person behind the client."""
+    others = f"its group of {answer.kin}" if answer.kin else "all"
+    parts = sorted(
+        (
+            (answer.alone, "alone"),
+            (answer.together, f"from {others}"),
+            (answer.adapted, f"from {others}, adapted to its own examples"),
+        ),
+        reverse=True,
+    )
+    text = ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
+    if answer.gain is None:
+        return f"{answer.client} learns {text}."
+    gain, error = (100 * value for value in answer.gain)
+    low, high = gain - WIDTH * error, gain + WIDTH * error
+    return f"{answer.client} learns {text}; over training alone it gains {gain:+.1f} points [{low:+.1f}, {high:+.1f}]."
+
+
+def shares(method: Method) -> Panel | None:
+    recorded = series(method, "clients")
+    answers = {seed: found for seed in recorded if (found := _answers(method, seed, recorded[seed]))}
+    if not answers:
+        return None
+    seed = min(answers)
+    ordered = sorted(answers[seed], key=lambda answer: answer.alone)
+    groups = {answer.kin for answer in ordered if answer.kin}
+    text = _found_groups(method, seed, bool(groups))
+    text += f" {in_words(ordered[0])}"
+    if len(ordered) > 1:
+        text += f" {in_words(ordered[-1])}"
+    judged = [answer for answer in ordered if answer.gain is not None]
+    if judged:
+        helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
+        text += (
+            f" Beyond what the size of their test sets leaves to chance, {helped} of {plural(len(judged), 'client')} "
+            f"gain and {hurt} lose against training alone."
+        )
+    return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
+
+
+def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Answer]:
+    figures = rounds[max(rounds)]
+    needed = ("alone", "together", "adapted")
+    if not isinstance(figures, dict) or any(key not in figures for key in needed):
+        return []
+    federation = method.run.federations.get(seed)
+    assignment = _last(method, "assignment", seed) if _last(method, "groups", seed) not in (None, 1) else None
+    sizes = Counter(group for group in assignment or () if group >= 0)
+    gains = _gains(method, seed)
+    answers = []
+    for m, values in enumerate(zip(*(figures[key] for key in needed), strict=True)):
+        name = federation.names[m] if federation is not None else f"client {m}"
+        alone, together, adapted = (float(value) for value in values)
+        kin = sizes[assignment[m]] if assignment and assignment[m] >= 0 else 0
+        answers.append(Answer(name, alone, together, adapted, kin, gains.get(name)))
+    return answers
+
+
+def _last(method: Method, key: str, seed: int) -> Any:
+    values = series(method, key).get(seed)
+    return values[max(values)] if values else None
+
+
+def _gains(method: Method, seed: int) -> dict[str, tuple[float, float]]:
+    """By client: accuracy over that of Local in the same run, and the standard error of two shares of as many test
+    examples, without what both have in common: it is too large rather than too small."""
+    by_name: dict[str, dict[str, tuple[float, int]]] = {}
+    for trial in method.run.trials:
+        if trial.seed == seed and trial.algorithm in ("local", method.algorithm):
+            by_name[trial.algorithm] = {
+                client.client: (client.values["personal_accuracy"], client.n_test)
+                for client in trial.participants
+                if "personal_accuracy" in client.values and client.n_test
+            }
+    alone, ours = by_name.get("local", {}), by_name.get(method.algorithm, {})
+    gains = {}
+    for name in alone.keys() & ours.keys():
+        (a, n), (b, _) = alone[name], ours[name]
+        gains[name] = b - a, math.sqrt((a * (1 - a) + b * (1 - b)) / n)
+    return gains
+
+
+def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
+    groups = _last(method, "groups", seed)
+    if has_groups and isinstance(groups, int):
+        return f"Clients were found to be of {plural(groups, 'group')}, whose models proved better than one for all."
+    return "No groups proved better than one model for all."
+
+
+def _bars(method: Method, answers: Sequence[Answer]) -> Figure:
+    step = math.ceil(len(answers) / MAX_BARS)
+    subset = answers[::step]
+    place, names = list(range(1, len(subset) + 1)), [escape(in_words(answer)) for answer in subset]
+    color = method.style.color
+    layers = (
+        ("alone", [a.alone for a in subset], LOCAL),
+        ("from others", [a.together for a in subset], faded(color, 0.45)),
+        ("from others, adapted", [a.adapted for a in subset], color),
+    )
+    return Figure(
+        description=f"Shares of every client’s predictions in {method.label}: alone, from others, adapted.",
+        data=[bars(place, values, shade, "%{text}", name=name, text=names) for name, values, shade in layers],
+        layout=layout(
+            axis("Clients, by what they learn alone" + ("" if step == 1 else f", every {step}th"), nticks=6),
+            axis(range=[0, 1], tickformat=".0%"),
+            "Share of a client’s predictions: alone (grey), from others (pale), adapted (full)",
+        ),
+        height=300,
+    )

@@ -1,0 +1,74 @@
+"""Kin's panel of the report, from a real run, and its sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kinfed.report import build
+from kinfed.report.comparison import Method, compare
+from kinfed.report.panels.kin_panel import Answer, in_words, shares
+from kinfed.runs.experiment import run
+from kinfed.runs.reader import load_runs
+from kinfed.testing import tiny_federation, tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("kin") / "run"
+    run(
+        federation=tiny_federation(), model=tiny_model, algorithms="local,kin", rounds=4, seeds=[0, 1], lr=0.1,
+        batch=5, steps=5, out=target,
+    )  # fmt: skip
+    return target
+
+
+def method(folder: Path, name: str) -> Method:
+    (comparison,) = compare(load_runs([folder]))
+    return next(m for m in comparison.methods if m.algorithm == name)
+
+
+def test_the_panel_shows_what_the_clients_measured(folder: Path, tmp_path: Path) -> None:
+    panel = shares(method(folder, "kin"))
+    assert panel is not None
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    last = next(x["method"]["clients"] for x in lines if (x["algorithm"], x["seed"], x["round"]) == ("kin", 0, 4))
+    alone, together, adapted = (layer["y"] for layer in panel.figures[0].data)
+    assert alone == pytest.approx(sorted(last["alone"]), abs=1e-5)
+    assert [sum(values) for values in zip(alone, together, adapted, strict=True)] == pytest.approx(
+        [1.0] * len(alone), abs=1e-5
+    )
+    assert "No groups proved better" in panel.sentence
+    assert "Shown is seed 0" in panel.sentence
+    assert "against training alone" in panel.sentence
+    page = build([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Alone, together, or with one’s kin" in page
+
+
+def test_other_methods_have_none(folder: Path) -> None:
+    assert shares(method(folder, "local")) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (
+            Answer("site a", 0.3, 0.08, 0.62, 5, (0.031, 0.0135)),
+            "site a learns 62 % from its group of 5, adapted to its own examples, 30 % alone, 8 % from its group of 5; "
+            "over training alone it gains +3.1 points [+0.5, +5.7].",
+        ),
+        (Answer("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
+        (Answer("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),
+    ],
+)
+def test_in_words(answer: Answer, says: str) -> None:
+    assert in_words(answer) == says
+
+
+def test_who_is_helped_and_who_is_hurt_is_said_beyond_chance_only() -> None:
+    assert Answer("a", 0, 1, 0, 0, (0.1, 0.04)).is_helped
+    assert not Answer("a", 0, 1, 0, 0, (0.1, 0.06)).is_helped
+    assert Answer("a", 0, 1, 0, 0, (-0.1, 0.04)).is_hurt
+    assert not Answer("a", 0, 1, 0, 0).is_hurt
