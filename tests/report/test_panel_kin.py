@@ -9,7 +9,7 @@ import pytest
 
 from kinfed.report import build
 from kinfed.report.comparison import Method, compare
-from kinfed.report.panels.kin_panel import Answer, in_words, shares
+from kinfed.report.panels.kin_panel import ClientShares, in_words, shares
 from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_runs
 from kinfed.testing import tiny_federation, tiny_model
@@ -55,20 +55,20 @@ def test_other_methods_have_none(folder: Path) -> None:
     ("answer", "says"),
     [
         (
-            Answer("site a", 0.3, 0.08, 0.62, 5, (0.031, 0.0135)),
+            ClientShares("site a", 0.3, 0.08, 0.62, 5, (0.031, 0.0135)),
             "site a learns 62 % from its group of 5, adapted to its own examples, 30 % alone, 8 % from its group of 5; "
             "over training alone it gains +3.1 points [+0.5, +5.7].",
         ),
-        (Answer("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
-        (Answer("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),
+        (ClientShares("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
+        (ClientShares("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),
     ],
 )
-def test_in_words(answer: Answer, says: str) -> None:
+def test_in_words(answer: ClientShares, says: str) -> None:
     assert in_words(answer) == says
 
 
 def test_who_is_helped_and_who_is_hurt_is_said_beyond_chance_only() -> None:
-    assert Answer("a", 0, 1, 0, 0, (0.1, 0.04)).is_helped
-    assert not Answer("a", 0, 1, 0, 0, (0.1, 0.06)).is_helped
-    assert Answer("a", 0, 1, 0, 0, (-0.1, 0.04)).is_hurt
-    assert not Answer("a", 0, 1, 0, 0).is_hurt
+    assert ClientShares("a", 0, 1, 0, 0, (0.1, 0.04)).is_helped
+    assert not ClientShares("a", 0, 1, 0, 0, (0.1, 0.06)).is_helped
+    assert ClientShares("a", 0, 1, 0, 0, (-0.1, 0.04)).is_hurt
+    assert not ClientShares("a", 0, 1, 0, 0).is_hurt

@@ -23,7 +23,7 @@ WIDTH = 1.96  # standard errors to either side of a gain
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientShares:
     """Of one client and seed."""
 
     client: str
@@ -42,7 +42,7 @@ class Answer:
         return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
 
 
-def in_words(answer: Answer) -> str:
+def in_words(answer: ClientShares) -> str:
     """One sentence for the person behind the client."""
     others = f"its group of {answer.kin}" if answer.kin else "all"
     parts = sorted(
@@ -83,7 +83,7 @@ def shares(method: Method) -> Panel | None:
     return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
 
 
-def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Answer]:
+def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[ClientShares]:
     figures = rounds[max(rounds)]
     needed = ("alone", "together", "adapted")
     if not isinstance(figures, dict) or any(key not in figures for key in needed):
@@ -97,7 +97,7 @@ def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Answe
         name = federation.names[m] if federation is not None else f"client {m}"
         alone, together, adapted = (float(value) for value in values)
         kin = sizes[assignment[m]] if assignment and assignment[m] >= 0 else 0
-        answers.append(Answer(name, alone, together, adapted, kin, gains.get(name)))
+        answers.append(ClientShares(name, alone, together, adapted, kin, gains.get(name)))
     return answers
 
 
@@ -132,7 +132,7 @@ def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
     return "No groups proved better than one model for all."
 
 
-def _bars(method: Method, answers: Sequence[Answer]) -> Figure:
+def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
     step = math.ceil(len(answers) / MAX_BARS)
     subset = answers[::step]
     place, names = list(range(1, len(subset) + 1)), [escape(in_words(answer)) for answer in subset]
