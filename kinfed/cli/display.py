@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.cli.terminal import say
-from kinfed.engine.measures import MEASURES, Measure, find_measure, headline_name
+from kinfed.engine.measures import MEASURES, Measure, find_measure
+from kinfed.runs.metrics import headline_text
 from kinfed.runs.observer import NullObserver
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class LiveDisplay:
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
         fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
         if personal is not None:
-            fields["accuracy"] = headline(personal, self._metric)
+            fields["accuracy"] = headline_text(personal, self._metric)
         self._progress.update(self._bar, advance=1, **fields)
 
     def note(self, text: str) -> None:
@@ -94,7 +95,7 @@ class PlainDisplay:
             return
         self._last = time.monotonic()
         left = "" if ends else f", {(self._rounds - self._done) / max(rate, 1e-9):.0f} s left"
-        accuracy = "" if personal is None else f", {headline(personal, self._metric)}"
+        accuracy = "" if personal is None else f", {headline_text(personal, self._metric)}"
         self._say(f"{label} seed {seed}: round {self._done}/{self._rounds}, {rate:.1f} rounds/s{left}{accuracy}")
 
     def note(self, text: str) -> None:
@@ -112,19 +113,6 @@ class _Speed:
     def after_round(self) -> float:
         self._rounds += 1
         return self._rounds / max(time.monotonic() - self._began, 1e-9)
-
-
-def headline(metrics: Metrics, metric: str | None = None) -> str:
-    """The `metric` of the run, or what its problem is usually judged by, in a progress line."""
-    chosen = None if metric is None else headline_name(metric)
-    name = next((name for name in (chosen, "accuracy", "rmse", "loss") if name in metrics), None)
-    if name is None:
-        return ""
-    measure = find_measure(name)
-    if measure is not None and measure.percent:
-        title = "accuracy" if name == "accuracy" else measure.title
-        return f"{title} {100 * metrics[name]:.1f}%"
-    return f"{name if measure is None else measure.title} {metrics[name]:.4g}"
 
 
 def display(console: Console, total_rounds: int, metric: str | None = None) -> LiveDisplay | PlainDisplay:

@@ -134,6 +134,7 @@ def status(
     """How a deployment goes: rounds, clients, when they were last seen, what is awaited, bytes, privacy."""
     from kinfed.deploy.status import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
     from kinfed.runs.experiment import read_config
+    from kinfed.runs.metrics import headline_text
 
     current = read_status(folder)
     if current is None:
@@ -147,10 +148,10 @@ def status(
         )
     if current.reason:
         say(f"reason   {current.reason}", style="red")
-    accuracy = "" if progress.accuracy is None else f"; personal accuracy {100 * progress.accuracy:.2f} %"
-    say(f"rounds   {progress.rounds} of {current.rounds}, {progress.seconds:.1f} s each{accuracy}")
-    say(f"bytes    {progress.bytes_down:,} to clients, {progress.bytes_up:,} from clients")
     config = read_config(folder)
+    figure = f"; personal {headline_text(progress.personal, config.metric)}" if progress.personal else ""
+    say(f"rounds   {progress.rounds} of {current.rounds}, {progress.seconds:.1f} s each{figure}")
+    say(f"bytes    {progress.bytes_down:,} to clients, {progress.bytes_up:,} from clients")
     if config.privacy is not None:
         spent = "known at the first evaluation" if progress.epsilon is None else f"{progress.epsilon:.4g}"
         limit = "no budget set" if config.dp_budget is None else f"of {config.dp_budget:g}"

@@ -34,7 +34,7 @@ from kinfed.deploy.wire import (
     sent_tensors,
     tree_of,
 )
-from kinfed.engine.measures import measures_of
+from kinfed.engine.measures import headline_measure, measures_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
@@ -265,7 +265,9 @@ class NodePool:
         plain = ("correct", "loss", "count")
         if any(name not in tensors or tensors[name].numel() != 1 for name in plain):
             raise MessageError("an evaluation without correct, loss and count of one client")
-        wanted = {f"sums.{one.name}" for one in measures_of(self.deployment.problem)}
+        problem = self.deployment.problem
+        headline = headline_measure(problem, self.deployment.run.metric)
+        wanted = {f"sums.{one.name}" for one in (*measures_of(problem), headline)}
         if tensors.keys() - {*plain, "error"} - wanted or wanted - tensors.keys():
             raise MessageError("an evaluation by other measures than the run's")
         if any(tensors[name].shape != (1, 2) or not bool(torch.isfinite(tensors[name]).all()) for name in wanted):

@@ -37,6 +37,7 @@ from kinfed.runs.build import build_task
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import FolderInUse, RunFolder
 from kinfed.runs.method_run import MethodRun
+from kinfed.runs.metrics import headline_text
 from kinfed.runs.observer import Metrics
 from kinfed.runs.results import ClientTable, MethodResult
 from kinfed.runs.run_files import RunFiles
@@ -129,7 +130,7 @@ def _run_rounds(
             eval_every=config.eval_every,
             checkpoint_every=config.checkpoint_every,
             folder=folder,
-            observer=_LogObserver(exchange.say, config.rounds, status),
+            observer=_LogObserver(exchange.say, config.rounds, status, config.metric),
         )
         for report in method_run.rounds():
             if pool.rounds_without_quorum >= deployment.patience:
@@ -232,6 +233,7 @@ class _LogObserver:
     say: Say
     num_rounds: int
     status: StatusWriter
+    metric: str | None
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         if first:
@@ -239,10 +241,10 @@ class _LogObserver:
         self.status.update(RUNNING, f"round {first + 1} of {self.num_rounds}")
 
     def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        accuracy = f"; personal accuracy {100 * personal['accuracy']:.2f} %" if personal else ""
+        figure = f"; personal {headline_text(personal, self.metric)}" if personal else ""
         self.say(
             f"round {report.round} of {self.num_rounds}: {report.active - report.dropped} of {report.active} "
-            f"updates in {report.seconds:.1f} s{accuracy}"
+            f"updates in {report.seconds:.1f} s{figure}"
         )
         if report.round < self.num_rounds:
             self.status.update(RUNNING, f"round {report.round + 1} of {self.num_rounds}")

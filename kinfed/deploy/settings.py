@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from kinfed.algorithms import changes_data, make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.problem import Problem
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.runs.config import Named, RunConfig, make_config
 
 STANDARD, NONE = "standard", "none"
@@ -33,10 +33,10 @@ SECTIONS = {
     "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
         "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "optimizer", "momentum",
         "nesterov", "betas", "eps", "weight_decay", "clip", "optimizer_state", "lr_decay", "lr_floor", "augment",
-        "eval_every",
+        "loss", "huber_delta", "metric", "eval_every",
     ),
     "the data, which stay on the nodes": (
-        "classes", "label_column", "features", "columns", "scaling", "test_fraction", "validation",
+        "classes", "target", "label_column", "features", "columns", "scaling", "test_fraction", "validation",
     ),
     "protection (docs/deployment.md, docs/privacy.md)": (
         "keys", "largest_count", "drift", "largest_value", "largest_norm", "robust", "dp_noise", "dp_epsilon",
@@ -73,6 +73,11 @@ class Deployment(BaseModel):
     )
     seed: int = Field(0, description="Of all draws but the noise and samples of private training.")
     classes: str = Field("10", description='How many (labels 0, 1, ...), or their names: "benign,malignant".')
+    target: str = Field(
+        "",
+        description="Where a number is predicted, in place of classes: its mean and standard deviation as known to "
+        'everybody, such as "29,10". Models learn (y - mean) / deviation; no node is asked for either.',
+    )
     features: str = Field(
         "", description='Columns (default: all others, which must agree at all nodes unless scaling is "standard").'
     )
@@ -129,7 +134,7 @@ class Deployment(BaseModel):
 
     def check(self) -> None:
         """Refuse what cannot work, as far as the settings alone tell."""
-        for part in ("num_clients", "class_names", "divisor", "run", "algorithm"):
+        for part in ("num_clients", "problem", "divisor", "run", "algorithm"):
             getattr(self, part)  # each checks its values when it is made
         if reason := not_for_nodes(self.algorithm):
             raise ConfigError(f"{self.method} cannot be deployed: {reason}; choose another method")
@@ -196,7 +201,16 @@ class Deployment(BaseModel):
 
     @property
     def problem(self) -> Problem:
-        return Problem.of_classes(len(self.class_names), self.class_names)
+        if not self.target.strip():
+            return Problem.of_classes(len(self.class_names), self.class_names)
+        try:
+            mean, deviation = (float(part) for part in self.target.split(","))
+            return Problem("regression", mean=mean, scale=deviation)
+        except (ValueError, DataError):
+            raise ConfigError(
+                "target is the mean and the standard deviation of the number to predict, as everybody knows them, such "
+                f'as "29,10"; got {self.target!r}'
+            ) from None
 
     @property
     def feature_columns(self) -> list[str] | None:
@@ -225,7 +239,8 @@ class Deployment(BaseModel):
     def run(self) -> RunConfig:
         """The configuration of the run. What decides results and only a deployment has, stands in it as the options of
         its data set."""
-        data = {name: getattr(self, name) for name in ("classes", "features", "scaling", "test_fraction", "clients")}
+        what = ("target",) if self.target.strip() else ("classes",)
+        data = {name: getattr(self, name) for name in (*what, "features", "scaling", "test_fraction", "clients")}
         method = self.method.strip()
         owned = ("model.", "robust.")
         sets = tuple(text if text.startswith(owned) else f"{method}.{text}" for text in self.options.split())

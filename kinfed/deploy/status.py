@@ -110,7 +110,7 @@ class Progress:
     seconds: float = 0.0  # per round, of the last five
     bytes_down: int = 0
     bytes_up: int = 0
-    accuracy: float | None = None  # at the last evaluation
+    personal: dict[str, float] = field(default_factory=dict)  # metrics of personal models at the last evaluation
     epsilon: float | None = None  # the largest of a client, at the last evaluation
     user_epsilon: float | None = None  # of the server's models, for every client; likewise
 
@@ -124,13 +124,13 @@ def read_progress(folder: Path) -> Progress:
     try:
         records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
         seconds = [float(record["seconds"]) for record in records[-5:]]
-        accuracies = [record["personal"]["accuracy"] for record in records if record.get("personal")]
+        evaluated = [dict(record["personal"]) for record in records if record.get("personal")]
         spent = [record["method"]["privacy"]["epsilon_max"] for record in records if "privacy" in record["method"]]
         hidden = [record["method"]["user_privacy"] for record in records if "user_privacy" in record["method"]]
         return Progress(
             len(records), sum(seconds) / max(len(seconds), 1),
             sum(record["bytes_down"] for record in records), sum(record["bytes_up"] for record in records),
-            accuracies[-1] if accuracies else None, spent[-1] if spent else None,
+            evaluated[-1] if evaluated else {}, spent[-1] if spent else None,
             hidden[-1]["epsilon"] if hidden else None,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:

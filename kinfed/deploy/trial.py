@@ -305,9 +305,16 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
     return {name: _flat(value) for name, value in values.items()} | {
         "clients": ",".join(names) if len(names) > 1 else names[0], "method": label, "seed": config.seeds[0],
         "options": " ".join(f"{key}={_literal(value)}" for key, value in (options | owned).items()),
-        "classes": ",".join(class_names(federation) or []) or str(federation.num_classes),
+        **_problem_settings(federation),
         "scaling": NONE, "label_column": "label",
     }  # fmt: skip
+
+
+def _problem_settings(federation: Federation) -> dict[str, str]:
+    problem = federation.problem
+    if problem.is_regression:
+        return {"target": f"{problem.mean!r},{problem.scale!r}"}
+    return {"classes": ",".join(class_names(federation) or []) or str(federation.num_classes)}
 
 
 def class_names(federation: Federation) -> list[str] | None:

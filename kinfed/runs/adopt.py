@@ -17,7 +17,7 @@ Inputs are scaled and classes numbered as the run wrote them down.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import isnan, prod
 from pathlib import Path
 
 import torch
@@ -32,15 +32,17 @@ from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
+from kinfed.data.batches import Split
 from kinfed.data.example_weights import NONE
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.sources.table import LabelledRows, TableOptions, load_like
+from kinfed.engine.measures import MEASURES, Measure, headline_measure
 from kinfed.engine.models import Builder
 from kinfed.engine.personal import task_for
-from kinfed.engine.task import Score, Task
+from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.build import example_batch
 from kinfed.runs.export import state_dict
@@ -55,13 +57,17 @@ NAME = "newcomer"
 class HeldOutMetrics:
     """A model on the newcomer's held-out examples."""
 
-    accuracy: float
+    accuracy: float  # 0 where a number is predicted
     loss: float
+    value: float  # of the run's metric; NaN where it is undefined, such as AUROC of one class
 
     @classmethod
-    def from_score(cls, score: Score) -> HeldOutMetrics | None:
+    def of_model(cls, task: Task, theta: Tensor, test: Split, measure: Measure) -> HeldOutMetrics | None:
+        """Of theta [1, P]; None where no example was held out."""
+        score = task_for(task, theta).evaluate(theta, test)
         n = int(score.count[0])
-        return cls(float(score.correct[0]) / n, float(score.loss[0]) / n) if n else None
+        value = float(score.measure(measure.name)[0])
+        return cls(float(score.correct[0]) / n, float(score.loss[0]) / n, value) if n else None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Adoption:
     adopted: HeldOutMetrics | None
     place: str  # the context or cluster joined, "" where there is none
     model: Tensor  # [P]
+    metric: str = "accuracy"  # of the run, by which the models are shown
 
     def __rich__(self) -> Table:
         steps = "round" if self.rounds == 1 else "rounds"
@@ -86,11 +93,13 @@ class Adoption:
         )
         table = Table(title=title, title_justify="left", box=SIMPLE)
         table.add_column("model")
-        table.add_column("accuracy", justify="right")
+        measure = MEASURES[self.metric]
+        table.add_column("accuracy" if self.metric == "accuracy" else measure.title, justify="right")
         table.add_column("loss", justify="right")
         for name, metrics in (("alone", self.alone), ("server's model", self.server), ("adopted", self.adopted)):
-            cells = ("-", "-") if metrics is None else (f"{100 * metrics.accuracy:.2f} %", f"{metrics.loss:.4f}")
-            table.add_row(name, *cells)
+            known = metrics is not None and not isnan(metrics.value)
+            value = measure.shown(metrics.value) if metrics is not None and known else "-"
+            table.add_row(name, value, "-" if metrics is None else f"{metrics.loss:.4f}")
         return table
 
     def save(self, folder: Path | str, path: Path | str) -> None:
@@ -212,6 +221,7 @@ def adopt(
     server = method.place_newcomer(task, server, cohort)
     models = method.server_models(server)
     server_model = None if models is None else models.rows(cohort.ids)
+    measure = headline_measure(run.description.problem, run.config.metric)
     theta = _trained(method, task, server, run, newcomer, rounds)
     alone = _trained(Local(method.training), random_start, Nothing(), run, whole, rounds)
     return Adoption(
@@ -220,11 +230,12 @@ def adopt(
         rounds=rounds,
         n_train=int(cohort.train.count[0]),
         n_test=int(cohort.test.count[0]),
-        alone=HeldOutMetrics.from_score(task.score(alone, cohort.test)),
-        server=None if server_model is None else HeldOutMetrics.from_score(task.score(server_model, cohort.test)),
-        adopted=HeldOutMetrics.from_score(task_for(task, theta).score(theta, cohort.test)),
+        alone=HeldOutMetrics.of_model(task, alone, cohort.test, measure),
+        server=None if server_model is None else HeldOutMetrics.of_model(task, server_model, cohort.test, measure),
+        adopted=HeldOutMetrics.of_model(task, theta, cohort.test, measure),
         place=_place(method, server),
         model=theta[0],
+        metric=measure.name,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.registry import Registry
-from kinfed.engine.measures import MEASURES, Measure
+from kinfed.engine.measures import MEASURES, Measure, find_measure, headline_name
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,19 @@ def _largest_tenth(scores: ClientScores) -> float | None:
 @METRICS.register("loss", summary="mean loss of all clients' test examples")
 def _loss(scores: ClientScores) -> float | None:
     return _weighted_mean(scores.loss, scores.n_test)
+
+
+def headline_text(metrics: Mapping[str, float], metric: str | None = None) -> str:
+    """The `metric` of a run, or what its problem is usually judged by, in a line about its progress; "" without any."""
+    chosen = None if metric is None else headline_name(metric)
+    name = next((name for name in (chosen, "accuracy", "rmse", "loss") if name in metrics), None)
+    if name is None:
+        return ""
+    measure = find_measure(name)
+    if measure is not None and measure.percent:
+        title = "accuracy" if name == "accuracy" else measure.title
+        return f"{title} {100 * metrics[name]:.1f}%"
+    return f"{name if measure is None else measure.title} {metrics[name]:.4g}"
 
 
 # Cross-entropy in nats: whoever gives the truth a probability of e^-100 on average has not learned badly, but computed

@@ -136,7 +136,7 @@ def test_the_status_of_a_finished_run(tmp_path: Path) -> None:
     assert progress.rounds == 2
     assert progress.bytes_up == sum(record["bytes_up"] for record in records) > 0
     assert progress.bytes_down == sum(record["bytes_down"] for record in records) > 0
-    assert progress.accuracy == records[-1]["personal"]["accuracy"]
+    assert progress.personal == records[-1]["personal"]
     done = kinfed("deploy", "status", folder, cwd=tmp_path)
     assert done.returncode == 0
     assert "ditto: done since" in done.stdout

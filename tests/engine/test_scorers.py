@@ -9,11 +9,11 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import get_scorer, get_scorer_names, matthews_corrcoef
 
 import kinfed
-from kinfed.cli.display import headline
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
 from kinfed.engine.measures import MEASURES, Judged, find_measure, headline_measure
 from kinfed.errors import ConfigError
+from kinfed.runs.metrics import headline_text
 
 PROBLEMS = {
     "binary": Problem.of_classes(2),
@@ -85,9 +85,9 @@ def test_a_run_is_judged_by_a_scorer(federation: Federation) -> None:
     score = entry.evaluation.personal
     assert float(score.measure("matthews_corrcoef")[0]) == pytest.approx(wanted)
     assert entry.personal["matthews_corrcoef"] <= 1
-    assert headline(entry.personal, "matthews_corrcoef").startswith("matthews_corrcoef ")
-    assert headline(entry.personal, "roc_auc").startswith("AUROC ")
-    assert headline(entry.personal).startswith("accuracy ")
+    assert headline_text(entry.personal, "matthews_corrcoef").startswith("matthews_corrcoef ")
+    assert headline_text(entry.personal, "roc_auc").startswith("AUROC ")
+    assert headline_text(entry.personal).startswith("accuracy ")
     with pytest.raises(ConfigError, match="metric explained_variance is for numbers"):
         kinfed.run(federation=federation, algorithms="fedavg", metric="explained_variance", **settings)
     with pytest.raises(ConfigError, match="did you mean matthews_corrcoef"):

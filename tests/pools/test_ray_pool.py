@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from kinfed.algorithms.ditto import Ditto
 from kinfed.core.registry import load_plugin
 from kinfed.core.silence import Silence
 from kinfed.data.batches import LocalTraining
+from kinfed.data.problem import Problem
+from kinfed.engine.objective import SQUARED
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
@@ -139,6 +141,24 @@ def test_results_on_two_nodes_are_those_of_the_local_pool(name: str, clients: in
     data = tiny_federation(tuple(range(4, 4 + clients))).with_validation(0.2, SEED)
     ours, theirs = (finished(loop_on(where, method, data, Schedule())) for where in (cluster, None))
     expect_equal(ours, theirs, f"{name} on Ray is {name}", 1e-5)
+
+
+def test_numbers_and_weights_of_rows_are_those_of_the_local_pool(cluster: RayCluster) -> None:
+    method, data = make_algorithm("ditto", WORK, {}), tiny_federation((5, 9, 2, 7))
+    y = data.features.raw[:, 0].to(torch.float64)
+    problem = Problem.of_numbers(y[data.train.rows].numpy())
+    data = replace(data, labels=y, problem=problem, weights=torch.linspace(0.2, 3, len(y)))
+    task = make_task(lambda: nn.Linear(4, 1), objective=SQUARED)
+    task.problem = problem
+    scores = []
+    for where in (cluster, None):
+        pool: Any = where.pool(method, task, data, SEED) if where else LocalPool(method, task, data, SEED)
+        with Loop(method, task, pool, data.population(SEED), Schedule(0.67)) as loop:
+            for _ in range(3):
+                loop.round()
+            scores.append(loop.evaluate(keep_models=True))
+    assert torch.equal(scores[0].models, scores[1].models)
+    assert torch.equal(scores[0].personal.sums["rmse"], scores[1].personal.sums["rmse"])
 
 
 def normed_and_dropping() -> nn.Module:
