@@ -209,7 +209,20 @@ class Task(ABC):
             return replace(score, sums=nothing, error=torch.full((n,), torch.nan, dtype=torch.float64))
         judged = judged_outputs(self, theta, part, self.problem)
         headline = headline_measure(self.problem, self.metric)
+        if headline.needs_start:
+            start = self.start_model(part.seed).expand(n, -1)
+            output = judged_outputs(self.plain_task, start, part, self.problem).output
+            judged = replace(judged, start_output=output)
         return replace(score, sums=client_sums(judged, headline), error=standard_errors(headline, judged, part.ids))
+
+    @property
+    def plain_task(self) -> Task:
+        """The task of the models that methods start from; that of wider rows is made of it."""
+        return self
+
+    def start_model(self, seed: int) -> Tensor:
+        """[P] of the plain task: where all methods of the seed begin."""
+        return self.plain_task.init(seed)
 
     def mean_loss(self, theta: Tensor, part: Split) -> Tensor:
         """[n] mean loss in float64, weighted where examples count unequally; clients without examples get NaN."""

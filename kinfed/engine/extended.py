@@ -73,6 +73,10 @@ class ExtendedTask(Task):
         P = self.task.num_params
         return theta[:, :P], theta[:, P:-1]
 
+    @property
+    def plain_task(self) -> Task:
+        return self.task.plain_task
+
     def init(self, seed: int, number: int = 0) -> Tensor:
         extra = torch.zeros(1, self.num_params - self.task.num_params - 1, device=self.device)
         return extended_rows(self.task.init(seed, number)[None], extra, self.extension)[0]

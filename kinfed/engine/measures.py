@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.problem import Kind, Problem
+from kinfed.engine.detection_rates import relative_sums
 from kinfed.errors import ConfigError, unknown_name
 
 CALIBRATION_BINS = 10
@@ -46,6 +47,7 @@ class Judged:
     owner: np.ndarray  # [T] in [0, n), ascending
     clients: int
     problem: Problem
+    start_output: np.ndarray | None = None  # [T, C] of the model that all methods start from, for measures that need it
 
     @cached_property
     def probability(self) -> np.ndarray:
@@ -76,7 +78,8 @@ class Judged:
         return np.bincount(self.owner, minlength=self.clients).astype(np.float64)
 
     def rows(self, index: np.ndarray) -> Judged:
-        return Judged(self.output[index], self.target[index], self.owner[index], self.clients, self.problem)
+        start = None if self.start_output is None else self.start_output[index]
+        return Judged(self.output[index], self.target[index], self.owner[index], self.clients, self.problem, start)
 
 
 Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
@@ -95,6 +98,7 @@ class Measure:
     finish: Finish = ""
     scorer: tuple[str, ...] = field(default=())  # what scikit-learn calls it
     slow: bool = False  # computed client by client: errors are estimated for few clients only
+    needs_start: bool = False  # predictions of the model that all methods start from; computed for the headline only
 
     def value(self, sums: Tensor) -> Tensor:
         """[...] from sums [..., 2]; NaN where it is undefined."""
@@ -220,6 +224,13 @@ def _calibration_error(d: Judged) -> Sums:
     return np.abs(gap).reshape(-1, CALIBRATION_BINS).sum(1), d.count
 
 
+def _relative_false_accepts(d: Judged) -> Sums:
+    if d.start_output is None:  # of what has no start, such as a constant prediction
+        return np.zeros(d.clients), np.zeros(d.clients)
+    scores, start = (z[:, 1] - z[:, 0] for z in (d.output, d.start_output))
+    return relative_sums(scores, start, d.target == 1, d.owner, d.clients)
+
+
 def _squares(d: Judged) -> Sums:
     return d.total(d.residual**2), d.count
 
@@ -272,6 +283,9 @@ MEASURES = _Measures(
                 percent=False, scorer=("neg_brier_score",)),
         Measure("calibration_error", "Calibration error", "How far the probability of the predicted class is from the "
                 "share that is right, over ten bins.", _calibration_error, False, _BOTH),
+        Measure("relative_false_accepts", "Relative false accepts", "False accepts per false accept of the model that "
+                "all methods start from, where both miss 5 % of the positive rows.", _relative_false_accepts, False,
+                ("binary",), percent=False, slow=True, needs_start=True),
         Measure("rmse", "RMSE", "Root of the mean squared error, in the target's own unit.", _squares, False, _NUMBERS,
                 percent=False, finish="root", scorer=("neg_root_mean_squared_error",)),
         Measure("mae", "MAE", "Mean absolute error, in the target's own unit.", _absolutes, False, _NUMBERS,
@@ -285,8 +299,8 @@ _SCORERS = {scorer: one.name for one in MEASURES.values() for scorer in one.scor
 
 
 def measures_of(problem: Problem) -> list[Measure]:
-    """All that are defined for the problem."""
-    return [one for one in MEASURES.values() if problem.kind in one.kinds]
+    """All that are defined for the problem and need nothing but a model's predictions."""
+    return [one for one in MEASURES.values() if problem.kind in one.kinds and not one.needs_start]
 
 
 def headline_name(name: str) -> str:

@@ -52,6 +52,10 @@ class MixtureTask(Task):
         P = self.task.num_params
         return [theta[:, k * P : (k + 1) * P] for k in range(self.components)], theta[:, self.components * P :]
 
+    @property
+    def plain_task(self) -> Task:
+        return self.task.plain_task
+
     def init(self, seed: int, number: int = 0) -> Tensor:
         first = number * self.components
         models = torch.stack([self.task.init(seed, first + k) for k in range(self.components)])

@@ -242,7 +242,8 @@ class RunConfig(BaseModel):
     largest_norm: float = setting(0.0, ROBUSTNESS, "Reject updates with a larger norm (0: none).", ge=0)
     metric: str | None = setting(
         None, EVALUATION, "Headline metric: accuracy, balanced_accuracy, f1, auroc, average_precision, log_loss, "
-        "brier, calibration_error, rmse, mae, r2, or a scorer of scikit-learn (default: accuracy, or rmse of numbers).",
+        "brier, calibration_error, relative_false_accepts, rmse, mae, r2, or a scorer of scikit-learn (default: "
+        "accuracy, or rmse of numbers).",
     )  # fmt: skip
     eval_every: int = setting(5, EVALUATION, "Rounds between evaluations (0: only the last).", ge=0)
     eval_clients: int | None = setting(

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from kinfed.data.federation import Federation
+from kinfed.engine.detection_rates import FALSE_REJECT, false_accepts_at, operating_points
 from kinfed.engine.personal import task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.finished import FinishedRun
 from kinfed.runs.run_inputs import RunInputs
 
-FALSE_REJECT = 0.05
 MIN_FALSE_REJECTS = 20  # fewer than this make a rate at which nothing can be compared
 _EXAMPLES_AT_ONCE = 500
 
@@ -158,11 +158,11 @@ def relative_false_accepts(
                 f"another operating point needs at least {MIN_FALSE_REJECTS}; add positive test examples or "
                 "raise the threshold"
             )
-        thresholds, rejects, _ = _operating_points(baseline_scores, positive)
+        thresholds, rejects, _ = operating_points(baseline_scores, positive)
         first = int((rejects >= MIN_FALSE_REJECTS).nonzero()[0])
         baseline_threshold, rejected = thresholds[first].item(), int(rejects[first])
-    accepted = _false_accepts_at(rejected, scores, positive)
-    baseline_accepted = _false_accepts_at(rejected, baseline_scores, positive)
+    accepted = false_accepts_at(rejected, scores, positive)
+    baseline_accepted = false_accepts_at(rejected, baseline_scores, positive)
     return RelativeFalseAccepts(
         ratio=accepted / baseline_accepted if baseline_accepted else None,
         false_reject=rejected / positives,
@@ -170,25 +170,3 @@ def relative_false_accepts(
         baseline_false_accept=baseline_accepted / negatives,
         baseline_threshold=baseline_threshold,
     )
-
-
-def _false_accepts_at(rejected: int, scores: Tensor, positive: Tensor) -> float:
-    """The false accepts that come with a number of false rejects, on the straight lines between thresholds."""
-    _, rejects, accepts = _operating_points(scores, positive)
-    # The last point that rejects no more: of several with equal rejects, the one with fewest accepts.
-    below = int(torch.searchsorted(rejects, float(rejected), right=True)) - 1
-    if rejects[below] == rejected:
-        return accepts[below].item()
-    step = (rejected - rejects[below]) / (rejects[below + 1] - rejects[below])
-    return (accepts[below] + step * (accepts[below + 1] - accepts[below])).item()
-
-
-def _operating_points(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Every distinct score as a threshold, ascending, then infinity: (threshold, false rejects, false accepts)."""
-    ordered, order = scores.to(torch.float64).sort()
-    distinct, sizes = torch.unique_consecutive(ordered, return_counts=True)
-    first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0).cpu()])  # examples below each threshold
-    positives_below = torch.cat([torch.zeros(1), positive[order].cpu().cumsum(0)]).to(torch.float64)[first]
-    negatives_below = first - positives_below
-    thresholds = torch.cat([distinct.cpu(), torch.tensor([torch.inf], dtype=torch.float64)])
-    return thresholds, positives_below, negatives_below[-1] - negatives_below
