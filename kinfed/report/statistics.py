@@ -8,6 +8,9 @@ interval of the mean difference A - B lies above zero:
 * with no two seeds shared but at least two seeds each, the spread is sqrt(sd_A² + sd_B²), and the interval is Welch's;
 * with fewer seeds there is no spread and nothing is clear.
 
+Folds of a cross-validation are no seeds: they are joined to one value per seed before they come here
+(kinfed.runs.cross_validation).
+
 A method is marked best if it leads every other method clearly. Seeds change the sampling and the start, seldom the
 data: what is clear here may be otherwise on other clients.
 """
