@@ -192,6 +192,9 @@ _add_partition(
     "feature_shift", "feature_shift:FeatureShift", "dirichlet, and every client has contrast and brightness of its own"
 )
 _add_partition(
+    "hidden_groups", "hidden_groups:HiddenGroups", "iid, in groups with rotated images or other names of classes (IFCA)"
+)
+_add_partition(
     "powerlaw", "generators:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"
 )
 _add_partition(

@@ -66,6 +66,7 @@ SMALL = {
     "pfedme_split": {"low": 3, "high": 6, "base": 2},
     "dirichlet": {"min_size": 2},
     "feature_shift": {"min_size": 2},
+    "hidden_groups": {"groups": 1, "by": "labels"},
     "powerlaw": {"base": 2},
     "latent": {"groups": 2},
 }

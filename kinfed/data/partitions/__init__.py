@@ -7,6 +7,7 @@ from kinfed.data.partitions.classes import Classes, Pathological
 from kinfed.data.partitions.dirichlet import Dirichlet
 from kinfed.data.partitions.feature_shift import FeatureShift
 from kinfed.data.partitions.generators import FirstComeFirstServed, Lognormal, Powerlaw
+from kinfed.data.partitions.hidden_groups import HiddenGroups
 from kinfed.data.partitions.iid import Iid, NaturalClients
 from kinfed.data.partitions.latent import Latent
 from kinfed.data.partitions.partition import make_federation
@@ -20,6 +21,7 @@ __all__ = [
     "Dirichlet",
     "FeatureShift",
     "FirstComeFirstServed",
+    "HiddenGroups",
     "Iid",
     "Latent",
     "Lognormal",

@@ -45,6 +45,7 @@ class Assignment:
     group_names: list[str] | None = None
     notes: list[str] = field(default_factory=list)
     features: Features | None = None  # the examples as their clients see them, where that is not as the source has them
+    labels: Tensor | None = None  # and their classes
 
 
 @dataclass(frozen=True)

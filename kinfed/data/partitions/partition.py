@@ -56,6 +56,7 @@ def make_federation(
         official = rule.train_and_test_rows(source)[1] is not None
         assignment = resplit.apply(assignment, source, official, seed)
     features, clients = assignment.features or source.features, len(assignment.train)
+    labels = source.labels if assignment.labels is None else assignment.labels
     preprocessing = None
     if source.table is not None and assignment.features is None:
         features, preprocessing = _learn(source.table, assignment.train, source.standardize, source.name)
@@ -70,8 +71,8 @@ def make_federation(
         notes.append(f"partition {rule.name} does not keep the validation marks of {source.name}")
     return Federation(
         features=features,
-        labels=source.labels,
-        problem=fitted_problem(source.problem, source.labels, assignment.train),
+        labels=labels,
+        problem=fitted_problem(source.problem, labels, assignment.train),
         train=assignment.train,
         val=assignment.val or Ragged.empty(clients),
         test=assignment.test,

@@ -1,0 +1,82 @@
+"""Hidden groups: clients of a few kinds that contradict each other, and nobody tells the methods who is of which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.core.options import option
+from kinfed.data.partitions.base import Assignment, check_has_classes
+from kinfed.data.partitions.iid import Iid
+from kinfed.data.ragged import Ragged
+from kinfed.data.source import Source
+from kinfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class HiddenGroups(Iid):
+    """Rows are dealt as by `iid`. Client k belongs to group k mod `groups`, and each group differs from the first by
+
+        rotation  images, turned by 90 degrees times the number of the group (Ghosh et al., IFCA, 2020)
+        labels    names of classes: a permutation without a fixed class
+        swap      names of two classes, which change places
+
+    in training and test examples alike. Groups are in the description of the data, not in what methods are told."""
+
+    groups: int = option(4, "number of groups", ge=1)
+    by: Literal["rotation", "labels", "swap"] = option("rotation", "what groups differ by")
+
+    def assign(self, source: Source, num_clients: int | None, seed: int) -> Assignment:
+        assignment = super().assign(source, num_clients, seed)
+        self._check(source)
+        clients = len(assignment.train)
+        if clients < self.groups:
+            raise ConfigError(f"partition {self.name}: {self.groups} groups need as many clients; got {clients}")
+        features, labels = source.features, source.labels
+        if self.by == "rotation":
+            raw = features.raw.clone()
+            for part in (assignment.train, assignment.test):
+                for k in range(clients):
+                    raw[part[k]] = torch.rot90(raw[part[k]], k % self.groups, (-2, -1))
+            return replace(assignment, features=replace(features, raw=raw))
+        labels = labels.clone()
+        names = self.class_names_of_groups(source.num_classes, seed)
+        for part in (assignment.train, assignment.test):
+            _rename(labels, part, names)
+        return replace(assignment, labels=labels)
+
+    def class_names_of_groups(self, classes: int, seed: int) -> Tensor:
+        """[G, C] int64: the class that each class is called in a group."""
+        names = torch.arange(classes).repeat(self.groups, 1)
+        for group in range(1, self.groups):
+            order = rng.permutation(rng.fold(self.key(seed, "names"), group), classes)
+            if self.by == "swap":
+                names[group, order[:2]] = names[group, order[:2].flip(0)]
+            else:
+                names[group, order] = order.roll(1)  # one cycle: no class keeps its name
+        return names
+
+    def _check(self, source: Source) -> None:
+        raw = source.features.raw
+        if self.by != "rotation":
+            check_has_classes(source, self.name)
+            if source.num_classes < 2:
+                raise ConfigError(f"partition {self.name}: names of classes need two classes; {source.name} has one")
+        elif raw.dim() < 3 or raw.shape[-1] != raw.shape[-2]:
+            raise ConfigError(
+                f"partition {self.name} turns square images; {source.name} has examples of shape "
+                f"{list(raw.shape[1:])}; use by = labels"
+            )
+        elif self.groups > 4:
+            raise ConfigError(f"partition {self.name}: there are four turns by 90 degrees; got groups = {self.groups}")
+
+
+def _rename(labels: Tensor, rows: Ragged, names: Tensor) -> None:
+    """Change the labels [N] of every client in place; no two clients hold the same row."""
+    for k in range(len(rows)):
+        own = rows[k]
+        labels[own] = names[k % len(names)][labels[own]]
