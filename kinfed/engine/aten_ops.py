@@ -35,13 +35,22 @@ def tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
 
 
 def convolution_backward(
-    delta: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int, *, below: bool
-) -> tuple[Tensor | None, Tensor]:
-    """(delta at the input, gradient of the weight); the first only where `below` asks for it."""
+    delta: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    *,
+    below: bool,
+    of_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """(delta at the input, where `below` asks for it; gradient of the weight, where `of_weight` does)."""
     transposed, output_padding, bias_sizes = False, (0, 0), None
     at_input, gradient, _ = _aten.convolution_backward(
         delta, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-        (below, True, False),
+        (below, of_weight, False),
     )  # fmt: skip
     return at_input, gradient
 

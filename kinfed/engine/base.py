@@ -141,6 +141,13 @@ class Task(ABC):
         `descend_` after the other."""
         return StepwiseDescent(self.descend_, theta, pull, drift, cut)
 
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+    ) -> Descent | None:
+        """Steps that train the columns of mask [P] alone, and compute no gradient of the others; nor do running
+        statistics outside of it move. None where the task knows no such way: then gradients are computed of all."""
+        return None
+
     def descend_often_(self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None) -> None:
         """`times` times `descend_` on the same batch, towards a proximal point, say."""
         for _ in range(times):

@@ -32,6 +32,11 @@ class GradientTarget:
     scale: float
     center: Tensor | None = None  # [P]
     amount: float = 0.0
+    trained: frozenset[int] | None = None  # starts of the parameters that take it; None: all do
+
+    def takes(self, start: int | None) -> bool:
+        """Whether the parameters that begin there take their gradient."""
+        return start is not None and (self.trained is None or start in self.trained)
 
     def slot(self, start: int, shape: tuple[int, ...]) -> Tensor:
         """The place of some parameters, already moved towards the center: to be called once per step."""
@@ -84,10 +89,12 @@ class Convolution(ImageLayer):
         x, w, size = saved
         stride = (1, 1) if self.subsamples else self.stride
         below, gradient = aten_ops.convolution_backward(
-            delta, x, w, stride, self.padding, self.dilation, self.groups, below=not last
-        )
-        target.slot(self.weight, self.shape).add_(gradient, alpha=target.scale)
-        if self.bias is not None:
+            delta, x, w, stride, self.padding, self.dilation, self.groups,
+            below=not last, of_weight=target.takes(self.weight),
+        )  # fmt: skip
+        if gradient is not None:
+            target.slot(self.weight, self.shape).add_(gradient, alpha=target.scale)
+        if self.bias is not None and target.takes(self.bias):
             target.slot(self.bias, self.shape[:1]).add_(delta.sum((0, 2, 3)), alpha=target.scale)
         if below is None:
             return delta
@@ -159,8 +166,9 @@ class Affine(ImageLayer):
     def backward(self, saved: Any, delta: Tensor, target: GradientTarget, last: bool) -> Tensor:
         x, w = saved
         below = delta if last else delta @ w
-        target.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=target.scale)
-        if self.bias is not None:
+        if target.takes(self.weight):
+            target.slot(self.weight, self.shape).addmm_(delta.T, x, alpha=target.scale)
+        if self.bias is not None and target.takes(self.bias):
             target.slot(self.bias, self.shape[:1]).add_(delta.sum(0), alpha=target.scale)
         return below
 
@@ -204,10 +212,20 @@ class ConvolutionalNet:
             saved.append(values)
         dz, dphi = (None, None) if cut is None else cut(saved[-1][0], x)  # the last layer is Affine: (input, weight)
         delta = self.objective.delta(x, y, weight) if dz is None else dz
-        for number in range(len(self.layers) - 1, -1, -1):
-            delta = self.layers[number].backward(saved.pop(), delta, target, number == 0)
-            if dphi is not None and number == len(self.layers) - 1:
+        lowest = self._lowest(target)
+        for number in range(len(self.layers) - 1, lowest - 1, -1):
+            delta = self.layers[number].backward(saved.pop(), delta, target, number == lowest)
+            if dphi is not None and number == len(self.layers) - 1 and number > lowest:
                 delta += dphi
+
+    def _lowest(self, target: GradientTarget) -> int:
+        """The first layer that takes a gradient: nobody asks for the delta below it."""
+        if target.trained is None:
+            return 0
+        starts = [
+            (layer.weight, layer.bias) if isinstance(layer, Convolution | Affine) else () for layer in self.layers
+        ]
+        return next((i for i, places in enumerate(starts) if any(map(target.takes, places))), len(self.layers))
 
 
 def _layer_of(child: nn.Module, position: int, flat: bool, before: ImageLayer | None) -> ImageLayer | None:

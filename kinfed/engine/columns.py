@@ -45,6 +45,13 @@ def layer_names(slots: Sequence[ParameterSlot]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(slot.layer for slot in slots if slot.trainable))
 
 
+def whole_parameters(slots: Sequence[ParameterSlot], mask: Tensor) -> tuple[bool, ...] | None:
+    """Of every trainable parameter, whether mask [P] holds it; None where the mask holds one in part."""
+    parts = [mask[slot.start : slot.stop] for slot in slots if slot.trainable]
+    held = tuple(bool(part.any()) for part in parts)
+    return held if all(bool(part.all()) for part, holds in zip(parts, held, strict=True) if holds) else None
+
+
 def last_layers(slots: Sequence[ParameterSlot], count: int) -> tuple[str, ...]:
     """Names of the last `count` modules that own parameters; all of them where there are no more."""
     names = layer_names(slots)

@@ -97,14 +97,19 @@ class FeedForwardNet(StackedNet):
         return values
 
     def _backward(
-        self, layers: list[Params], values: list[Tensor], delta: Tensor, at_features: Tensor | None
+        self,
+        layers: list[Params],
+        values: list[Tensor],
+        delta: Tensor,
+        at_features: Tensor | None,
+        lowest: int = 0,
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield (number of the layer, delta at its output) from the last layer to the first; its input is
+        """Yield (number of the layer, delta at its output) from the last layer to the `lowest`; its input is
         values[number]. `at_features` joins the delta below the last layer; a network of one has nothing there.
 
         The consumer may overwrite the layer's weights when it has a layer in hand: what lies below is already
         propagated."""
-        for number in range(len(self.steps) - 1, 0, -1):
+        for number in range(len(self.steps) - 1, lowest, -1):
             below = torch.bmm(delta, layers[number].weight)
             if at_features is not None and number == len(self.steps) - 1:
                 below += at_features
@@ -115,7 +120,7 @@ class FeedForwardNet(StackedNet):
                 below = below.mul_(1 - output * output)
             yield number, delta
             delta = below
-        yield 0, delta
+        yield lowest, delta
 
     @torch.no_grad()
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
@@ -137,6 +142,17 @@ class FeedForwardNet(StackedNet):
     def descent(self, theta: Tensor, steps: int, pull: Pull | None, drift: Tensor | None, cut: Cut | None) -> Descent:
         return LayerwiseDescent(self, theta, steps, pull, drift, cut)
 
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
+    ) -> Descent | None:
+        layers = self.layers_of(mask[None])
+        trained = tuple(bool(layer.weight.any()) for layer in layers)
+        for layer, is_trained in zip(layers, trained, strict=True):
+            parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+            if any(bool((part != is_trained).any()) for part in parts):
+                return None
+        return LayerwiseDescent(self, theta, steps, pull, cut=cut, trained=trained) if any(trained) else None
+
     @torch.no_grad()
     def step_(
         self,
@@ -145,13 +161,17 @@ class FeedForwardNet(StackedNet):
         lr: float | Tensor,
         pull: tuple[float | Tensor, list[Params]] | None = None,
         cut: Cut | None = None,
+        trained: tuple[bool, ...] | None = None,
     ) -> None:
-        """`descend_` on layers."""
+        """`descend_` on layers, or on those that are trained."""
         lam, center = (None, None) if pull is None else pull
         values = self._forward(layers, batch.x)
         step = DenseStep(lr, lam, values[-1].dtype)
         tops = top_deltas(self.objective, cut, values[-2], values[-1], batch, step)
-        for number, delta in self._backward(layers, values, *tops):
+        lowest = 0 if trained is None else trained.index(True)
+        for number, delta in self._backward(layers, values, *tops, lowest):
+            if trained is not None and not trained[number]:
+                continue
             step.apply_(layers[number], delta, values[number], None if center is None else center[number])
 
     @torch.no_grad()

@@ -96,8 +96,10 @@ class LayerwiseDescent(Descent):
         pull: Pull | None,
         drift: Tensor | None = None,
         cut: Cut | None = None,
+        trained: tuple[bool, ...] | None = None,
     ) -> None:
-        self._net = net
+        """`trained` says of every layer whether it is; None: all are."""
+        self._net, self._trained = net, trained
         self._transposes = steps >= TRANSPOSE_FROM_STEPS and net.steps[0][0].outputs >= TRANSPOSE_FROM_OUTPUTS
         self._layers = [
             Params(_dense_copy(x.weight), None if x.bias is None else _dense_copy(x.bias))
@@ -127,7 +129,7 @@ class LayerwiseDescent(Descent):
             cut = on_rows(self._cut, torch.arange(len(self._layers[0].weight))[rows])
             self._active = self._rows_of(self._layers), pull, drift, cut
         layers, pull, drift, cut = self._active
-        self._net.step_(layers, batch, lr, pull, cut)
+        self._net.step_(layers, batch, lr, pull, cut, self._trained)
         if drift is not None:
             for layer, term in zip(layers, drift, strict=True):
                 _subtract(layer.weight, term.weight, lr)

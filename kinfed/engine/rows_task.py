@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
+from itertools import compress
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
 from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
+from kinfed.engine.columns import whole_parameters
 from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
-from kinfed.engine.descent import Pull
+from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.working_copy import WorkingCopy
+
+Part = tuple[bool, ...]  # of every trainable parameter, whether it is trained
+Item = TypeVar("Item")
 
 MEMORY_BOUNDARY = 64  # bytes, at a multiple of which torch's memory begins
 
@@ -42,7 +49,7 @@ class RowsTask(ModuleTask):
         )
         self._drew: bool | None = None  # whether any operation did so far, besides Dropout layers; None: not seen yet
         self.net = ConvolutionalNet.from_module(self.module, objective) if self.is_plain else None
-        self._trained = [slot for slot in self.slots if slot.trainable]
+        self._parameters = [slot for slot in self.slots if slot.trainable]
         self._has_dropout = any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules())
 
     def _forward(self, working: WorkingCopy, x: Tensor) -> Tensor:
@@ -61,10 +68,10 @@ class RowsTask(ModuleTask):
         return z, bool(caught.operations)
 
     def _row_grads(
-        self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None
+        self, row: Tensor, batch: Batch, i: int, *, moving: bool, cut: Cut | None = None, part: Part | None = None
     ) -> Sequence[Tensor]:
-        """The gradient of each trainable parameter at `row` [P], on row i of the batch; `moving`: the row's running
-        statistics move in place. A cut sees the examples that the model sees."""
+        """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
+        `moving`: the row's running statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
         sees_padding = self.layout.has_statistics or self.draws_randomly is not False
         if sees_padding and (len(y) == 1 or (batch.may_pad and not bool(weight.all()))):
@@ -73,7 +80,7 @@ class RowsTask(ModuleTask):
             present = weight > 0
             x, y, weight = x[present], y[present], weight[present]
         if not len(y):
-            return [row.new_zeros(slot.shape) for slot in self._trained]
+            return [row.new_zeros(slot.shape) for slot in _of_part(self._parameters, part)]
         working = self._working_copy(training=True)
         # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains
         # alone begins at such a boundary, as all memory of torch; so must a row among others.
@@ -91,7 +98,7 @@ class RowsTask(ModuleTask):
                 phi = probe.features(z)
                 deltas = of_row(cut, batch, i, x, y, weight)(phi.detach(), z.detach())
             with KeyedDraws(None) if first else nullcontext():
-                grads = pulled_back(losses, weight, phi, z, deltas, working.leaves)
+                grads = pulled_back(losses, weight, phi, z, deltas, _of_part(working.leaves, part))
         working.check_still()
         if moving:
             working.store_statistics(row)
@@ -159,6 +166,29 @@ class RowsTask(ModuleTask):
     def descend_(
         self, theta: Tensor, batch: Batch, lr: float | Tensor, pull: Pull | None = None, cut: Cut | None = None
     ) -> None:
+        self._descend_part_(None, True, theta, batch, lr, pull, cut)
+
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+    ) -> Descent | None:
+        part, statistics = whole_parameters(self.slots, mask), mask[self.trainable.stop :]
+        moving = bool(statistics.all())
+        if part is None or not any(part) or (len(statistics) and bool(statistics.any()) != moving):
+            return None
+        return StepwiseDescent(partial(self._descend_part_, part, moving), theta, pull, cut=cut)
+
+    def _descend_part_(
+        self,
+        part: Part | None,
+        moving: bool,
+        theta: Tensor,
+        batch: Batch,
+        lr: float | Tensor,
+        pull: Pull | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        """`descend_` of some parameters (None: of all), with running statistics that move or stay."""
+        starts = None if part is None else frozenset(slot.start for slot in _of_part(self._parameters, part))
         for i in range(len(theta)):
             rate = float(lr[i]) if isinstance(lr, Tensor) else lr
             center, amount = None, 0.0
@@ -166,11 +196,20 @@ class RowsTask(ModuleTask):
                 lam = float(pull[0][i]) if isinstance(pull[0], Tensor) else pull[0]
                 center, amount = pull[1][i], rate * lam
             if self.net is not None:
-                self._add_gradient(self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount), cut)
+                self._add_gradient(
+                    self.net, i, theta, batch, GradientTarget(theta[i], -rate, center, amount, starts), cut
+                )
                 continue
             row = theta[i]
-            grads = self._row_grads(row, batch, i, moving=True, cut=cut)
+            grads = self._row_grads(row, batch, i, moving=moving, cut=cut, part=part)
             if center is not None:
-                row[self.trainable].lerp_(center[self.trainable], amount)
+                slots = _of_part(self._parameters, part)
+                for block in [self.trainable] if part is None else [slice(slot.start, slot.stop) for slot in slots]:
+                    row[block].lerp_(center[block], amount)
             parameters = self._working_copy(training=True).parameters_of(row)
-            torch._foreach_add_(parameters, list(grads), alpha=-rate)
+            torch._foreach_add_(_of_part(parameters, part), list(grads), alpha=-rate)
+
+
+def _of_part(parameters: list[Item], part: Part | None) -> list[Item]:
+    """Of things of every trainable parameter, those of the part."""
+    return parameters if part is None else list(compress(parameters, part))

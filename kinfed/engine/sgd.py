@@ -12,7 +12,7 @@ from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
 from kinfed.engine.cut import Cut, on_rows
-from kinfed.engine.descent import Pull, take_if_tensor
+from kinfed.engine.descent import Descent, Pull, take_if_tensor
 from kinfed.engine.optimizers import Optimizer, clipped, make_optimizer
 
 
@@ -54,11 +54,8 @@ def sgd(
         drift = None if drift is None else drift[order]
         cut = on_rows(cut, order)
         return sgd(task, theta[order], batches.take(order), lr=lr, pull=pull, drift=drift, mask=mask, cut=cut)[back]
-    trainable = task.trainable.stop
-    only_trained = trainable == theta.shape[1] or (pull is None and drift is None and training.weight_decay == 0)
-    if training.is_plain and mask is None and only_trained and (training.weight_decay == 0 or pull is None):
-        pull = toward_zero(theta, training.weight_decay) if pull is None else pull
-        descent = task.descent(theta, len(batches), pull, drift, cut)
+    descent = _plain_descent(task, theta, batches, pull, drift, mask, cut)
+    if descent is not None:
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
@@ -79,6 +76,26 @@ def sgd(
             pieces = [_with_terms(g[:, block], now[:, block], block, rows, pull, drift) for block in columns]
             optimizer.step(rows, now, pieces if largest is None else clipped(pieces, largest), rate)
     return x
+
+
+def _plain_descent(
+    task: Task,
+    theta: Tensor,
+    batches: Batches,
+    pull: Pull | None,
+    drift: Tensor | None,
+    mask: Tensor | None,
+    cut: Cut | None,
+) -> Descent | None:
+    """The task's own loop, where every step is lr times the gradient with pull and drift; None where it needs more."""
+    training, trainable = batches.training, task.trainable.stop
+    only_trained = trainable == theta.shape[1] or (pull is None and drift is None and training.weight_decay == 0)
+    if not training.is_plain or not only_trained or (training.weight_decay and pull is not None):
+        return None
+    pull = toward_zero(theta, training.weight_decay) if pull is None else pull
+    if mask is None:
+        return task.descent(theta, len(batches), pull, drift, cut)
+    return None if drift is not None else task.partial_descent(theta, mask, len(batches), pull, cut)
 
 
 def _whole_loop(

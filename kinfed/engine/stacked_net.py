@@ -49,6 +49,12 @@ class StackedNet(ABC):
         """Up to `steps` such steps, with a drift [n, P] added to every gradient."""
         return StepwiseDescent(self.descend_, theta, pull, drift, cut)
 
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None, cut: Cut | None
+    ) -> Descent | None:
+        """The same on the columns of mask [P] alone, where there is a shorter way than to compute all gradients."""
+        return None
+
     def example_norms(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor | None:
         """[n, B] norm of every example's own gradient, where there is a shorter way than to compute each."""
         return None

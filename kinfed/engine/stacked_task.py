@@ -67,6 +67,11 @@ class StackedTask(ModuleTask):
     ) -> Descent:
         return self.net.descent(theta, steps, pull, drift, cut)
 
+    def partial_descent(
+        self, theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+    ) -> Descent | None:
+        return self.net.partial_descent(theta, mask, steps, pull, cut)
+
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.net.logits(theta, x)
 
