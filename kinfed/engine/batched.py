@@ -9,15 +9,14 @@ and step, and no faster above.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from kinfed.data.batches import Batch
 from kinfed.engine.client_linear import runs_batched
 from kinfed.engine.cut import Cut, answer, on_rows, pulled_back
 from kinfed.engine.head import HeadProbe
-from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
-from kinfed.engine.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError
 
 CLIENTS_AT_ONCE = 20  # more gain nothing, and the memory for activations grows with them
@@ -27,16 +26,7 @@ FEW_POSITIONS = 128  # of a client's step, below which batched is faster than ro
 class BatchedTask(ModuleTask):
     backend = "batched"
 
-    def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
-        objective: Objective = CROSS_ENTROPY,
-    ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+    def _prepare(self) -> None:
         if not runs_batched(self.module):
             raise ModelError(
                 "the batched path takes modules in which only linear layers of kinfed.lora are trained, without "

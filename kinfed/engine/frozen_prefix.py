@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.features import Features
+from kinfed.engine.model_trial import failures_as_model_errors
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.task import ModuleTask, upper_task
 from kinfed.errors import ModelError
@@ -127,14 +128,14 @@ class FrozenPrefix:
         for training in (True, False):
             self.task.layout.set_mode(module, training=training)
             try:
-                with torch.no_grad(), KeyedDraws(None):
+                with failures_as_model_errors(module, example), torch.no_grad(), KeyedDraws(None):
                     activations.append(self.cut.lower(module, example))
-            except Exception:  # what is called `stages` may be something else, and not take examples
+            except ModelError:  # what is called `stages` may be something else, and not take examples
                 return False
         try:
-            with torch.no_grad():
+            with failures_as_model_errors(module, example), torch.no_grad():
                 outputs = [module(example), self.cut.upper(module, activations[1])]
-        except Exception:
+        except ModelError:
             return False
         same = all(torch.equal(*pair) for pair in (activations, outputs))
         return same and activations[0].dtype == torch.float32 and len(activations[0]) == len(example)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -34,6 +35,18 @@ from kinfed.engine.fused_steps import (
 )
 
 _LOCK = threading.Lock()
+# Of numba's cache: no place for it, files that cannot be read or written, and such as hold something else. Mistakes in
+# the code that is compiled are numba's own errors, none of these.
+_CACHE_ERRORS = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.PickleError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    ValueError,
+)
 
 
 _INT, _FLOAT = types.intp, types.float64
@@ -64,7 +77,7 @@ def _compile(function: Callable[..., None], signature: Any) -> Callable[..., Non
     try:
         kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
         kernel.compile(signature)
-    except Exception:  # no place for a cache, or a broken one; a mistake in the code is raised again below
+    except _CACHE_ERRORS:
         kernel = njit(nogil=True, error_model="numpy")(function)
         kernel.compile(signature)
     return kernel

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.features import Features
@@ -21,8 +21,7 @@ from kinfed.engine.base import Score
 from kinfed.engine.cut import Cut
 from kinfed.engine.dense import FeedForwardNet
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.module_task import Build
-from kinfed.engine.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.objective import Objective
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.engine.stacked_task import StackedTask
 from kinfed.errors import ModelError
@@ -50,22 +49,13 @@ def compiles(net: StackedNet | None, device: torch.device | str, objective: Obje
 class FusedTask(StackedTask):
     backend = "fused"
 
-    def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
-        objective: Objective = CROSS_ENTROPY,
-        net: StackedNet | None = None,
-    ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective, net=net)
+    def _prepare(self) -> None:
+        super()._prepare()
         if not isinstance(self.net, FeedForwardNet):
             raise ModelError("the fused path takes chains of Flatten, Linear, ReLU and Tanh only")
-        if not objective.classifies:
+        if not self.objective.classifies:
             raise ModelError(
-                f"the fused path knows the cross-entropy; use backend = stacked with loss {objective.name}"
+                f"the fused path knows the cross-entropy; use backend = stacked with loss {self.objective.name}"
             )
         if self.device.type != "cpu":
             raise ModelError(f"the fused path computes on the processor; use backend = stacked on {self.device}")

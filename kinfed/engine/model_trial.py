@@ -9,6 +9,8 @@ evaluation, and is the same function when it is called again with the same draws
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,19 +57,29 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
         )
 
 
+@contextmanager
+def failures_as_model_errors(module: nn.Module, example: Tensor) -> Iterator[None]:
+    """Where code of the module's author runs on these examples: whatever it raises becomes an error that says so."""
+    try:
+        yield
+    except (KinfedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the code of a stranger may raise anything
+        raise ModelError(_failure(module, example, error)) from error
+
+
 def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
     """What the module gives, from the task's start and with the draws of a first step."""
     working = task._working_copy(training=training)
     working.bind(task.flatten(task.module.state_dict()), moving=False)
     x, y = example.clone(), torch.zeros(1, len(example), dtype=torch.int64)
     working.draws.begin(Batch(x[None], y, y.to(torch.float32), torch.zeros(1, dtype=torch.int64)), 0)
-    try:
-        with torch.set_grad_enabled(training), KeyedDraws(working.draws) as caught:
-            z = working.module(x)
-    except (KinfedError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # the code of a stranger may raise anything
-        raise ModelError(_failure(task.module, example, error)) from error
+    with (
+        failures_as_model_errors(task.module, example),
+        torch.set_grad_enabled(training),
+        KeyedDraws(working.draws) as caught,
+    ):
+        z = working.module(x)
     if caught.operations and not training:
         raise ModelError(
             f"the model draws random numbers by torch.{min(caught.operations)} in evaluation, so that predictions "

@@ -51,6 +51,10 @@ class ModuleTask(Task):
         self._random_starts: dict[int, Tensor] = {}  # the first one by seed: all clients of a method ask for it
         self._whole: nn.Module | None = None  # of which `module` is the upper part; see `as_part_of`
         self._head: Head | None = None  # once it was asked for, or named
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a backend needs besides, and refusals of modules that are not for it: the end of every `__init__`."""
 
     def starting_at(self, start: Tensor | None) -> Self:
         """The same task with `start` [P] as the first start of every seed (a warm start); None: a random one again.

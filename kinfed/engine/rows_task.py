@@ -17,8 +17,7 @@ from kinfed.engine.columns import whole_parameters
 from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import HeadProbe
-from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
-from kinfed.engine.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.module_task import ModuleTask, example_shape_in_errors
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.working_copy import WorkingCopy
 
@@ -32,23 +31,14 @@ class RowsTask(ModuleTask):
     backend = "rows"
     one_row_at_a_time = True
 
-    def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
-        objective: Objective = CROSS_ENTROPY,
-    ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+    def _prepare(self) -> None:
         # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
         # the usual one: their forward may call view(), which the other layout does not allow.
         self._channels_last = all(
             type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
         )
         self._drew: bool | None = None  # whether any operation did so far, besides Dropout layers; None: not seen yet
-        self.net = ConvolutionalNet.from_module(self.module, objective) if self.is_plain else None
+        self.net = ConvolutionalNet.from_module(self.module, self.objective) if self.is_plain else None
         self._parameters = [slot for slot in self.slots if slot.trainable]
         self._has_dropout = any(type(m) is nn.Dropout and m.p > 0 for m in self.module.modules())
 
@@ -207,9 +197,9 @@ class RowsTask(ModuleTask):
                 for block in [self.trainable] if part is None else [slice(slot.start, slot.stop) for slot in slots]:
                     row[block].lerp_(center[block], amount)
             parameters = self._working_copy(training=True).parameters_of(row)
-            torch._foreach_add_(_of_part(parameters, part), list(grads), alpha=-rate)
+            torch._foreach_add_(list(_of_part(parameters, part)), list(grads), alpha=-rate)
 
 
-def _of_part(parameters: list[Item], part: Part | None) -> list[Item]:
+def _of_part(parameters: Sequence[Item], part: Part | None) -> Sequence[Item]:
     """Of things of every trainable parameter, those of the part."""
     return parameters if part is None else list(compress(parameters, part))

@@ -32,8 +32,11 @@ class StackedTask(ModuleTask):
         net: StackedNet | None = None,
     ) -> None:
         """`net` is that of the module, where there is one already."""
+        self._known_net = net
         super().__init__(build, device, module=module, frozen=frozen, objective=objective)
-        net = net or (stacked_net(self.module, objective) if self.is_plain else None)
+
+    def _prepare(self) -> None:
+        net = self._known_net or (stacked_net(self.module, self.objective) if self.is_plain else None)
         if net is None:
             raise ModelError(
                 "the stacked path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"

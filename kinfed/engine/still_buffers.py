@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.engine.layout import STILL, statistics
+from kinfed.engine.model_trial import failures_as_model_errors
+from kinfed.errors import ModelError
 
 Examples = tuple[Tensor, ...]  # any of which the module may take
 
@@ -50,14 +52,14 @@ def _after_training(module: nn.Module, candidates: Examples) -> dict[str, Tensor
     """The module's state after two passes over different examples. What they draw does not matter, but torch's
     generator is left as it was."""
     for example in candidates:
-        tried = copy.deepcopy(module).train()
+        trial = copy.deepcopy(module).train()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                tried(example.clone())
-                tried(example.flip(0) + 1 if example.is_floating_point() else example.flip(0))
-        except Exception:  # the code of a stranger may raise anything; the model's trial says it better
+            with failures_as_model_errors(module, example), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                trial(example.clone())
+                trial(example.flip(0) + 1 if example.is_floating_point() else example.flip(0))
+        except ModelError:  # a model that takes none is refused by its trial
             continue
-        return tried.state_dict()
+        return trial.state_dict()
     return None
 
 

@@ -91,8 +91,8 @@ def make_task(
     if example is not None:
         check_values(module)
     if example is not None or shape is not None:
-        tried = example_like(shape or ()) if example is None else (example,)
-        mark_still_buffers(module, lambda: build_seeded(build, 1), tried)
+        candidates = example_like(shape or ()) if example is None else (example,)
+        mark_still_buffers(module, lambda: build_seeded(build, 1), candidates)
     task = _task_for(module, build, backend, device, example, batch, objective, examples)
     if example is not None:
         if isinstance(task, StackedTask):  # knows the inputs of its layers, and says more than torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from kinfed.data.batches import Batch
@@ -11,8 +11,7 @@ from kinfed.engine.cut import Cut, answer, pulled_back
 from kinfed.engine.draws import drops
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.layout import still_buffers
-from kinfed.engine.module_task import Build, ModuleTask, example_shape_in_errors
-from kinfed.engine.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.module_task import ModuleTask, example_shape_in_errors
 from kinfed.errors import ModelError
 
 _HINT = '; if it works for one client alone, choose backend="rows"'
@@ -23,16 +22,7 @@ class VmapTask(ModuleTask):
 
     backend = "vmap"
 
-    def __init__(
-        self,
-        build: Build,
-        device: torch.device | str = "cpu",
-        *,
-        module: nn.Module | None = None,
-        frozen: tuple[str, ...] = (),
-        objective: Objective = CROSS_ENTROPY,
-    ) -> None:
-        super().__init__(build, device, module=module, frozen=frozen, objective=objective)
+    def _prepare(self) -> None:
         if self.layout.has_statistics or still_buffers(self.module) or drops(self.module):
             raise ModelError(
                 "the vmap path takes no models with running statistics, other float buffers that state_dict holds, or "
