@@ -128,6 +128,7 @@ def counted(task: Task) -> Iterator[GradientCount]:
     """Count what is asked of this task inside the block."""
     count = GradientCount()
     grad, descend, descent, logits, cut_at = task.grad, task.descend_, task.descent, task.logits, task.cut
+    partial_descent = task.partial_descent
 
     def counted_grad(theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         with count.of(batch.y.numel()):
@@ -148,6 +149,12 @@ def counted(task: Task) -> Iterator[GradientCount]:
     ) -> Descent:
         return _CountedDescent(descent(theta, steps, pull, drift, cut), count)
 
+    def counted_part(
+        theta: Tensor, mask: Tensor, steps: int, pull: Pull | None = None, cut: Cut | None = None
+    ) -> Descent | None:
+        part = partial_descent(theta, mask, steps, pull, cut)
+        return None if part is None else _CountedDescent(part, count)
+
     def counted_cut(theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         with count.of(x.shape[0] * x.shape[1], FORWARD):
             return cut_at(theta, x)
@@ -158,7 +165,7 @@ def counted(task: Task) -> Iterator[GradientCount]:
 
     own = {
         "grad": counted_grad, "descend_": counted_descend, "descent": counted_descent, "logits": counted_logits,
-        "cut": counted_cut,
+        "cut": counted_cut, "partial_descent": counted_part,
     }  # fmt: skip
     vars(task).update(own)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from loopback import Loopback
+from opinions import OPINIONS, write_opinions
 from tiny_bert import write_bert
 
 import kinfed
@@ -22,20 +22,7 @@ from kinfed.runs.adopt import adopt, newcomer_from_table
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.predict import model_of_run, predict
 
-OPINIONS = {"good": ["the film was very good", "a fine book", "it is not bad", "we was very fine"],
-            "bad": ["the film was poor", "a bad bad book", "it is not good", "the plot is very poor"]}  # fmt: skip
 NAMES = ["a", "b", "c"]
-
-
-def write_table(path: Path, owners: list[str]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["body", "opinion", "who", "fold"])
-        for owner in owners:
-            for opinion, texts in OPINIONS.items():
-                for number, text in enumerate(texts):
-                    writer.writerow([f"{text} {owner}", opinion, owner, "test" if number == 3 else "train"])
-    return path
 
 
 def make(folder: Path, **settings: Any) -> Loopback:
@@ -45,7 +32,7 @@ def make(folder: Path, **settings: Any) -> Loopback:
     for number, name in enumerate(NAMES):
         shutil.copytree(folder / "server", folder / f"bert-{name}")
         nodes[100 + number] = {
-            "client": name, "data": str(write_table(folder / f"{name}.csv", [name])), "label": "opinion",
+            "client": name, "data": str(write_opinions(folder / f"{name}.csv", [name])), "label": "opinion",
             "split": "fold", "text": "body", "tokenizer": str(folder / f"bert-{name}"), "length": "8",
             "weights": str(folder / f"bert-{name}"), "vault": str(folder / f"vault-{name}"),
         }  # fmt: skip
@@ -66,7 +53,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same clients in one process."""
     folder = tmp_path_factory.mktemp("texts")
     bert = str(write_bert(folder / "bert"))
-    table = write_table(folder / "all.csv", NAMES)
+    table = write_opinions(folder / "all.csv", NAMES)
     kinfed.run(
         dataset={"name": str(table), "text_column": "body", "tokenizer": bert, "length": 8},
         client_column="who", label_column="opinion", split_column="fold",
@@ -87,7 +74,7 @@ def test_texts_train_on_nodes_as_in_a_simulation(tmp_path: Path, simulated: Path
     assert sum(t.numel() for t in sent[0].groups["down"].values()) < 300  # adapters and head; the rest stays
 
     # The model file alone says how to read new texts, by this node's own tokenizer.
-    predictions = predict(ours, write_table(tmp_path / "new.csv", ["b"]))
+    predictions = predict(ours, write_opinions(tmp_path / "new.csv", ["b"]))
     assert ours.inputs.text is not None
     assert ours.inputs.text.tokenizer == str(tmp_path / "bert-b")
     x = ours.inputs.text.encode([f"{text} b" for texts in OPINIONS.values() for text in texts])
@@ -130,7 +117,7 @@ def test_a_node_needs_its_files(tmp_path: Path) -> None:
 
 
 def test_a_newcomer_with_texts_is_adopted(simulated: Path, tmp_path: Path) -> None:
-    table = write_table(tmp_path / "new.csv", ["d"])
+    table = write_opinions(tmp_path / "new.csv", ["d"])
     newcomer = newcomer_from_table(simulated / "run", table, "opinion", split_column="fold")
     assert newcomer.features.is_tokens
     adoption = adopt(simulated / "run", newcomer, "fedavg", rounds=1)
