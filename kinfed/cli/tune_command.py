@@ -45,6 +45,12 @@ def tune(
         typer.Option("--range", help="label.option=low:high instead of the usual range (repeatable)."),
     ] = None,
     trials: Annotated[int | None, typer.Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
+    while_training: Annotated[
+        bool,
+        typer.Option(
+            "--while-training", help="One run per method, in which clients try --trials configurations (FedEx)."
+        ),
+    ] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Stop trials early that fall behind.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")
@@ -61,6 +67,9 @@ def tune(
         raise ConfigError("--resume needs --out, the folder of the tuning to continue")
     folder = out or Path("tuned") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     typed = settings_of(context)
+    if while_training:
+        _tune_while_training(_new_plan(typed, tuple(ranges or ()), prune), trials or DEFAULT_TRIALS, folder, resume)
+        return
     if resume and not typed.change_results and not ranges:
         plan = _with_place(read_tuning(folder), typed)  # "kinfed tune --out DIR --resume" alone is enough
     else:
@@ -86,8 +95,35 @@ def tune(
     say(f"run with kinfed run {shlex.quote(str(result.file))}")
 
 
+def _tune_while_training(plan: Started, configurations: int, folder: Path, resume: bool) -> None:
+    from kinfed.cli.display import TuningLines, run_sentence
+    from kinfed.engine.measures import MEASURES
+    from kinfed.runs.method_run import Interrupted
+    from kinfed.runs.tuning_while_training import tune_while_training
+
+    if plan.prune:
+        raise ConfigError("--prune stops trials, of which tuning while training has none; leave it out")
+    say(f"{run_sentence(plan.config)}; {configurations} configurations per method, tried while it trains")
+    with StopRequest(console) as stop:
+        try:
+            result = tune_while_training(
+                plan.config, configurations, folder, resume=resume, ranges=plan.ranges, observer=TuningLines(),
+                should_stop=stop,
+            )  # fmt: skip
+        except (Interrupted, KeyboardInterrupt):
+            say("stopped; finished rounds are saved. To continue, repeat the command with --resume")
+            raise typer.Exit(130) from None
+    for one in result.methods:
+        settings = ", ".join(f"{name}={value:g}" for name, value in one.settings.items()) or "as configured"
+        shown = MEASURES[one.metric].shown(one.value)
+        say(f"{one.label}: {settings} (chance {max(one.chances):.2f}); {shown} on validation data")
+    say(f"settings {result.file}")
+    say(f"run with kinfed run {shlex.quote(str(result.file))}")
+
+
 def _new_plan(typed: TypedSettings, ranges: tuple[str, ...], prune: bool) -> Started:
-    from kinfed.runs.tune import Started, parse_ranges
+    from kinfed.runs.tune import Started
+    from kinfed.runs.tuning_space import parse_ranges
 
     config = typed.make_config()
     varied = parse_ranges(ranges, {label: options["method"] for label, options in config.algorithms.items()})

@@ -19,24 +19,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from kinfed.algorithms import make_algorithm, tuning_space
+from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng, storage
 from kinfed.core.options import Range
 from kinfed.data.federation import Federation
 from kinfed.engine.measures import MEASURES, headline_measure
 from kinfed.engine.models import Builder
-from kinfed.errors import ConfigError, DataError, unknown_name
-from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig, make_config
+from kinfed.errors import ConfigError, DataError
+from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun
@@ -45,6 +42,8 @@ from kinfed.runs.results import ClientTable
 from kinfed.runs.run_checks import check_run
 from kinfed.runs.run_files import RunFiles
 from kinfed.runs.run_notes import left_out_notes
+from kinfed.runs.tuning_result import Tuned, TuningTrial, best_toml
+from kinfed.runs.tuning_space import space_of
 from kinfed.server.loop import RoundReport
 
 try:
@@ -59,59 +58,6 @@ except ImportError as error:
 DEFAULT_VALIDATION = 0.2
 STARTUP_TRIALS = 8  # drawn at random before the sampler has something to go by
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-
-
-@dataclass(frozen=True)
-class TuningTrial:
-    """One setting of one method. `value` is None where the trial was stopped early or refused."""
-
-    settings: dict[str, Any]  # empty: the method as configured
-    value: float | None
-    reason: str = ""  # why there is no value
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What tuning found for one method."""
-
-    label: str
-    method: str
-    space: dict[str, Range]
-    trials: tuple[TuningTrial, ...]  # the first is the method as configured
-    metric: str = "accuracy"  # whose mean over clients is the value
-
-    @property
-    def default(self) -> float:
-        """The value of the method as configured."""
-        value = self.trials[0].value
-        assert value is not None
-        return value
-
-    @property
-    def best(self) -> TuningTrial:
-        """The best trial; of equals the first."""
-        sign = 1.0 if MEASURES[self.metric].higher_is_better else -1.0
-        return max(self.trials, key=lambda trial: -math.inf if trial.value is None else sign * trial.value)
-
-    @property
-    def at_edge(self) -> list[str]:
-        """Options whose chosen value lies at the end of its range."""
-        return [name for name, value in self.best.settings.items() if self.space[name].at_edge(value)]
-
-    def last_trial_sentence(self, trials: int) -> str:
-        """About the newest of so many trials."""
-        trial, best, shown = self.trials[-1], self.best.value or 0.0, MEASURES[self.metric].shown
-        outcome = "stopped: " + trial.reason if trial.value is None else shown(trial.value)
-        settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items()) or "as configured"
-        return f"{self.label} trial {len(self.trials)}/{trials}: {outcome} (best {shown(best)})  {settings}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "method": self.method, "metric": self.metric, "default": self.default,
-            "best": self.best.value, "settings": self.best.settings,
-            "at_edge": self.at_edge, "space": {name: asdict(range_) for name, range_ in self.space.items()},
-            "trials": [asdict(trial) for trial in self.trials],
-        }  # fmt: skip
 
 
 @dataclass
@@ -178,7 +124,16 @@ def tune(
     algorithms = {tuned.label: {**config.algorithms[tuned.label], **tuned.best.settings} for tuned in methods}
     best = config.model_copy(update={"algorithms": algorithms})
     file = folder.path / "best.toml"
-    storage.write_atomically(file, _as_toml(best, methods, trials).encode())
+    metric = methods[0].metric if methods else "accuracy"
+    shown = MEASURES[metric].shown
+    heading = (
+        f"Chosen by mean client {metric} on validation data: {trials} trial(s) of {config.rounds} rounds per method"
+    )
+    comments = {
+        tuned.label: f"{shown(tuned.best.value or 0)} on validation data; {shown(tuned.default)} as configured"
+        for tuned in methods
+    }
+    storage.write_atomically(file, best_toml(best, heading, comments).encode())
     return TuneResult(best, methods, file)
 
 
@@ -194,6 +149,10 @@ class Started:
 
 def read_tuning(folder: Path) -> Started:
     settings = RunFiles(folder).settings
+    if "while_training" in settings:
+        raise ConfigError(
+            f"{folder} is tuned while training; repeat its command, --while-training and all, with --resume"
+        )
     if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")
     config = make_config(None, {name: value for name, value in settings.items() if name in RunConfig.model_fields})
@@ -208,43 +167,6 @@ def _validation(config: RunConfig) -> float:
             "tuning needs validation examples: settings are never chosen on test data; got validation = 0"
         )
     return share
-
-
-def space_of(
-    method: str, fixed: Mapping[str, Any], changes: Mapping[str, Range] | None = None, optimizer: str = "sgd"
-) -> dict[str, Range]:
-    """The method's space without the options that the user has fixed, with ranges of the user's own."""
-    space = tuning_space(method, optimizer)
-    for option, range_ in (changes or {}).items():
-        if option not in space:
-            raise unknown_name(f"tuned option of {method}", option, space)
-        if option in fixed:
-            raise ConfigError(f"{method}.{option} is fixed at {fixed[option]!r} and has a range; keep one of the two")
-        space[option] = range_
-    return {option: range_ for option, range_ in space.items() if option not in fixed}
-
-
-def parse_ranges(texts: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, Range]]:
-    """Ranges by label and option from texts "label.option=low:high"; `methods` says what each label stands for.
-
-    A range is of the same kind as the usual one: logarithmic (unless it begins at 0), whole numbers."""
-    ranges: dict[str, dict[str, Range]] = {}
-    for text in texts:
-        key, _, ends = text.partition("=")
-        label, _, option = key.strip().rpartition(".")
-        low, _, high = ends.partition(":")
-        try:
-            numbers = float(low), float(high)
-        except ValueError:
-            raise ConfigError(f"--range takes label.option=low:high, such as ditto.lam=0.01:10; got {text!r}") from None
-        if label not in methods:
-            raise unknown_name("owner in --range", label, methods)
-        space = tuning_space(methods[label])
-        if option not in space:
-            raise unknown_name(f"tuned option of {methods[label]}", option, space)
-        usual = space[option]
-        ranges.setdefault(label, {})[option] = Range(*numbers, log=usual.log and numbers[0] > 0, whole=usual.whole)
-    return ranges
 
 
 @dataclass
@@ -434,39 +356,3 @@ def _trial_of(trial: FrozenTrial) -> TuningTrial:
 def _rounded(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Three digits say all that a tuned number can say."""
     return {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in settings.items()}
-
-
-def _as_toml(config: RunConfig, methods: list[Tuned], trials: int) -> str:
-    """What differs from the defaults of a run. Seeds are left to the run: those of the tuning need not be those of the
-    results."""
-    changed = config.model_dump(exclude_defaults=True)
-    skipped = {*NON_RESULT_SETTINGS, "algorithms", "seeds"} - {"data", "plugins"}
-    settings = {name: value for name, value in changed.items() if name not in skipped}
-    seeds = ", ".join(map(str, config.seeds))
-    metric = methods[0].metric if methods else "accuracy"
-    shown = MEASURES[metric].shown
-    parts = [
-        f"# Chosen by mean client {metric} on validation data: {trials} trial(s) of {config.rounds} rounds "
-        f"per method,\n"
-        f"# seed(s) {seeds}. Run with: kinfed run best.toml --seeds ...\n{_toml(settings)}"
-    ]
-    for tuned in methods:
-        value = tuned.best.value
-        parts.append(
-            f"# {shown(value or 0)} on validation data; {shown(tuned.default)} as configured\n"
-            + _toml({"algorithms": {tuned.label: config.algorithms[tuned.label]}})
-        )
-    return "\n".join(parts)
-
-
-def _toml(table: Mapping[str, Any]) -> str:
-    return tomli_w.dumps(_without_none(table))
-
-
-def _without_none(value: Any) -> Any:
-    """As TOML can hold it, which has no null: a setting that is none is left out."""
-    if isinstance(value, Mapping):
-        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(inner) for inner in value]
-    return str(value) if isinstance(value, Path) else value

@@ -25,7 +25,9 @@ from kinfed.runs.config import RunConfig, make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver
-from kinfed.runs.tune import Tuned, TuningTrial, parse_ranges, read_tuning, space_of, tune
+from kinfed.runs.tune import read_tuning, tune
+from kinfed.runs.tuning_result import Tuned, TuningTrial
+from kinfed.runs.tuning_space import parse_ranges, space_of
 from kinfed.server.loop import Loop
 
 SMALL: dict[str, Any] = {
