@@ -283,7 +283,7 @@ def test_what_cannot_be_tuned_is_refused_before_a_folder_exists(
 
 def test_without_validation_examples_there_is_nothing_to_tune_by(tmp_path: Path, data: Federation) -> None:
     class Never(Federation):
-        def with_validation(self, fraction: float, seed: int) -> Federation:
+        def with_validation(self, fraction: float, seed: int, *, stratify: bool = False) -> Federation:
             return self
 
     with pytest.raises(DataError, match="validation examples"):
