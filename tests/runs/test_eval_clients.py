@@ -12,7 +12,7 @@ import torch
 import kinfed
 from kinfed.errors import ConfigError
 from kinfed.report import build
-from kinfed.runs import experiment
+from kinfed.runs import run_checks
 from kinfed.runs.export import export_model
 from kinfed.runs.run_files import RunFiles
 
@@ -88,7 +88,7 @@ def test_states_that_are_only_deployed_are_kept_for_the_sample_alone(sampled: tu
 
 
 def test_models_that_do_not_fit_the_machine_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(experiment, "physical_memory", lambda: 4 * 650 * 5)  # five models of digits
+    monkeypatch.setattr(run_checks, "physical_memory", lambda: 4 * 650 * 5)  # five models of digits
     kinfed.run(algorithms="local", **SETTINGS, eval_clients=5, out=tmp_path / "five")
     with pytest.raises(ConfigError, match=r"personal models of 12 clients take .*--eval-clients"):
         kinfed.run(algorithms="local", **SETTINGS, out=tmp_path / "all")
