@@ -5,7 +5,8 @@ the other, then their weights π. No width is both P and K (P + 1), so a row tel
 
     kinfed.engine.personal.task_for(task, theta)      the task that rows theta belong to
 
-Personal models of this form are scored, saved, exported and fine-tuned through it; p(y | x) = Σ_k π_k p_k(y | x).
+Personal models of this form are scored, saved, exported and fine-tuned through it; p(y | x) = Σ_k π_k p_k(y | x). Where
+models predict a number (one output), so does the mixture: Σ_k π_k f_k(x); such mixtures are used, not trained.
 """
 
 from __future__ import annotations
@@ -62,13 +63,15 @@ class MixtureTask(Task):
         return mixture_rows(models[None], models.new_full((1, self.components), 1 / self.components))[0]
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """log Σ_k π_k softmax(z_k): logits of which the softmax is the mixture's own probabilities."""
+        """log Σ_k π_k softmax(z_k): logits of which the softmax is the mixture's own probabilities; Σ_k π_k z_k where
+        the models predict numbers."""
         models, pi = self.split(theta)
-        log_p = torch.stack([torch.log_softmax(self.task.logits(model, x), -1) for model in models], -1)
-        return torch.logsumexp(log_p + pi.log()[:, None, None, :], -1)
+        return mixed([self.task.logits(model, x) for model in models], pi[:, None, None, :], self.classifies)
 
     def weighted(self, theta: Tensor, batch: Batch) -> list[Batch]:
         """The batch as each component sees it: the gradient of the mixture's loss in θ_k is Σ_b weight q_k ∇f_k."""
+        if not self.classifies:
+            raise ModelError("a mixture of models that predict numbers is not trained as a whole; set finetune to 0")
         models, pi = self.split(theta)
         return shared_out(batch, responsibilities(self.task, models, pi, batch))
 
@@ -115,7 +118,8 @@ class MixtureTask(Task):
 
 
 class MixtureModule(nn.Module):
-    """log Σ_k π_k softmax(component_k(x)): argmax and cross-entropy of it are those of the mixture."""
+    """log Σ_k π_k softmax(component_k(x)): argmax and cross-entropy of it are those of the mixture. Of components with
+    one output, which predict a number, Σ_k π_k component_k(x)."""
 
     pi: Tensor
 
@@ -125,8 +129,16 @@ class MixtureModule(nn.Module):
         self.register_buffer("pi", pi)
 
     def forward(self, x: Tensor) -> Tensor:
-        log_p = torch.stack([torch.log_softmax(component(x), -1) for component in self.components], -1)
-        return torch.logsumexp(log_p + self.pi.log(), -1)
+        outputs = [component(x) for component in self.components]
+        return mixed(outputs, self.pi, classifies=outputs[0].shape[-1] > 1)
+
+
+def mixed(outputs: Sequence[Tensor], pi: Tensor, classifies: bool) -> Tensor:
+    """One output [..., C] of those of the components, with π [..., K] to be broadcast behind C."""
+    if not classifies:
+        return (torch.stack(list(outputs), -1) * pi).sum(-1)
+    log_p = torch.stack([torch.log_softmax(z, -1) for z in outputs], -1)
+    return torch.logsumexp(log_p + pi.log(), -1)
 
 
 def mixture_rows(models: Tensor, pi: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.kin import kin as module
 from kinfed.algorithms.kin.groups import centres, find_groups, sketch
 from kinfed.algorithms.kin.kin import COMMON, GROUPED, TRIAL, Kin
-from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, calibrated, evidence
+from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, VARIANCES, calibrated, evidence
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.mixture import MixtureTask
+from kinfed.engine.objective import make_objective
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
@@ -183,6 +184,35 @@ def test_a_client_that_never_trained_deploys_the_servers_model() -> None:
         outside = ~evaluation.took_part
         assert bool(outside.any())
         torch.testing.assert_close(pi[outside], torch.tensor([LEAST, 1 - 2 * LEAST, LEAST]).expand(6, -1))
+
+
+def test_numbers_are_predicted_by_the_mean_of_the_mixture() -> None:
+    """Shares by normal densities around each candidate's prediction, at the variances that were sent."""
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=(240, 4))
+    y = x @ np.array([1.0, -1.0, 0.5, 0.0]) + 0.1 * draw.normal(size=240)
+    data = Federation.from_arrays(x, y, np.repeat(np.arange(6), 40)).with_validation(0.25, 0)
+    task = make_task(lambda: nn.Linear(4, 1), objective=make_objective(data.problem))
+    method = Kin(LocalTraining(lr=0.1, batch=10, steps=10))
+    pool = LocalPool(method, task, data, 0, workers=1)
+    loop = Loop(method, task, pool, data.population(0), Schedule())
+    for _ in range(5):
+        loop.round()
+    evaluation = loop.evaluate(keep_models=True)
+    models, pi = MixtureTask(task, 3).split(evaluation.models)  # type: ignore[arg-type]
+    rows = data.test[2]
+    inputs = data.features.gather(rows)
+    parts = torch.stack([task.module_of(theta[2])(inputs)[:, 0] for theta in models], -1)
+    whole = MixtureTask(task, 3).module_of(evaluation.models[2])(inputs)[:, 0]  # type: ignore[index]
+    torch.testing.assert_close(whole, parts @ pi[2])
+    cohort = data.cohort(torch.arange(6), 0, 6)
+    found = evidence(task, models, cohort.val)
+    wanted = (task.logits(models[0], cohort.val.features.gather(data.val[1])[None].expand(6, -1, -1))[1, :, 0]).double()
+    square = (wanted - data.targets[data.val[1]]).square()
+    torch.testing.assert_close(found.total_losses()[1, 0, VARIANCES.index(1.0)], square.sum() / 2)
+    assert evaluation.personal is not None
+    assert float(evaluation.personal.loss.sum() / evaluation.personal.count.sum()) < 0.1  # of a variance of 1
+    pool.close()
 
 
 # Groups.

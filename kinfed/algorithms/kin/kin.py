@@ -148,7 +148,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
     deploy: Literal["mixture", "merged"] = option("mixture", "a mixture of the candidates, or one merged model")
 
-    traits = frozenset({"needs validation", "needs classes"})
+    traits = frozenset({"needs validation"})
     averages = "groups clients by what they send of themselves"
 
     def __post_init__(self) -> None:

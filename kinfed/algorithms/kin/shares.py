@@ -10,10 +10,14 @@ Candidates are calibrated first: a model that trained long on few examples is to
 probabilities would let others speak for it only because of that. Clients send the losses of every candidate at a few
 temperatures T, and the server picks the T with the least loss over all clients, one for each kind of candidate.
 Logits divided by T are those of the same network with its last layer divided by T.
+
+Where models predict a number, p_j(y | x) is normal around the prediction, with the variance T (of a standardized
+target), and the client predicts the mean of the mixture.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +30,7 @@ from kinfed.engine.task import Task
 from kinfed.errors import ModelError
 
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8
+VARIANCES = tuple(4.0**k for k in range(-5, 4))  # 1/1024 to 64
 STEPS = 30  # of EM; shares of three candidates move by less than a thousandth after that
 LEAST = 1e-4  # share of the prior that every candidate keeps: what nobody uses today can come back
 UNKNOWN = -1.0  # in place of a mean loss; losses are never negative
@@ -67,11 +72,12 @@ def evidence(task: Task, candidates: Sequence[Tensor], split: Split) -> Evidence
     """Of candidate models, each [n, P]."""
     # Passes that read features notice a head that is declared last and does not give the logits.
     logits = (lambda theta, x: task.cut(theta, x)[1]) if can_calibrate(task) else task.logits
+    losses_of = _losses if task.classifies else _normal_losses
     pieces: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     count = torch.zeros(len(split.count), dtype=torch.float64, device=task.device)
     for rows, batch in split.in_order():
         weight = batch.weight.to(torch.float64)
-        losses = torch.stack([_losses(logits(theta[rows], batch.x), batch.y) for theta in candidates], 2)
+        losses = torch.stack([losses_of(logits(theta[rows], batch.x), batch.y) for theta in candidates], 2)
         pieces.append((rows, losses.masked_fill((weight == 0)[..., None, None], 0.0), weight))  # padding
         count[rows] += weight.sum(1)
     return Evidence(pieces, count, len(candidates))
@@ -84,8 +90,16 @@ def _losses(logits: Tensor, y: Tensor) -> Tensor:
     return torch.stack(at, -1).nan_to_num(nan=WORST).clamp_max(WORST)
 
 
+def _normal_losses(z: Tensor, y: Tensor) -> Tensor:
+    """[m, B, G] float64 −log N(y; z, T) without its constant, of predictions [m, B, 1] at every variance."""
+    square = (z[..., 0].to(torch.float64) - y).square()
+    return torch.stack([(square / t + math.log(t)) / 2 for t in VARIANCES], -1).nan_to_num(nan=WORST).clamp_max(WORST)
+
+
 def can_calibrate(task: Task) -> bool:
-    """Whether the model ends in a linear layer."""
+    """Whether the model predicts classes and ends in a linear layer."""
+    if not task.classifies:
+        return False
     try:
         _ = task.head
     except ModelError:
@@ -95,7 +109,7 @@ def can_calibrate(task: Task) -> bool:
 
 def calibrated(task: Task, theta: Tensor, temperature: Tensor) -> Tensor:
     """Models [n, P] whose logits are divided by the temperature at each place [n] in TEMPERATURES; as they are where
-    the model does not end in a linear layer."""
+    the model predicts numbers, or does not end in a linear layer."""
     if not can_calibrate(task):
         return theta
     t = theta.new_tensor(TEMPERATURES)[temperature]
