@@ -80,10 +80,10 @@ def main() -> None:
         results.append(run_benchmarks([name], arguments.repeats, arguments.threads, weights=arguments.weights))
         for comparison in results[-1].steps:
             print(" ".join(cells(comparison)), flush=True)
-    table = markdown(results, (before, os.getloadavg()[0]))
+        table = markdown(results, (before, os.getloadavg()[0]))
+        if arguments.page is not None:  # after each: what was measured stays if this is stopped
+            put_into(arguments.page, table)
     print(table)
-    if arguments.page is not None:
-        put_into(arguments.page, table)
 
 
 if __name__ == "__main__":
