@@ -52,6 +52,9 @@ RECIPES: dict[str, str] = {
     "fedbn-features": (
         "FedBN on CIFAR-10 with a camera of each client's own (FedBN: its question on planted shifts; no table)"
     ),
+    "kin-everywhere": (
+        "Kin against nine methods, wherever clients may differ (kinfed: our question on eighteen federations)"
+    ),
     "sites": "Learning alone or together at real sites (kinfed: our question on eleven real tables)",
 }  # name -> what `kinfed list recipes` says: title (paper: what is reproduced)
 
