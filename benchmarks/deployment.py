@@ -1,17 +1,22 @@
 """Flower nodes beside the local pool: are the models the same, and what does a round cost?
 
-    python benchmarks/deployment.py [--rounds 3] [--clients 12]
+    python benchmarks/deployment.py [--rounds 3] [--clients 12] [--methods fedavg,ditto] [--cold] [--busy 2]
 
-Starts a superlink and three supernodes on this machine, with TLS and authentication, and runs five methods on digits
-through them, with one client per supernode or several; then, with one, FedAvg with 8,000 and with 3 million parameters.
-Takes some minutes, nearly all of it waiting."""
+Starts a superlink and three nodes on this machine, with TLS, authentication and warm workers (`--cold`: a Python for
+every message, as Flower does), and runs methods on digits through them, with one client per node or several; then, with
+one and all methods, FedAvg with 8,000 and with 3 million parameters. `--busy 2` keeps two cores busy with something
+else all the while. Takes some minutes, nearly all of it waiting."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +59,27 @@ def run(net: Network, folder: Path, name: str, settings: dict[str, Any]) -> list
     return [json.loads(line)["seconds"] for line in (out / "rounds.jsonl").read_text("utf-8").splitlines()]
 
 
+@contextlib.contextmanager
+def busy(cores: int) -> Iterator[None]:
+    """That many processes that compute and do nothing else."""
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=3, help="a multiple of the three supernodes")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()
+    print(f"load at the start: {os.getloadavg()[0]:.1f}", flush=True)
     rounds, names = arguments.rounds, [f"c{number:02}" for number in range(arguments.clients)]
     common = COMMON | {"clients": ",".join(names), "quorum": len(names), "rounds": rounds}
     x, y = load_digits(return_X_y=True)
@@ -68,20 +89,22 @@ def main() -> None:
         folder = Path(name)
         write_nodes(folder, x, y, owner, names)
         make_certificates(folder / "certs", ["127.0.0.1", "localhost"], NODES)
-        with network(folder / "net", certs=folder / "certs") as net:
-            net.start_server()
+        with busy(arguments.busy), network(folder / "net", certs=folder / "certs") as net:
+            start_node = net.start_node if arguments.cold else net.start_warm_node
+            (net.start_server if arguments.cold else net.start_warm_server)()
             net.register(*NODES)
             for number, node in enumerate(NODES):
                 own = ",".join(names[number :: len(NODES)])
                 places = {"data": str(folder / "{client}.npz"), "vault": str(folder / "vault-{client}")}
-                net.start_node(node, {"client": own, **places})
+                start_node(node, {"client": own, **places})
             print("| method | personal accuracy, local | Flower | largest difference of a parameter | s/round |")
             print("|---|---|---|---|---|")
-            for method, options in METHODS.items():
-                settings = common | {"method": method, "options": options}
+            for method in arguments.methods.split(","):
+                settings = common | {"method": method, "options": METHODS[method]}
                 seconds = run(net, folder, method, settings)
                 report(method, folder, names, settings, (x, y, owner), seconds)
-            if len(names) > len(NODES):
+            print(f"load at the end: {os.getloadavg()[0]:.1f}", flush=True)
+            if len(names) > len(NODES) or arguments.methods != ",".join(METHODS):
                 return
             print("\n| parameters | s/round |\n|---|---|")
             for columns, model in ((784, "mlr"), (23_428, "mlp")):
@@ -122,7 +145,7 @@ def report(
     middle = sorted(seconds)[len(seconds) // 2]
     print(
         f"| {method} | {accuracy:.2%} | {summary['personal']['accuracy']:.2%} "
-        f"| {float((local - there).abs().max()):.1e} | {middle:.1f} |",
+        f"| {float((local - there).abs().max()):.1e} | {middle:.1f} ({min(seconds):.1f} to {max(seconds):.1f}) |",
         flush=True,
     )
 
