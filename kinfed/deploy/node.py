@@ -127,6 +127,7 @@ class NodeClient:
         prepared = self._prepare(TRAIN, order)
         entry = self._entry(order)
         with prepared.books_locked(), entry.locked():
+            self._check_order(round, entry.newest_round)
             if self.deployment.run.secure is not None:
                 self._session(order, entry).check_round(round)  # before anything is computed
             client, moments, lost = self._state(entry, accepted, prepared)
@@ -191,6 +192,7 @@ class NodeClient:
         prepared = self._prepare(EVALUATE, order)
         entry = self._entry(order)
         with prepared.books_locked(), entry.locked():
+            self._check_order(round, entry.model_round)
             client, moments, lost = self._state(entry, accepted, prepared)
             question = prepared.question(entry, _stored(client, moments))
             if (answer := question.stored()) is not None:
@@ -213,6 +215,15 @@ class NodeClient:
             groups["figures"] = dict(self.algorithm.client_figures(client))
             header = self._reply_header(order) | {"lost": lost, "gradients": _gradient_counts(record)}
             return question.keep(Packet(header, groups))
+
+    def _check_order(self, round: int, newest: int) -> None:
+        """An order of a server that has died may reach the node after orders of the one that took its place; what it
+        made would take the place of what counts."""
+        if round < newest:
+            raise Refused(
+                f"{self.settings.client} has done round {newest}, and round {round} is asked for: an old message. If "
+                "the server went back by more than a round, clear the run here (kinfed vault clear) to begin anew"
+            )
 
     def _scores(
         self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split

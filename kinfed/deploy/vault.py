@@ -194,6 +194,18 @@ class VaultEntry:
         state = self._read()
         return None if state is None else state.after(round)
 
+    @property
+    def newest_round(self) -> int:
+        """Of the state; 0 where there is none."""
+        path = self.folder / _STATE
+        return int(_metadata(path)["round"]) if path.exists() else 0
+
+    @property
+    def model_round(self) -> int:
+        """After which the model was made; 0 where there is none."""
+        path = self.folder / _MODEL
+        return int(_metadata(path, ("round",))["round"]) if path.exists() else 0
+
     def keep(self, round: int, tensors: Mapping[str, Tensor], before: int, method: str) -> int:
         """Store the state after `round`, beside the one that it was made from (that after round `before`)."""
         last = self._read()

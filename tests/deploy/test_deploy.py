@@ -19,6 +19,8 @@ from kinfed.algorithms import ALGORITHMS, make_algorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.deploy.exchange import Sent
+from kinfed.deploy.node import Node
+from kinfed.deploy.rules import Refused
 from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
@@ -325,6 +327,28 @@ def test_a_second_answer_is_not_looked_at(tmp_path: Path) -> None:
     net.tamper = spoil(lambda a: [a, up(a, delta=a.group("up")["delta"] + 1)])
     run(net)
     torch.testing.assert_close(models(net), without(net, "b", set()), rtol=0, atol=1e-6)
+
+
+def test_an_order_of_a_dead_server_changes_nothing(net: Loopback) -> None:
+    """It reaches a node after those of the server that took its place: the state that counts is not overwritten, and
+    neither is the model."""
+    net.run_config = {**net.run_config, "eval-every": 1}
+    refusals: list[str] = []
+
+    def late(name: str, question: Sent, answer: Packet) -> Packet:
+        if name == "a" and question.packet.header.get("round") == 3:
+            wanted = {"kind": question.kind, "round": 2, "name": "a"}
+            old = next(one for one in net.messages if wanted.items() <= one.packet.header.items())
+            with pytest.raises(Refused, match="a has done round 3, and round 2 is asked for") as error:
+                Node.of(net.nodes_[100], net.run_config, 100).answer(old.kind, old.packet)
+            refusals.append(str(error.value))
+        return answer
+
+    net.tamper = late
+    run(net)
+    assert len(refusals) == 2  # to train, and to evaluate
+    assert not any("has lost its state" in line for line in net.log)
+    torch.testing.assert_close(models(net), expected(simulated(net)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, KEPT])

@@ -123,16 +123,15 @@ def killed_processes(tmp_path: Path) -> Ending:
     return Ending(said, records(out), models(nodes), refusal, forger)
 
 
-@pytest.mark.skipif(not KILLS, reason="takes minutes, and 30 s for a program to start: KINFED_TEST_KILLS=1")
+@pytest.mark.skipif(not KILLS, reason="takes minutes: set KINFED_TEST_KILLS=1")
 def test_killed_nodes_and_a_killed_server_cost_a_round_at_most(endings: Mapping[str, Future[Ending]]) -> None:
     """TLS and authentication. An unregistered key is refused, and a registered node that says it is b is not taken for
     it, not even while b is away: a supernode is killed in the middle of round 2 and the superlink in round 3; both are
     started again, and a new run resumes. The models in the vaults are those of a simulation in which the killed node
     missed its round.
 
-    Not in every run of the tests: Flower starts a program anew that has not reported within 30 s, so that on a machine
-    with other tests on all cores the second run may never begin (docs/deployment.md); and it takes minutes, for Flower
-    takes a killed node for alive for about one. tests/deploy/test_deploy.py has the same faults without processes."""
+    Not in every run of the tests: it takes minutes, for Flower takes a killed node for alive for about one. The same
+    faults are in tests/deploy/test_deploy.py without processes, and in benchmarks/kills.py with them."""
     ending = endings["killed processes"].result()
     assert "Failed to activate SuperNode" in ending.refusal
     assert "SuperNode ID" not in ending.refusal  # it never got one

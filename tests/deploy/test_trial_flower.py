@@ -48,8 +48,8 @@ def test_one_command_does_it_all_and_leaves_no_process(tmp_path: Path) -> None:
     """Through a superlink with TLS and two nodes with warm workers: the results of a simulation, a page, models
     in the vaults; nothing runs any more, and no key is left.
 
-    Not in every run of the tests: a dozen programs are started one after the other, each of which imports Flower, and
-    beside other tests that takes two minutes."""
+    Not in every run of the tests: a dozen programs that import Flower cost more than a minute of a core, and beside
+    other tests that takes two to three. tests/deploy/test_deploy_flower.py starts the same server and nodes."""
     folder = tmp_path / "trial"
     options = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "kinfed", "deploy", "up", "--local", "2", "--out", str(folder)]
