@@ -154,7 +154,7 @@ def test_the_same_question_gets_the_same_answer_and_costs_nothing(config: dict[s
     assert again.header == first.header
     assert torch.equal(delta(first), delta(again))
     assert len(books(config).read().answers) == 1
-    ask(config, round=2)
+    ask(config, model=0.1)
     with pytest.raises(Refused, match="has answered this question before and keeps the answer no more"):
         ask(config)
     assert len(books(config).read().answers) == 2
