@@ -139,7 +139,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     )
     adapt: int = option(3, "rounds of local steps from the model received to the adapted one", ge=1)
     lam: float = option(
-        1.0, "λ: how firmly the adapted model is held near the one received", ge=0, tune=Range(0.1, 10.0)
+        1.0, "λ: how firmly the adapted model is held near the one received", ge=0, tune=Range(0.1, 1.9)
     )
     max_groups: int = option(8, "most groups that are looked for; 1: none are", ge=1)
     clearness: float = option(0.1, "least mean silhouette of a grouping that is tried", ge=-1, le=1)
