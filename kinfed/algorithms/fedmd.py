@@ -12,8 +12,8 @@ first round. What travels is U C numbers each way, whatever the model.
 
 Decisions. The logits of a round are those of the models it ends with, and guide the next one; they are averaged
 equally over the clients of the round. Every round uses all public examples (the paper: a subset). Digest is plain SGD
-at the common rate, on batches of its own. The paper says that a party "approaches the consensus" and names no distance;
-the authors' code takes the mean absolute error of logits, which is the default here (`l2`: the mean squared one). A
+at the common rate, on batches of its own. Algorithm 1 lets a party approach the consensus and names no distance; the
+authors' code takes the mean absolute error of logits, which is the default here (`l2`: the mean squared one). A
 public example is nobody's own: the federation sets them aside for all methods of a comparison alike, from training data
 (kinfed run --public).
 
