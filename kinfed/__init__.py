@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kinfed.data.federation import Federation
     from kinfed.engine.lora import lora
     from kinfed.errors import KinfedError
-    from kinfed.runs.config import RunConfig, make_config
+    from kinfed.runs.config import RunConfig
+    from kinfed.runs.config_reading import make_config
     from kinfed.runs.experiment import run
     from kinfed.runs.results import RunResult
     from kinfed.runs.simulation import simulate
@@ -33,7 +34,7 @@ _HOME = {
     "LocalTraining": "kinfed.data.batches",
     "lora": "kinfed.engine.lora",
     "make_algorithm": "kinfed.algorithms",
-    "make_config": "kinfed.runs.config",
+    "make_config": "kinfed.runs.config_reading",
     "register": "kinfed.core.registries",
     "run": "kinfed.runs.experiment",
     "simulate": "kinfed.runs.simulation",

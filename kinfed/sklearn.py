@@ -32,7 +32,7 @@ from torch import nn
 
 from kinfed.data.preprocessing import as_table
 from kinfed.errors import KinfedError
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.pipeline import WIDTH, ModelPipeline
 from kinfed.sites.fit import FittedModels, SiteFit

@@ -56,7 +56,7 @@ class TypedSettings:
         return self.file is not None or bool(self.sets) or not self.values.keys() <= set(NON_RESULT_SETTINGS)
 
     def make_config(self) -> RunConfig:
-        from kinfed.runs.config import make_config
+        from kinfed.runs.config_reading import make_config
 
         return make_config(self.file, self.values, self.sets)
 
@@ -100,7 +100,8 @@ class SettingsCommand(Command):
 
     @cached_property
     def _made(self) -> list[click.Parameter]:
-        from kinfed.runs.config import PANELS, RunConfig
+        from kinfed.runs.config import RunConfig
+        from kinfed.runs.config_fields import PANELS
 
         names = RunConfig.model_fields if self.settings is None else self.settings
         options = [_option(name, RunConfig.model_fields[name], self.texts.get(name)) for name in names]

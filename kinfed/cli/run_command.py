@@ -55,7 +55,7 @@ def run(
 
 
 def _config(typed: TypedSettings, out: Path | None, resume: bool) -> RunConfig:
-    from kinfed.runs.config import make_config
+    from kinfed.runs.config_reading import make_config
     from kinfed.runs.experiment import read_config
 
     if resume and out is None:

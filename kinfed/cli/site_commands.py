@@ -45,7 +45,7 @@ def up(
     from kinfed.deploy.processes import stop_signals
     from kinfed.deploy.trial import DEFAULTS, LocalTrial, TrialStopped
     from kinfed.report import build
-    from kinfed.runs.config import make_config
+    from kinfed.runs.config_reading import make_config
 
     typed = settings_of(context)
     config = make_config(typed.file, DEFAULTS | typed.values | {"clients": local}, typed.sets)

@@ -136,6 +136,6 @@ def _with_place(plan: Started, typed: TypedSettings) -> Started:
     """The plan of a folder, computed how and where it is said now."""
     from dataclasses import replace
 
-    from kinfed.runs.config import make_config
+    from kinfed.runs.config_reading import make_config
 
     return replace(plan, config=make_config(None, {**plan.config.dump(), **typed.values}))

@@ -37,7 +37,8 @@ from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import shortened
 from kinfed.runs.build import build_task
-from kinfed.runs.config import Named, RunConfig
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_fields import Named
 from kinfed.runs.model_inputs import ModelInputs
 
 if TYPE_CHECKING:

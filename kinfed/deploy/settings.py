@@ -21,7 +21,9 @@ from kinfed.algorithms import changes_data, make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError, unknown_name
-from kinfed.runs.config import Named, RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_fields import Named
+from kinfed.runs.config_reading import make_config
 
 STANDARD, NONE = "standard", "none"
 AUTOMATIC_VALIDATION = 0.2  # share of training examples, where a method needs validation and none is asked for

@@ -31,7 +31,8 @@ from kinfed.deploy.site_kit import node_toml
 from kinfed.deploy.status import DONE, ENDED, read_status
 from kinfed.errors import ConfigError, PoolError
 from kinfed.runs.build import build_federation
-from kinfed.runs.config import NON_RESULT_SETTINGS, Named, RunConfig
+from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig
+from kinfed.runs.config_fields import Named
 
 CONNECTION = "trial"
 # Defaults that differ from a simulation's: short, one method, one seed, everybody in every round.

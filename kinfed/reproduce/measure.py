@@ -22,7 +22,8 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.reproduce.recipe import BySeed, Measurements, Recipe, Results, RunPart, Scale, Study
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.reader import load_run

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from kinfed.core.registry import load_plugin
-from kinfed.errors import ConfigError, unknown_name
+from kinfed.errors import ConfigError
 from kinfed.runs.algorithm_choice import parse_algorithms
-from kinfed.runs.plain_values import plain, recordable
-from kinfed.runs.requirements import requirement
+from kinfed.runs.config_fields import (
+    COMMUNICATION,
+    DATA,
+    EVALUATION,
+    METHODS,
+    MODEL,
+    PLACE,
+    PRIVACY,
+    ROBUSTNESS,
+    ROUNDS,
+    TRAINING,
+    Choice,
+    Named,
+    as_codec,
+    as_numbers,
+    plugin_files,
+    setting,
+)
+from kinfed.runs.plain_values import recordable
 
 if TYPE_CHECKING:
     from kinfed.core.codecs import Codec
@@ -42,81 +57,13 @@ NON_RESULT_SETTINGS = (
 )  # fmt: skip
 
 
-class Named(BaseModel):
-    """A thing chosen by name, with its options: "classes" or {name = "classes", classes = 3}."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping):
-        name = value.get("name")
-        options = {key: plain(option, f"{name}.{key}") for key, option in value.items() if key != "name"}
-        return {"name": name, "options": options}
-    return value
-
-
-Choice = Annotated[
-    Named, BeforeValidator(_named), PlainSerializer(lambda v: {"name": v.name, **v.options}, return_type=dict)
-]
-_CHOICES = ("dataset", "partition", "model", "robust", "compress", "mode", "clock")  # settings that are a Named
-
-
-def _codec(value: Any) -> Any:
-    """Also one word with the first option: qsgd:4."""
-    if isinstance(value, str) and ":" in value:
-        from kinfed.core.codecs import first_option
-
-        name, _, option = value.partition(":")
-        return {"name": name, first_option(name): _literal(option)}
-    return value
-
-
-def _numbers(value: Any) -> Any:
-    """Numbers separated by commas, as the command line gives them."""
-    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _plugin_files(value: Any) -> tuple[Path, ...]:
-    """Absolute paths, so that a run can be resumed from anywhere. The files are run: names they add can be used."""
-    files = [value] if isinstance(value, str | Path) else value
-    if not isinstance(files, list | tuple):
-        raise ValueError(f"plugins must be a list of Python files; got {value!r}")
-    paths = tuple(Path(file).expanduser().absolute() for file in files)
-    for path in paths:
-        load_plugin(path)
-    return paths
-
-
-def setting(
-    default: Any, panel: str, text: str, *, registry: str = "", option: str = "", variable: str = "", **limits: Any
-) -> Any:
-    """A field of `RunConfig`. For the command line: the panel of the help it stands in, the registry whose names can
-    be completed, the name of the option where it is not that of the field, an environment variable."""
-    extra: dict[str, Any] = {"panel": panel, "registry": registry, "option": option, "variable": variable}
-    make = {"default_factory": default} if callable(default) else {"default": default}
-    return Field(description=text, json_schema_extra=extra, **make, **limits)
-
-
-DATA, MODEL, METHODS, ROUNDS = "Data", "Model", "Methods", "Rounds"
-TRAINING, PRIVACY, ROBUSTNESS, COMMUNICATION = "Local training", "Privacy", "Robustness", "Communication"
-EVALUATION, PLACE = "Evaluation and files", "Where it runs"
-PANELS = (
-    DATA, MODEL, METHODS, ROUNDS, TRAINING, COMMUNICATION, PRIVACY, ROBUSTNESS, EVALUATION, PLACE,
-)  # in the order of the help  # fmt: skip
-
-
 class RunConfig(BaseModel):
     """Everything that decides the results of a run. Every field has a default: the default run is the demo."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     # First: names that plugins register can be used in all others.
-    plugins: Annotated[tuple[Path, ...], BeforeValidator(_plugin_files)] = setting(
+    plugins: Annotated[tuple[Path, ...], BeforeValidator(plugin_files)] = setting(
         (), METHODS, "Python file that registers methods, data sets, models ... of your own (repeatable).",
         option="--plugin",
     )  # fmt: skip
@@ -168,7 +115,7 @@ class RunConfig(BaseModel):
     )  # fmt: skip
     rounds: int = setting(40, ROUNDS, "Communication rounds.", ge=1)
     participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_numbers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
+    seeds: Annotated[tuple[int, ...], BeforeValidator(as_numbers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
     dropout: float = setting(0.0, ROUNDS, "Chance that an active client never replies.")
     sampling: Literal["fixed", "poisson"] = setting(
         "fixed", ROUNDS, "Clients of a round: a fixed number, or each on its own with the chance participation."
@@ -191,7 +138,7 @@ class RunConfig(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", TRAINING, "Rule of local steps, as in torch.optim.")
     momentum: float = setting(0.0, TRAINING, "Momentum of local training with sgd, in [0, 1).")
     nesterov: bool = setting(False, TRAINING, "Nesterov's form of momentum.")
-    betas: Annotated[tuple[float, float], BeforeValidator(_numbers)] = setting(
+    betas: Annotated[tuple[float, float], BeforeValidator(as_numbers)] = setting(
         (0.9, 0.999), TRAINING, "Decay of the means of gradients and of their squares, with adam and adamw."
     )
     eps: float = setting(1e-8, TRAINING, "Added to what divides a step of adam and adamw.")
@@ -231,7 +178,7 @@ class RunConfig(BaseModel):
         None, COMMUNICATION, "Simulated time: lognormal or equal speeds of clients (default: none; async: lognormal).",
         registry="clock",
     )  # fmt: skip
-    compress: Annotated[Choice | None, BeforeValidator(_codec)] = setting(
+    compress: Annotated[Choice | None, BeforeValidator(as_codec)] = setting(
         None, COMMUNICATION, "Compression of updates: qsgd:7 (levels) or topk:0.01 (share), others by kinfed.register.",
         registry="codec",
     )  # fmt: skip
@@ -437,82 +384,3 @@ class RunConfig(BaseModel):
 
 def _is_label(label: str) -> bool:
     return bool(label) and all(c.isalnum() or c in "-_." for c in label) and not label.startswith(".")
-
-
-def make_config(
-    file: Path | None = None, settings: Mapping[str, Any] | None = None, sets: tuple[str, ...] = ()
-) -> RunConfig:
-    """Configuration from a TOML file, overridden by `settings`, then by "owner.option=value" texts.
-
-    The owner is `dataset`, `partition`, `model`, `robust`, `compress`, `mode`, `clock`, the label of an algorithm, or
-    absent for a setting of the run."""
-    values: dict[str, Any] = _read_toml(file) if file is not None else {}
-    values |= {name: value for name, value in (settings or {}).items() if value is not None}
-    if unknown := values.keys() - RunConfig.model_fields.keys():
-        raise unknown_name("setting", min(unknown), RunConfig.model_fields)
-    try:
-        _plugin_files(values.get("plugins", ()))
-        if "algorithms" in values:
-            values["algorithms"] = parse_algorithms(values["algorithms"])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    for text in sets:
-        _apply(values, text)
-    try:
-        config = RunConfig(**values)
-    except ValidationError as error:
-        raise ConfigError(_first_error(error)) from error
-    config.check()
-    return config
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {file}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
-
-
-def _apply(values: dict[str, Any], text: str) -> None:
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set takes owner.option=value, such as ditto.lam=0.5; got {text!r}")
-    value = _literal(raw.strip())
-    owner, dot, option = key.strip().rpartition(".")
-    if not dot:
-        if option not in RunConfig.model_fields:
-            raise unknown_name("setting", option, RunConfig.model_fields)
-        values[option] = value
-        return
-    if owner in _CHOICES:
-        current = values.get(owner) or RunConfig.model_fields[owner].default
-        current = _codec(current) if owner == "compress" else current
-        if current is None:
-            raise ConfigError(f"--set {key} needs --{owner} to say which one it is for")
-        choice = current if isinstance(current, Named) else Named(**_named(current))
-        values[owner] = {"name": choice.name, **choice.options, option: value}
-        return
-    methods = values.setdefault("algorithms", parse_algorithms(DEFAULT_ALGORITHMS))
-    if owner not in methods:
-        raise unknown_name("owner in --set", owner, [*_CHOICES, *methods])
-    methods[owner] = {**methods[owner], option: value}
-
-
-def _literal(text: str) -> Any:
-    """A TOML value where the text is one (0.5, true, [1, 2]), otherwise the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _first_error(error: ValidationError) -> str:
-    """One sentence about the first setting that is wrong."""
-    first = error.errors()[0]
-    if first["type"] == "value_error":  # of a validator of this module, which says all
-        return first["msg"].removeprefix("Value error, ")
-    name = str(first["loc"][0])
-    value = first["input"]
-    return f"{name} must be {requirement(RunConfig.model_fields[name])}; got {value!r}"

@@ -21,7 +21,8 @@ from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError
 from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.curves import evaluated_curves
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder

@@ -17,7 +17,8 @@ from kinfed.core import storage
 from kinfed.data.description import Description
 from kinfed.errors import ConfigError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 
 BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
 

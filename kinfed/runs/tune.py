@@ -33,7 +33,8 @@ from kinfed.data.federation import Federation
 from kinfed.engine.measures import MEASURES, headline_measure
 from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import MethodRun

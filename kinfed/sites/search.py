@@ -25,7 +25,8 @@ from kinfed.core import storage
 from kinfed.data.federation import Federation
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.method_run import Interrupted
 from kinfed.sites.fit_settings import FitSettings

@@ -19,7 +19,7 @@ from kinfed.algorithms.fedex import FedEx, Up
 from kinfed.cli.app import app
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.tuning_while_training import tune_while_training
 from kinfed.testing import Bench, tiny_federation
 from kinfed.testing.workbench import SEED, WORK, expect_equal, outcome, state_of

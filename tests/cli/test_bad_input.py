@@ -18,7 +18,7 @@ from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
 from kinfed.runs import build
 from kinfed.runs.build import build_federation
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.reader import load_run
 
 ROLES = ("--client-column", "c", "--label-column", "y")

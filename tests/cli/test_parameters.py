@@ -18,7 +18,8 @@ from typer.main import get_command
 from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
 from kinfed.cli.parameters import SettingsCommand, TypedSettings
-from kinfed.runs.config import PANELS, RunConfig
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_fields import PANELS
 
 GROUP = get_command(app)
 assert isinstance(GROUP, click.Group)

@@ -18,7 +18,8 @@ from kinfed.deploy.trial import DEFAULTS, class_names, deployment_settings, site
 from kinfed.errors import ConfigError
 from kinfed.runs import experiment
 from kinfed.runs.build import build_federation
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 
 
 def config(sets: tuple[str, ...] = (), **values: Any) -> RunConfig:

@@ -14,7 +14,7 @@ from kinfed.deploy.status import DONE, read_status
 from kinfed.deploy.trial import DEFAULTS
 from kinfed.deploy.vault import Vault
 from kinfed.runs import experiment
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'kinfed[flower]'")
 pytestmark = [

@@ -25,7 +25,7 @@ from kinfed.pools.compression import Compression
 from kinfed.pools.local_pool import LocalPool
 from kinfed.pools.shard import make_shard
 from kinfed.pools.worker import Worker, compact
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import (

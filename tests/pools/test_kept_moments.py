@@ -23,7 +23,7 @@ from kinfed.pools.shard import balance, expected_work, make_shard
 from kinfed.pools.worker import Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.testing import check_algorithm, tiny_federation, tiny_model
 from kinfed.testing.workbench import Bench, expect_equal, outcome, state_of
 

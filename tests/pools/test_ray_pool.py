@@ -32,7 +32,7 @@ from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.runs.compare import same_results
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule

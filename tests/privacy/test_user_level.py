@@ -35,7 +35,7 @@ from kinfed.privacy.noise import Secret, new_nonce, seeded_noise
 from kinfed.privacy.user_level import ClientSampling, UserLevel, UserPrivacy
 from kinfed.report import build
 from kinfed.runs.compare import same_results
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.tune import tune
 from kinfed.server.loop import Loop

@@ -21,7 +21,8 @@ from kinfed.core import storage
 from kinfed.core.options import option
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 
 
 def test_defaults_are_the_demo() -> None:

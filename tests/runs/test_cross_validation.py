@@ -17,7 +17,7 @@ from kinfed.data.partitions.resplit import fold_of_federation
 from kinfed.errors import ConfigError
 from kinfed.report import build
 from kinfed.runs.adopt import adopt
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.reader import load_run

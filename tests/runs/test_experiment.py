@@ -23,7 +23,7 @@ from kinfed.algorithms import ALGORITHMS
 from kinfed.errors import ConfigError, KinfedError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import same_results
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment, read_config
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import kinfed
 from kinfed.data.federation import Federation
 from kinfed.errors import KinfedError
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.export import export_model
 from kinfed.runs.run_inputs import RunInputs
 

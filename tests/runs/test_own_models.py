@@ -16,7 +16,7 @@ import kinfed
 from kinfed.data.federation import Federation
 from kinfed.errors import KinfedError, ModelError
 from kinfed.runs.adopt import adopt
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.export import export_model
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline

@@ -21,7 +21,8 @@ from kinfed.core.options import Range
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError, DataError, KinfedError, StorageError
-from kinfed.runs.config import RunConfig, make_config
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver

@@ -20,7 +20,7 @@ from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.report.clock_figures import metric_over_time
 from kinfed.report.comparison import compare
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.reader import load_runs
 from kinfed.server.async_loop import AsyncLoop, check_asynchronous
 from kinfed.server.clock import Clock, Speeds, gradients_per_round, make_speeds

@@ -23,7 +23,7 @@ from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Reply
 from kinfed.pools.local_pool import LocalPool
-from kinfed.runs.config import make_config
+from kinfed.runs.config_reading import make_config
 from kinfed.server.loop import Loop
 from kinfed.server.robust import (
     RULES,
