@@ -28,9 +28,12 @@ from kinfed.testing.workbench import CHECKS, Bench, ContractError, Method, tiny_
 
 __all__ = [
     "CHECKS",
+    "OF_THE_CLASS",
+    "VARIANT_CHECKS",
     "Bench",
     "ContractError",
     "check_algorithm",
+    "check_variant",
     "declarations",
     "hardship",
     "invariance",
@@ -39,6 +42,29 @@ __all__ = [
     "tiny_federation",
     "tiny_model",
 ]
+
+
+# What a class or the engine decides, whatever the options and the data: where a method has passed all checks, its
+# variants need not pass these again.
+OF_THE_CLASS = frozenset(
+    {
+        "settings_are_plain",
+        "message_types_are_declared",
+        "workers_do_not_matter",
+        "gradient_paths_agree",
+        "outsiders_are_left_alone",
+        "global_generators_are_untouched",
+        "who_is_evaluated_does_not_matter",
+    }
+)
+VARIANT_CHECKS = tuple(name for name in CHECKS if name not in OF_THE_CLASS)
+
+
+def check_variant(method: str | Method, *, options: Mapping[str, Any] | None = None) -> None:
+    """Put a method that has passed all checks, with other options, to those that options can break."""
+    bench = Bench(method, options=options)
+    for name in VARIANT_CHECKS:
+        CHECKS[name](bench)
 
 
 def check_algorithm(

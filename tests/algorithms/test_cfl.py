@@ -20,7 +20,7 @@ from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
-from kinfed.testing import CHECKS, Bench, tiny_model
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_model
 
 EAGER = {"eps1": 0.5, "eps2": 0.9, "t_min": 0, "min_size": 3}
 
@@ -238,7 +238,7 @@ def bench() -> Bench:
     return Bench(method, model=tiny_model)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", VARIANT_CHECKS)
 def test_the_contract_holds_while_clusters_are_split(bench: Bench, check: str) -> None:
     CHECKS[check](bench)
 

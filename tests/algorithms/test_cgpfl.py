@@ -27,7 +27,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_algorithm, tiny_federation
+from kinfed.testing import Bench, check_variant, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 WORK = LocalTraining(lr=0.05, batch=10, steps=5)
@@ -446,7 +446,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[name for name, _ in VARIANTS])
 def test_options_keep_the_contract(name: str, options: dict[str, Any]) -> None:
-    check_algorithm(name, options=options)
+    check_variant(name, options=options)
 
 
 def test_the_documents_example_finds_its_contexts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_algorithm, tiny_federation, tiny_model
+from kinfed.testing import Bench, check_variant, tiny_federation, tiny_model
 from kinfed.testing.workbench import hooked
 from kinfed.theory.gaussian import GaussianTask
 
@@ -594,7 +594,7 @@ def test_bad_options_are_refused(method: Any, options: dict[str, Any]) -> None:
     ],
 )
 def test_the_contract_holds_with_other_options(name: str, options: dict[str, Any]) -> None:
-    check_algorithm(name, options=options)
+    check_variant(name, options=options)
 
 
 # Who finds whom.

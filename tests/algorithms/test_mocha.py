@@ -27,7 +27,7 @@ from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, ModelError
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
-from kinfed.testing import Bench, check_algorithm, tiny_federation
+from kinfed.testing import Bench, check_variant, tiny_federation
 from kinfed.testing.workbench import SEED, outcome
 
 WORK = LocalTraining(batch=5, steps=5)
@@ -409,7 +409,7 @@ def test_one_client_alone_has_learned_relations() -> None:
 
 
 def test_learned_relations_keep_the_contract() -> None:
-    check_algorithm(MochaDeep(training=WORK, learn_omega=True))
+    check_variant(MochaDeep(training=WORK, learn_omega=True))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from kinfed.pools.worker import Worker, compact
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.noise import seeded_noise
 from kinfed.runs.config_reading import make_config
-from kinfed.testing import check_algorithm, tiny_federation, tiny_model
+from kinfed.testing import check_variant, tiny_federation, tiny_model
 from kinfed.testing.workbench import Bench, expect_equal, outcome, state_of
 
 SEED = 3
@@ -96,7 +96,7 @@ def test_steps_of_a_client_count_over_its_rounds() -> None:
 @pytest.mark.parametrize("name", ["ditto", "fedem"])
 def test_the_contract_of_methods_holds(name: str) -> None:
     """Resume, chunks, threads, failures, and evaluations that leave no trace: with two loops, and with wide rows."""
-    check_algorithm(make_algorithm(name, ADAMW))
+    check_variant(make_algorithm(name, ADAMW))
 
 
 # FedNova must know how much a gradient counts in a round, and refuses Nesterov's form, clipping and kept moments.

@@ -25,7 +25,7 @@ from kinfed.data.federation import Cohort, Federation
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError
 from kinfed.pools import local_pool
-from kinfed.testing import CHECKS, Bench, ContractError, check_algorithm, tiny_federation
+from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, ContractError, check_algorithm, tiny_federation
 
 WORK = LocalTraining(batch=5, steps=5)
 
@@ -56,15 +56,12 @@ def bench(name: str) -> Bench:
     return Bench(name, **SETTINGS.get(name, {}))
 
 
-# What the class decides, or the pool, whatever the options: of methods that share a class, the first is checked.
-OF_THE_CLASS = {"settings_are_plain", "workers_do_not_matter", "outsiders_are_left_alone", "bytes_are_counted"}
-
-
 def cases() -> Iterator[tuple[str, str]]:
+    """Of methods that share a class, the first is put to all checks."""
     classes: set[type] = set()
     for name in ALGORITHMS:
         target = ALGORITHMS[name].target
-        yield from ((name, check) for check in CHECKS if target not in classes or check not in OF_THE_CLASS)
+        yield from ((name, check) for check in (VARIANT_CHECKS if target in classes else CHECKS))
         classes.add(target)
 
 

@@ -137,7 +137,8 @@ def test_unknown_cases_are_refused():
         draw("mixed", 0)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# Kin mixes what models say of an example; these models say nothing.
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "kin"])
 def test_every_method_runs(name: str):
     world = draw(SMALL, 0)
     federation, task = world.federation.with_validation(0.3, 0), world.task()

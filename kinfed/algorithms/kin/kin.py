@@ -222,15 +222,16 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         loss = client.pi.new_zeros(len(data), len(CANDIDATES), len(TEMPERATURES))
         if len(rows):
             w, prior, temperature = (take_rows(part, rows) for part in (down.w, down.prior, down.temperature))
-            adapted = self._adapted(task, w, data.train.take(rows.cpu()))
+            train = replace(data.train.take(rows.cpu()), memory=None)  # as at deployment, without a round's moments
+            adapted = self._adapted(task, w, train, "measure")
             found = evidence(task, (take_rows(alone, rows), w, adapted), data.val.take(rows.cpu()))
             pi[rows] = found.shares(prior, temperature, self.strength)
             loss[rows], examples[rows] = found.total_losses(), found.count
         return pi, loss, examples
 
-    def _adapted(self, task: Task, w: Tensor, train: Split) -> Tensor:
+    def _adapted(self, task: Task, w: Tensor, train: Split, stream: str) -> Tensor:
         """[n, P] min f(θ) + λ/2 ‖θ − w‖², by some steps"""
-        batches = train.batches(self.training, self.adapt * self.training.num_steps(train.count), stream="adapt")
+        batches = train.batches(self.training, self.adapt * self.training.num_steps(train.count), stream=stream)
         return sgd(task, w, batches, pull=(self.lam, w) if self.lam else None)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
@@ -322,7 +323,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         )
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        adapted = self._adapted(task, down.w, data.train)
+        adapted = self._adapted(task, down.w, data.train, "adapt")
         candidates = (client.alone, down.w, adapted)
         pi = evidence(task, candidates, data.val).shares(down.prior, down.temperature, self.strength)
         pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
