@@ -34,7 +34,7 @@ Method = Algorithm[Any, Any, Any, Any]
 State = dict[str, Tensor]
 
 SEED = 7
-ROUNDS = 4
+ROUNDS = 3
 SOME = Schedule(participation=0.67)  # 4 of the tiny federation's 6 clients
 WORK = LocalTraining(batch=5, steps=5)
 
