@@ -25,8 +25,8 @@ has for it. Validation examples decide shares and nothing else; test examples no
 
 Two branches cost two gradients per step. Adapting costs `adapt` rounds of steps where a client deploys its model, and
 in every sixth of its rounds, in which it measures shares and temperatures for the population: 2.5 times FedAvg's work
-in all. (Measured on what a round's plain steps lead to, which would be free, shares were wrong for the model that is
-deployed: on digits with alpha = 0.1 half the weight went to `alone`, and a point was lost.)
+in all. (What a round's plain steps lead to would be free, but shares measured on it are those of another, weaker model
+than the one that is deployed.)
 
 Decided: shares of models' outputs and not a mean of their parameters, since alone and together lie in different
 basins (`deploy = "merged"` makes one model of together and adapted where one model is needed, or takes the client's
