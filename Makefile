@@ -10,9 +10,9 @@ READY  := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/kinfed run --partition hidden_groups --algorithms local,fedavg,ditto,selffl,fedfomo,cgpfl,kin
 
-# Four workers for two cores: tests that start processes of Flower and Ray mostly wait.
+# Three workers for two cores: tests that start processes of Flower and Ray mostly wait.
 test: $(READY)
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 3
 
 test-random: $(READY)
 	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 -m "not ray and not flower"

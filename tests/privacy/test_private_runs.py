@@ -86,7 +86,9 @@ def profile(name: str, **options: Any) -> PrivacyProfile:
 
 PRIVATE = [name for name in ALGORITHMS if not profile(name).impossible]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in PRIVATE),
+    *(
+        (name, {}) for name in {ALGORITHMS[name].target: name for name in reversed(PRIVATE)}.values()
+    ),  # one of each class
     ("ditto", {"personal_steps": 6}),
     ("ditto", {"finetune": 2}),
     ("fedrep", {"head_steps": 2}),
