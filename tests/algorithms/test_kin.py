@@ -116,17 +116,17 @@ def test_shares_by_hand() -> None:
     cohort = data.cohort(torch.arange(12), 0, 1)
     start = task.init(0).expand(12, -1)
     models = [start, sgd(task, start, cohort.train.batches(WORK)), task.init(1).expand(12, -1)]
-    found = evidence(task, models, cohort.val)
+    validation = evidence(task, models, cohort.val)
     prior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(12, -1)
     place = torch.tensor([UNIT, UNIT + 2, UNIT - 1]).expand(12, -1)
-    pi = found.shares(prior, place, 4.0)
+    pi = validation.shares(prior, place, 4.0)
     torch.testing.assert_close(pi.sum(1), torch.ones(12, dtype=torch.float64))
     for m in (0, 7):
         losses = losses_by_hand(task, models, data, m, [1.0, 2.0, 2**-0.5])
         q = torch.softmax(pi[m].log() - losses, 1)
         wanted = (4.0 * prior[m] + q.sum(0)) / (4.0 + len(losses))
         torch.testing.assert_close(pi[m], wanted, atol=1e-3, rtol=0)
-        torch.testing.assert_close(found.total_losses()[m, 1, UNIT + 2], losses[:, 1].sum(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(validation.total_losses()[m, 1, UNIT + 2], losses[:, 1].sum(), atol=1e-5, rtol=1e-5)
 
 
 def test_little_evidence_leaves_the_prior_and_much_does_not() -> None:
@@ -135,11 +135,11 @@ def test_little_evidence_leaves_the_prior_and_much_does_not() -> None:
     cohort = data.cohort(torch.arange(12), 0, 1)
     start = task.init(0).expand(12, -1)
     good = sgd(task, start, cohort.train.batches(WORK.with_steps(60)))
-    found = evidence(task, [start, good, start], cohort.val)
+    validation = evidence(task, [start, good, start], cohort.val)
     prior = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64).expand(12, -1)
     place = torch.full((12, 3), UNIT)
-    torch.testing.assert_close(found.shares(prior, place, 1e9), prior, atol=1e-6, rtol=0)
-    assert bool((found.shares(prior, place, 0.1)[:, 1] > 0.9).all())
+    torch.testing.assert_close(validation.shares(prior, place, 1e9), prior, atol=1e-6, rtol=0)
+    assert bool((validation.shares(prior, place, 0.1)[:, 1] > 0.9).all())
     nothing = evidence(task, [start, good, start], replace(cohort.val, count=torch.zeros(12, dtype=torch.int64)))
     assert torch.equal(nothing.shares(prior, place, 2.0), prior)
 
@@ -206,10 +206,10 @@ def test_numbers_are_predicted_by_the_mean_of_the_mixture() -> None:
     whole = MixtureTask(task, 3).module_of(evaluation.models[2])(inputs)[:, 0]  # type: ignore[index]
     torch.testing.assert_close(whole, parts @ pi[2])
     cohort = data.cohort(torch.arange(6), 0, 6)
-    found = evidence(task, models, cohort.val)
+    validation = evidence(task, models, cohort.val)
     wanted = (task.logits(models[0], cohort.val.features.gather(data.val[1])[None].expand(6, -1, -1))[1, :, 0]).double()
     square = (wanted - data.targets[data.val[1]]).square()
-    torch.testing.assert_close(found.total_losses()[1, 0, VARIANCES.index(1.0)], square.sum() / 2)
+    torch.testing.assert_close(validation.total_losses()[1, 0, VARIANCES.index(1.0)], square.sum() / 2)
     assert evaluation.personal is not None
     assert float(evaluation.personal.loss.sum() / evaluation.personal.count.sum()) < 0.1  # of a variance of 1
     pool.close()

@@ -55,9 +55,9 @@ def test_other_methods_have_none(folder: Path) -> None:
     ("answer", "says"),
     [
         (
-            ClientShares("site a", 0.3, 0.08, 0.62, 5, (0.031, 0.0135)),
+            ClientShares("site a", 0.3, 0.08, 0.62, 5, (3.1, 1.35)),
             "site a learns 62 % from its group of 5, adapted to its own examples, 30 % alone, 8 % from its group of 5; "
-            "over training alone it gains +3.1 points [+0.5, +5.7].",
+            "over training alone it gains +3.1 points [+0.454, +5.75].",
         ),
         (ClientShares("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
         (ClientShares("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),

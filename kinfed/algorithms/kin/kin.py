@@ -224,9 +224,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             w, prior, temperature = (take_rows(part, rows) for part in (down.w, down.prior, down.temperature))
             train = replace(data.train.take(rows.cpu()), memory=None)  # as at deployment, without a round's moments
             adapted = self._adapted(task, w, train, "measure")
-            found = evidence(task, (take_rows(alone, rows), w, adapted), data.val.take(rows.cpu()))
-            pi[rows] = found.shares(prior, temperature, self.strength)
-            loss[rows], examples[rows] = found.total_losses(), found.count
+            validation = evidence(task, (take_rows(alone, rows), w, adapted), data.val.take(rows.cpu()))
+            pi[rows] = validation.shares(prior, temperature, self.strength)
+            loss[rows], examples[rows] = validation.total_losses(), validation.count
         return pi, loss, examples
 
     def _adapted(self, task: Task, w: Tensor, train: Split, stream: str) -> Tensor:

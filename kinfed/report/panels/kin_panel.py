@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfed.report.chart import Figure, axis, escape, layout
-from kinfed.report.comparison import Method
+from kinfed.report.comparison import Method, single_run
 from kinfed.report.formats import plural
 from kinfed.report.marks import bars
 from kinfed.report.palette import LOCAL, faded
 from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
+from kinfed.report.statistics import gains
 
 WIDTH = 1.96  # standard errors to either side of a gain
 
@@ -31,7 +32,8 @@ class ClientShares:
     together: float
     adapted: float
     kin: int  # clients of its group, itself included; 0: one model for all
-    gain: tuple[float, float] | None = None  # in accuracy over training alone, and its standard error
+    gain: tuple[float, float] | None = None  # over training alone, as the page shows it, and its standard error
+    unit: str = " points"
 
     @property
     def is_helped(self) -> bool:
@@ -56,9 +58,10 @@ def in_words(answer: ClientShares) -> str:
     text = ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
     if answer.gain is None:
         return f"{answer.client} learns {text}."
-    gain, error = (100 * value for value in answer.gain)
+    gain, error = answer.gain
     low, high = gain - WIDTH * error, gain + WIDTH * error
-    return f"{answer.client} learns {text}; over training alone it gains {gain:+.1f} points [{low:+.1f}, {high:+.1f}]."
+    gained = f"{gain:+.3g}{answer.unit} [{low:+.3g}, {high:+.3g}]"
+    return f"{answer.client} learns {text}; over training alone it gains {gained}."
 
 
 def shares(method: Method) -> Panel | None:
@@ -91,13 +94,13 @@ def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Clien
     federation = method.run.federations.get(seed)
     assignment = _last(method, "assignment", seed) if _last(method, "groups", seed) not in (None, 1) else None
     sizes = Counter(group for group in assignment or () if group >= 0)
-    gains = _gains(method, seed)
+    gained, unit = _gains(method, seed), " points" if single_run(method.run).style.unit else ""
     answers = []
     for m, values in enumerate(zip(*(figures[key] for key in needed), strict=True)):
         name = federation.names[m] if federation is not None else f"client {m}"
         alone, together, adapted = (float(value) for value in values)
         kin = sizes[assignment[m]] if assignment and assignment[m] >= 0 else 0
-        answers.append(ClientShares(name, alone, together, adapted, kin, gains.get(name)))
+        answers.append(ClientShares(name, alone, together, adapted, kin, gained.get(name), unit))
     return answers
 
 
@@ -107,22 +110,11 @@ def _last(method: Method, key: str, seed: int) -> Any:
 
 
 def _gains(method: Method, seed: int) -> dict[str, tuple[float, float]]:
-    """By client: accuracy over that of Local in the same run, and the standard error of two shares of as many test
-    examples, without what both have in common: it is too large rather than too small."""
-    by_name: dict[str, dict[str, tuple[float, int]]] = {}
-    for trial in method.run.trials:
-        if trial.seed == seed and trial.algorithm in ("local", method.algorithm):
-            by_name[trial.algorithm] = {
-                client.client: (client.values["personal_accuracy"], client.n_test)
-                for client in trial.participants
-                if "personal_accuracy" in client.values and client.n_test
-            }
-    alone, ours = by_name.get("local", {}), by_name.get(method.algorithm, {})
-    gains = {}
-    for name in alone.keys() & ours.keys():
-        (a, n), (b, _) = alone[name], ours[name]
-        gains[name] = b - a, math.sqrt((a * (1 - a) + b * (1 - b)) / n)
-    return gains
+    """By client: gain over Local in the same run and its standard error, where the run knows it; as shown."""
+    comparison = single_run(method.run)
+    scale = comparison.style.scale
+    own = [g for g in gains(comparison, method) if g.seed == seed]
+    return {g.client: (scale * g.gain, scale * g.error) for g in own if g.error is not None}
 
 
 def _found_groups(method: Method, seed: int, has_groups: bool) -> str:

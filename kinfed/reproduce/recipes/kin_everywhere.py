@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from kinfed.report.comparison import single_run
+from kinfed.report.statistics import gains
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, BySeed, Measurements, Scale
 from kinfed.runs.reader import Run
@@ -75,20 +76,16 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def share_hurt(run: Run) -> Measurements:
-    """Of every method and seed: the share of clients with a lower accuracy than Local's, by more than 1.96 standard
-    errors of two shares of as many test examples."""
-    alone = {trial.seed: trial for trial in run.trials if trial.algorithm == "local"}
-    measured: Measurements = {}
-    for trial in run.trials:
-        own = {c.client: c for c in alone[trial.seed].clients} if trial.seed in alone else {}
-        pairs = [
-            (own[c.client].values["personal_accuracy"], c.values["personal_accuracy"], c.n_test)
-            for c in trial.participants
-            if c.client in own and c.n_test and "personal_accuracy" in c.values
-        ]
-        if pairs:
-            lost = [b - a < -WIDTH * math.sqrt((a * (1 - a) + b * (1 - b)) / n) for a, b, n in pairs]
-            measured.setdefault(trial.algorithm, {}).setdefault(HURT, {})[trial.seed] = fmean(lost)
+    """Of every method and seed: the share of clients that lose against Local by more than 1.96 standard errors, of
+    those whose error is known (the bootstrap over their test rows)."""
+    comparison, measured = single_run(run), Measurements()
+    for method in comparison.methods:
+        lost: dict[int, list[bool]] = {}
+        for gain in gains(comparison, method):
+            if gain.error is not None:
+                lost.setdefault(gain.seed, []).append(gain.gain < -WIDTH * gain.error)
+        if lost:
+            measured[method.algorithm] = {HURT: {seed: fmean(values) for seed, values in lost.items()}}
     return measured
 
 
@@ -164,8 +161,8 @@ RECIPE = Recipe(
     ],
     notes=[
         "The other methods have kinfed's defaults, not settings tuned for each federation.",
-        "The standard error of a client's loss takes both shares as independent, which they are not: it is too large, "
-        "and some clients that are hurt are not counted.",
+        "The standard error of a client's loss takes both models' errors as independent, which they are not: it is too "
+        "large, and some clients that are hurt are not counted.",
     ],
     stand_ins={
         "smoke": "Two federations of digits, two rounds of two steps.",
