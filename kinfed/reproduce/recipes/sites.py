@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.engine.measures import MEASURES, Measure
 from kinfed.report.chart import Figure, axis, escape, layout
 from kinfed.report.comparison import Comparison
@@ -22,10 +21,8 @@ from kinfed.runs.reader import Run
 
 METHODS = {
     "local": "Local", "one_model": "FedAvg, one model", "fedavg": "FedAvg, fine-tuned", "ditto": "Ditto",
-    "selffl": "Self-FL", "cgpfl": "CGPFL", "fedfomo": "FedFomo",
+    "selffl": "Self-FL", "cgpfl": "CGPFL", "fedfomo": "FedFomo", "kin": "Kin",
 }  # fmt: skip
-if "kin" in ALGORITHMS:
-    METHODS["kin"] = ALGORITHMS["kin"].title
 ALIASES = {"one_model": ("fedavg", "server")}
 FEW_SITES = 20  # up to which sites are shown one by one
 
@@ -154,6 +151,9 @@ def _questions(part: str, table: RealTable) -> list[Question]:
         Question.above(f"Fine-tuned above one model: {table.title}", part, "fedavg", ["one_model"], metric, **common),
         Question.above(
             f"Ditto above Local and one model: {table.title}", part, "ditto", ["local", "one_model"], metric, **common
+        ),
+        Question.above(
+            f"Kin above Local and one model: {table.title}", part, "kin", ["local", "one_model"], metric, **common
         ),
     ]
 
