@@ -3,10 +3,19 @@
     model = PersonalizedClassifier().fit(X, y, client=hospital)      hospital [n]: whose row it is
     model.predict(X_new, client=hospital_new)                        each row by its client's own model
     model.predict(X_new)                                             the server's model: clients that were not there
+    model.adopt(X_new, y_new, client="new")                          a model of its own for one that was not there
 
 `algorithm="auto"` chooses for every client among a portfolio, by folds of its rows and partial pooling (`kinfed fit`);
 any name of `kinfed list algorithms` trains that one method. Rows are arrays of numbers or frames (pandas, polars,
 pyarrow) with categories, dates and gaps. Without `client` all rows are of one client.
+
+`sample_weight` says how much rows count: in training, and with "auto" in the choice, too. Rows of weight 0 are left
+out. A row of weight 2 counts twice in the loss; it is not drawn twice into batches, so that models are not those of a
+table in which it stands twice, but close to them.
+
+A client that was not there gets the server's model. `adopt` gives it one of its own, from labelled rows of its own and
+what the others have learnt: by the method's own rule for newcomers (kinfed.runs.adopt), with "auto" by what serves the
+clients of the fit best on average. Nobody else's model changes.
 
 In pipelines, searches and cross-validation, `client` is metadata, which scikit-learn routes where it is asked to:
 
@@ -25,23 +34,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags
+from sklearn.utils import Tags, _safe_indexing
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import nn
 
 from kinfed.data.preprocessing import as_table
 from kinfed.errors import KinfedError
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
+from kinfed.runs.finished import RunInMemory
+from kinfed.runs.newcomer import newcomer_from_table
 from kinfed.runs.pipeline import WIDTH, ModelPipeline
-from kinfed.sites.fit import FittedModels, SiteFit
+from kinfed.sites.fit import SiteFit
 from kinfed.sites.fit_settings import FitSettings
+from kinfed.sites.fitted_models import FittedModels, Newcomer
+from kinfed.sites.portfolio import Contender
 from kinfed.sites.site_files import load_sites
 
 Array = npt.NDArray[Any]
 ONLY = "all rows"  # the client of rows without one
-CLIENT, TARGET = "client of the row", "target of the row"  # columns beside the features
+CLIENT, TARGET, WEIGHT = "client of the row", "target of the row", "weight of the row"  # columns beside the features
 
 
 class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -94,12 +113,12 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
     # ---- fitting ----
 
-    def _fit(self, X: Any, labels: list[Any], client: Any) -> None:
+    def _fit(self, X: Any, labels: list[Any], client: Any, weights: Array | None) -> None:
         if len(labels) < 2:
             raise ValueError("there is 1 sample; training needs two at least")
-        names = _names(client, len(labels))
-        table = {**self._columns(X), CLIENT: names, TARGET: labels}
-        options = {"client_column": CLIENT, "label_column": TARGET, "task": self._task, "columns": self._kinds(X)}
+        table = {**self._table(X, labels, weights), CLIENT: _names(client, len(labels))}
+        options = {**self._table_options(weights), "client_column": CLIENT, "task": self._task,
+                   "columns": self._kinds(X)}  # fmt: skip
         try:
             source = load_sites(table, options, None, self._seed)
             fitted = self._choose(source) if self.algorithm == "auto" else self._train(source)
@@ -111,6 +130,30 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         if fitted.server is not None:
             self._pipelines[None] = fitted.server
         self._modules = {name: copy.deepcopy(one.module).double() for name, one in self._pipelines.items()}
+        self._newcomer = fitted.newcomer
+
+    def _table(self, X: Any, labels: list[Any], weights: Array | None) -> dict[str, Any]:
+        return {**self._columns(X), TARGET: labels, **({} if weights is None else {WEIGHT: weights})}
+
+    def _table_options(self, weights: Array | None) -> dict[str, Any]:
+        return {"label_column": TARGET, "weight_column": None if weights is None else WEIGHT}
+
+    def _adopt(self, X: Any, labels: list[Any], client: str, weights: Array | None) -> None:
+        name = str(client)
+        if name in self._pipelines:
+            raise ValueError(f"client {name!r} has a model already; adopt takes clients that were not there")
+        run, server = self._newcomer.run, self._pipelines.get(None)
+        try:
+            assert run is not None  # of fits in memory
+            rows = newcomer_from_table(
+                run, self._table(X, labels, weights), **self._table_options(weights), test_fraction=0.0
+            )
+            model = self._newcomer.model(name, rows, server)
+        except KinfedError as error:
+            raise ValueError(str(error)) from error
+        self._pipelines[name], self._modules[name] = model, copy.deepcopy(model.module).double()
+        self.clients_ = np.array(sorted([*self.clients_.tolist(), name]))
+        self.chosen_ = {**self.chosen_, name: self._newcomer.contender.name}
 
     @property
     def _seed(self) -> int:
@@ -134,7 +177,8 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         })  # fmt: skip
         result = run(config, federation=data)
         models = {name: result.personal_model(name) for name in data.names}
-        return FittedModels(models, result.server_model(), dict.fromkeys(data.names, self.algorithm))
+        newcomer = Newcomer(Contender(self.algorithm, self.algorithm), RunInMemory.of_result(result))
+        return FittedModels(models, result.server_model(), dict.fromkeys(data.names, self.algorithm), newcomer)
 
     def _columns(self, X: Any) -> dict[str, Any]:
         """The features by name; those of an array are called x0, x1, ..."""
@@ -211,6 +255,19 @@ def _names(client: Any, rows: int) -> list[str]:
     return names
 
 
+def _rows_that_count(sample_weight: Any, X: Any, y: Array, client: Any) -> tuple[Any, Array, Any, Array | None]:
+    """X, y, client and weights of rows with a weight above 0; no weights where all are equal."""
+    if sample_weight is None:
+        return X, y, client, None
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    some = np.flatnonzero(weights > 0)
+    weights = None if len(np.unique(weights[some])) == 1 else weights[some]
+    if len(some) == len(y):
+        return X, y, client, weights
+    client = None if client is None else np.asarray(client).ravel()[some]
+    return _safe_indexing(X, some), y[some], client, weights
+
+
 def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]) -> Array:
     """In float64, so that a row gets the same output whatever rows stand beside it."""
     features, _ = pipeline.encode(as_table(part))
@@ -226,15 +283,32 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
     __doc__ = f"{__doc__}\n\n    {_Personalized.__doc__}"
     _task = "classification"
 
-    def fit(self, X: Any, y: Any, client: Any = None) -> PersonalizedClassifier:
-        """Rows X [n, d], their classes y [n], and whose they are, client [n]."""
+    def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedClassifier:
+        """Rows X [n, d], their classes y [n], whose they are, client [n], and how much they count."""
         X, y = self._validated(X, y, reset=True)
         check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        X, y, client, weights = _rows_that_count(sample_weight, X, y, client)
+        self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only ({self.classes_[0]}); a classifier needs two")
-        self._fit(X, [f"{code:09d}" for code in codes], client)  # texts in the order of the classes
+        self._fit(X, self._class_names(y), client, weights)
         return self
+
+    def adopt(self, X: Any, y: Any, client: str, sample_weight: Any = None) -> PersonalizedClassifier:
+        """A model for a client that was not there, from its own rows X [n, d] and their classes y [n], of which it
+        need not have all."""
+        check_is_fitted(self)
+        X, y = self._validated(X, y, reset=False)
+        if strange := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
+            known = ", ".join(map(str, self.classes_))
+            raise ValueError(f"y holds classes that were not there at fit ({strange[0]!r}); known are {known}")
+        X, y, _, weights = _rows_that_count(sample_weight, X, y, None)
+        self._adopt(X, self._class_names(y), client, weights)
+        return self
+
+    def _class_names(self, y: Array) -> list[str]:
+        """Texts in the order of the classes."""
+        return [f"{code:09d}" for code in np.searchsorted(self.classes_, y)]
 
     def predict_proba(self, X: Any, client: Any = None) -> Array:
         """[n, C] in the order of `classes_`."""
@@ -258,10 +332,19 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
     __doc__ = f"{__doc__}\n\n    {_Personalized.__doc__}"
     _task = "regression"
 
-    def fit(self, X: Any, y: Any, client: Any = None) -> PersonalizedRegressor:
-        """Rows X [n, d], their numbers y [n], and whose they are, client [n]."""
+    def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedRegressor:
+        """Rows X [n, d], their numbers y [n], whose they are, client [n], and how much they count."""
         X, y = self._validated(X, y, reset=True, y_numeric=True)
-        self._fit(X, np.asarray(y, dtype=np.float64).tolist(), client)
+        X, y, client, weights = _rows_that_count(sample_weight, X, y, client)
+        self._fit(X, np.asarray(y, dtype=np.float64).tolist(), client, weights)
+        return self
+
+    def adopt(self, X: Any, y: Any, client: str, sample_weight: Any = None) -> PersonalizedRegressor:
+        """A model for a client that was not there, from its own rows X [n, d] and their numbers y [n]."""
+        check_is_fitted(self)
+        X, y = self._validated(X, y, reset=False, y_numeric=True)
+        X, y, _, weights = _rows_that_count(sample_weight, X, y, None)
+        self._adopt(X, np.asarray(y, dtype=np.float64).tolist(), client, weights)
         return self
 
     def predict(self, X: Any, client: Any = None) -> Array:

@@ -85,7 +85,7 @@ class APPLE(Algorithm[Server, Nothing, Down, Up]):
     core_step: Literal["normalized", "paper"] = option("normalized", "s_m: q_mm/‖q_m‖², or the paper's q_mm")
     max_gb: float = option(4.0, "refuse cores and relations that take more than so many gigabytes", gt=0)
 
-    traits = frozenset({"no momentum"})
+    traits = frozenset({"no momentum", "hands models on"})
     averages = "hands every client's core on to all others instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:

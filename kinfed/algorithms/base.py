@@ -49,6 +49,7 @@ Trait = Literal[
     "no example weights",
     "draws by client",
     "state to deploy",
+    "hands models on",
 ]
 
 EXAMPLE_COUNT = "the number of training examples of each client"
@@ -119,7 +120,8 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     without momentum there is no other optimizer and no clipping of gradients either), "draws by client" (draws of the
     server go by the clients' numbers, so that renumbering them changes results), "state to deploy" (a client's state is
     what it deploys, and its training does not read it: states of clients that are never evaluated need not be
-    kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew)."""
+    kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew), "hands models on"
+    (what a client sends reaches other clients as it is, or can be told from what they get)."""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -50,6 +50,10 @@ def fit(
     ignore: Annotated[
         str | None, typer.Option(help="Columns that are no features, separated by commas.", rich_help_panel=TABLE)
     ] = None,
+    weight_column: Annotated[
+        str | None,
+        typer.Option(help="Column with how much a row counts, in training and in figures.", rich_help_panel=TABLE),
+    ] = None,
     split_column: Annotated[
         str | None, typer.Option(help="Column with train or test, where that is decided.", rich_help_panel=TABLE)
     ] = None,
@@ -66,6 +70,10 @@ def fit(
     metric: Annotated[
         str | None,
         typer.Option(help="What is chosen by: auroc, accuracy, rmse, ... (auto).", rich_help_panel=SEARCH),
+    ] = None,
+    class_weights: Annotated[
+        str | None,
+        typer.Option(help="Classes in training: balanced, by_client, or sick=5,well=1 (none).", rich_help_panel=SEARCH),
     ] = None,
     trials: Annotated[
         int | None, typer.Option(help="Settings to try, the same number for every method (4).", rich_help_panel=SEARCH)
@@ -94,8 +102,9 @@ def fit(
 
     typed = {
         "client_column": client_column, "label_column": label_column, "task": task, "columns": columns,
-        "ignore": ignore, "split_column": split_column, "test_fraction": test_fraction, "algorithms": algorithms,
-        "models": models, "metric": metric, "trials": trials, "folds": folds, "rounds": rounds, "seed": seed,
+        "ignore": ignore, "weight_column": weight_column, "split_column": split_column, "test_fraction": test_fraction,
+        "algorithms": algorithms, "models": models, "metric": metric, "class_weights": class_weights,
+        "trials": trials, "folds": folds, "rounds": rounds, "seed": seed,
     }  # fmt: skip
     options: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
     if resume and out is None:

@@ -65,6 +65,7 @@ def adopt(
     table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, a row per example.")],
     label_column: Annotated[str, typer.Option(help="Column with the class.")],
     split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    weight_column: Annotated[str | None, typer.Option(help="Column with how much a row counts in training.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of texts (default: as in the run).")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer's folder (default: as in the run).")] = None,
@@ -79,11 +80,11 @@ def adopt(
 ) -> None:
     """A new client joins a finished run: its model, beside training alone and the server's model."""
     from kinfed.runs.adopt import adopt as adopt_client
-    from kinfed.runs.adopt import newcomer_from_table
+    from kinfed.runs.newcomer import newcomer_from_table
 
     newcomer = newcomer_from_table(
-        folder, table, label_column, split_column=split_column, image_column=image_column, text_column=text_column,
-        tokenizer=tokenizer, ignore=ignore, seed=seed,
+        folder, table, label_column, split_column=split_column, weight_column=weight_column,
+        image_column=image_column, text_column=text_column, tokenizer=tokenizer, ignore=ignore, seed=seed,
     )  # fmt: skip
     adoption = adopt_client(folder, newcomer, algorithm, seed=seed, rounds=rounds, group=group)
     console.print(adoption)

@@ -7,6 +7,7 @@
     label="diagnosis"                    the column with the class, where it is called otherwise than at the server
     split="fold"                         a column with train, val or test; without it some rows are drawn for the test
     ignore="name,street"                 columns that are not features
+    row_weight="trust"                   a column of positive numbers: how much each row counts in training here
     image="picture"                      a column of images instead of feature columns
     text="letter"                        a column of texts instead of feature columns, cut into tokens by
     tokenizer="/srv/minilm"              the tokenizer in this folder,
@@ -20,8 +21,13 @@
     min_noise, epsilon, delta, methods, evaluate, sums, strict, require_secure_aggregation, least_clients
                                          what the node answers at all (kinfed.deploy.rules)
 
-An .npz file holds x [n, ...] and y [n], and where the split is known test [n] and val [n], true or false. A function
-returns (x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
+Weights of rows are the node's own business: they are scaled to mean one over the client's training rows, here, and
+nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
+have the same mean.)
+
+An .npz file holds x [n, ...] and y [n], where the split is known test [n] and val [n], true or false, and where rows
+count differently weight [n]. A function returns (x, y), or `Examples`. Whole numbers and text are both fine as classes;
+all must be among the deployment's.
 """
 
 from __future__ import annotations
@@ -39,6 +45,8 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.arrays import as_features, name_keys
+from kinfed.data.example_weights import NONE as NO_WEIGHTS
+from kinfed.data.example_weights import read_weights, scaled_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation
 from kinfed.data.preprocessing import TablePreprocessing, TableStatistics
@@ -65,6 +73,7 @@ class NodeSettings:
     label: str = ""
     split: str = ""
     ignore: str = ""
+    row_weight: str = ""
     image: str = ""
     text: str = ""
     tokenizer: str = ""
@@ -129,6 +138,7 @@ class NodeSettings:
         """How a table is read, without its class."""
         return TableOptions(
             split_column=self.split or None,
+            weight_column=self.row_weight or None,
             image_column=self.image or None,
             ignore=self.ignore,
             text_column=self.text or None,
@@ -149,6 +159,7 @@ class Examples:
     y: Any  # [n] classes
     test: Any = None  # [n] bool
     val: Any = None  # [n] bool
+    weight: Any = None  # [n] positive numbers: how much each counts in training
     tokens: bool = False  # x holds token numbers
 
 
@@ -188,10 +199,10 @@ class ClientData:
     def prepared(self, enrolment: Enrolment, deployment: Deployment) -> Federation:
         """The client as one of the deployment's: encoded and scaled as all are, with its validation examples."""
         federation = self.encoded(enrolment)
-        share = deployment.validation_share
+        share, rule = deployment.validation_share, deployment.run.class_weights
         if share and not int(federation.val.count.sum()):
-            return federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
-        return federation
+            federation = federation.with_validation(share, deployment.seed, torch.tensor([enrolment.number]))
+        return federation if rule == NO_WEIGHTS else federation.with_class_weights(rule)
 
     def encoded(self, enrolment: Enrolment) -> Federation:
         """With features as models are fed them."""
@@ -236,7 +247,7 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         options = replace(node.table_options, label_column=label, columns=deployment.run.columns or "")
         text = options.text
         table = load_like(Path(node.data), options, deployment.feature_columns, problem)
-        labels, is_test, is_val = table.labels, table.is_test, table.is_val
+        labels, is_test, is_val, weights = table.labels, table.is_test, table.is_val, table.weights
         if table.features is not None:
             raw, columns, table = table.features.raw, [], None
         else:
@@ -247,12 +258,16 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         examples = _from_function(node) if _calls_function(node.data) else _from_npz(Path(node.data))
         raw = as_features(examples.x, examples.tokens)
         labels = _labels(examples.y, problem, node.data)
+        weights = None if examples.weight is None else read_weights(examples.weight, f"weight in {node.data}")
         is_test, is_val = (
             None if flag is None else _flags(flag, len(labels), node.data) for flag in (examples.test, examples.val)
         )
         columns, table = [], None
-    if len(raw) != len(labels):
-        raise DataError(f"{node.data} holds {len(raw)} examples but {len(labels)} labels")
+    for what, values in (("labels", labels), ("weights", weights)):
+        if values is not None and len(raw) != len(values):
+            raise DataError(f"{node.data} holds {len(raw)} examples but {len(values)} {what}")
+    if weights is not None:
+        _check_weights(node, deployment)
     rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
     val = Ragged.empty(1) if is_val is None else rows.filter(is_val)
     rest = rows if is_val is None else rows.filter(~is_val)
@@ -263,10 +278,23 @@ def load_client_data(node: NodeSettings, deployment: Deployment) -> ClientData:
         train, test = rest.filter(~is_test[rest.rows]), rest.filter(is_test[rest.rows])
     federation = Federation(
         Features(raw), labels, problem, train, val, test, [node.client],
-        description={"dataset": node.data, "partition": "given"},
+        description={"dataset": node.data, "partition": "given"}, weights=scaled_weights(weights, train.rows),
     )  # fmt: skip
     is_split = is_test is not None, is_val is not None and bool(is_val.any())
     return ClientData(federation, columns, table, *is_split, text)
+
+
+def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
+    """Refuse weights of rows where they could not be what they say."""
+    if "no example weights" in deployment.algorithm.traits:
+        raise ConfigError(
+            f"{node.client} has weights of rows, and the local steps of {deployment.method} know none; leave them out"
+        )
+    if deployment.run.privacy is not None:
+        raise ConfigError(
+            f"{node.client} has weights of rows, of mean one over its rows: the weight of a row would depend on the "
+            "others, which clipping single gradients does not bound; leave them out under differential privacy"
+        )
 
 
 def _calls_function(data: str) -> bool:
@@ -303,10 +331,12 @@ def _from_npz(path: Path) -> Examples:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     lacking = [name for name in ("x", "y") if name not in arrays]
-    unknown = sorted(set(arrays) - {"x", "y", "test", "val"})
+    unknown = sorted(set(arrays) - {"x", "y", "test", "val", "weight"})
     if lacking or unknown:
-        raise DataError(f"{path} should hold x, y, and perhaps test and val; it holds {', '.join(sorted(arrays))}")
-    return Examples(arrays["x"], arrays["y"], arrays.get("test"), arrays.get("val"))
+        raise DataError(
+            f"{path} should hold x, y, and perhaps test, val and weight; it holds {', '.join(sorted(arrays))}"
+        )
+    return Examples(**arrays)
 
 
 def _labels(y: Any, problem: Problem, where: str) -> Tensor:

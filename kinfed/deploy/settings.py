@@ -19,6 +19,8 @@ from pydantic.fields import FieldInfo
 
 from kinfed.algorithms import changes_data, make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.data.example_weights import BALANCED, BY_CLIENT, parse_class_weights
+from kinfed.data.example_weights import NONE as NO_WEIGHTS
 from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError, unknown_name
 from kinfed.runs.config import RunConfig
@@ -35,7 +37,7 @@ SECTIONS = {
     "what is learned (kinfed list algorithms, kinfed list ditto, kinfed list models)": (
         "method", "options", "model", "rounds", "seed", "lr", "batch", "steps", "epochs", "optimizer", "momentum",
         "nesterov", "betas", "eps", "weight_decay", "clip", "optimizer_state", "lr_decay", "lr_floor", "augment",
-        "loss", "huber_delta", "metric", "eval_every",
+        "loss", "huber_delta", "class_weights", "metric", "eval_every",
     ),
     "the data, which stay on the nodes": (
         "classes", "target", "label_column", "features", "columns", "scaling", "test_fraction", "validation",
@@ -146,6 +148,7 @@ class Deployment(BaseModel):
                 'use scaling = "none" or a number'
             )
 
+        self._check_class_weights()
         self._check_user_privacy()
         secure = self.run.secure
         if secure is not None:
@@ -155,6 +158,26 @@ class Deployment(BaseModel):
                     'secure_sum hides single updates, and scaling = "standard" takes exact sums of features from every '
                     'node; use scaling = "none" or a number'
                 )
+
+    def _check_class_weights(self) -> None:
+        """Weights that nodes can tell by themselves."""
+        rule = self.run.class_weights
+        if rule == BALANCED:
+            raise ConfigError(
+                "class_weights = balanced is by the numbers of rows of every class at all clients, which no node "
+                "tells; give the weights, such as class_weights = sick=5,well=1, or by_client"
+            )
+        if rule == BY_CLIENT and self.run.privacy is not None:
+            raise ConfigError(
+                "class_weights = by_client: the weight of an example would depend on the client's other examples, "
+                "which clipping single gradients does not bound; give weights, such as class_weights = sick=5,well=1"
+            )
+        if rule != NO_WEIGHTS and "no example weights" in self.algorithm.traits:
+            raise ConfigError(f"the local steps of {self.method} know no class_weights; leave them out")
+        if rule != NO_WEIGHTS and self.problem.is_regression:
+            raise ConfigError(f"class_weights = {rule}: the target is a number, without classes; leave it out")
+        if rule not in (NO_WEIGHTS, BY_CLIENT):
+            parse_class_weights(rule, self.class_names)
 
     def _check_user_privacy(self) -> None:
         privacy = self.run.user_privacy

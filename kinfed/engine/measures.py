@@ -11,6 +11,9 @@ would give, with one exception that is on purpose: rankings (AUROC, average prec
 A denominator of 0 means that a measure is undefined there (AUROC at a site with one class): it is left out of means,
 and said to be undefined, never 0.
 
+Examples may count by a `weight` each, as if a row of weight 2 were there twice: sums, shares and pairs are then of
+weights. Runs judge test examples without; `kinfed fit` with those of its rows.
+
 `standard_errors` is the deviation of a measure over examples drawn anew from the client's own with replacement (the
 bootstrap), where a client has few: an accuracy from eight rows should say how little it means.
 """
@@ -48,6 +51,7 @@ class Judged:
     clients: int
     problem: Problem
     start_output: np.ndarray | None = None  # [T, C] of the model that all methods start from, for measures that need it
+    weight: np.ndarray | None = None  # [T] float64 how much every example counts; None: all alike
 
     @cached_property
     def probability(self) -> np.ndarray:
@@ -71,15 +75,27 @@ class Judged:
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """[n] sums by client."""
-        return np.bincount(self.owner, weights=values, minlength=self.clients)
+        return np.bincount(self.owner, weights=self.weighted(values), minlength=self.clients)
+
+    def weighted(self, values: np.ndarray) -> np.ndarray:
+        """[T] every value as often as its example counts."""
+        return values if self.weight is None else values * self.weight
 
     @property
     def count(self) -> np.ndarray:
-        return np.bincount(self.owner, minlength=self.clients).astype(np.float64)
+        """[n] examples, each as often as it counts."""
+        return np.bincount(self.owner, weights=self.weight, minlength=self.clients).astype(np.float64)
+
+    @property
+    def examples(self) -> np.ndarray:
+        """[n] int64, whatever they count."""
+        return np.bincount(self.owner, minlength=self.clients)
 
     def rows(self, index: np.ndarray) -> Judged:
-        start = None if self.start_output is None else self.start_output[index]
-        return Judged(self.output[index], self.target[index], self.owner[index], self.clients, self.problem, start)
+        start, weight = (None if one is None else one[index] for one in (self.start_output, self.weight))
+        return Judged(
+            self.output[index], self.target[index], self.owner[index], self.clients, self.problem, start, weight
+        )
 
 
 Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
@@ -119,9 +135,9 @@ def _recalls(d: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     size = d.clients * classes
     hit = d.predicted == d.target
     tables = (
-        np.bincount(place + d.target, weights=hit, minlength=size),
-        np.bincount(place + d.target, minlength=size),
-        np.bincount(place + d.predicted, minlength=size),
+        np.bincount(place + d.target, weights=d.weighted(hit), minlength=size),
+        np.bincount(place + d.target, weights=d.weight, minlength=size),
+        np.bincount(place + d.predicted, weights=d.weight, minlength=size),
     )
     hits, examples, predictions = (table.reshape(-1, classes).astype(np.float64) for table in tables)
     return hits, examples, predictions
@@ -163,6 +179,8 @@ def _auroc(d: Judged) -> Sums:
 def _ordered_pairs(d: Judged, score: np.ndarray, positive: np.ndarray) -> Sums:
     positives = d.total(positive)
     negatives = d.count - positives
+    if d.weight is not None:
+        return d.total(_weight_below(d, score, ~positive) * positive), positives * negatives
     rank_sum = d.total(_ranks(d.owner, score) * positive)
     return rank_sum - positives * (positives + 1) / 2, positives * negatives
 
@@ -183,20 +201,36 @@ def _ranks(owner: np.ndarray, score: np.ndarray) -> np.ndarray:
     return ranks
 
 
+def _weight_below(d: Judged, score: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """[T] the weight of the client's examples `of` (bool [T]) with a lower score, and half that of an equal one."""
+    assert d.weight is not None
+    below = np.zeros(len(score))
+    if not len(score):
+        return below
+    order = np.lexsort((score, d.owner))
+    owner, ordered = d.owner[order], score[order]
+    passed = np.r_[0.0, np.cumsum((d.weight * of)[order])]
+    begin = np.flatnonzero(np.r_[True, (owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1])])
+    end = np.r_[begin[1:], len(score)]
+    first = np.r_[0, np.cumsum(d.examples)][owner]  # where a client begins
+    below[order] = np.repeat((passed[begin] + passed[end]) / 2, end - begin) - passed[first]
+    return below
+
+
 def _average_precision(d: Judged) -> Sums:
     """Σ (recall step) · precision over thresholds, examples with equal scores together; weighted by positives."""
     score, positive = d.output[:, 1] - d.output[:, 0], d.target == 1
     order = np.lexsort((-score, d.owner))
-    owner, hit, ordered = d.owner[order], positive[order].astype(np.float64), score[order]
-    start = np.r_[0, np.cumsum(np.bincount(d.owner, minlength=d.clients))][owner]
+    owner, hit, ordered = d.owner[order], d.weighted(positive)[order].astype(np.float64), score[order]
+    start = np.r_[0, np.cumsum(d.examples)][owner]
     place = np.arange(len(owner))
-    hits = np.cumsum(hit)
-    before = np.r_[0.0, hits][start]
+    hits, passed = np.cumsum(hit), np.cumsum(np.ones(len(owner)) if d.weight is None else d.weight[order])
+    before, passed_before = np.r_[0.0, hits][start], np.r_[0.0, passed][start]
     last = np.r_[(owner[1:] != owner[:-1]) | (ordered[1:] != ordered[:-1]), True] if len(owner) else np.zeros(0, bool)
     # Every example of a run of equal scores has the precision at the run's end.
     ends = np.flatnonzero(last)
     end = ends[np.searchsorted(ends, place)] if len(owner) else place
-    precision = (hits[end] - before) / (end - start + 1)
+    precision = (hits[end] - before) / (passed[end] - passed_before)
     return np.bincount(owner, weights=precision * hit, minlength=d.clients), d.total(positive)
 
 
@@ -218,7 +252,7 @@ def _calibration_error(d: Judged) -> Sums:
     bins = np.minimum((sure * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     gap = np.bincount(
         d.owner * CALIBRATION_BINS + bins,
-        weights=(d.predicted == d.target) - sure,
+        weights=d.weighted((d.predicted == d.target) - sure),
         minlength=d.clients * CALIBRATION_BINS,
     )
     return np.abs(gap).reshape(-1, CALIBRATION_BINS).sum(1), d.count
@@ -241,7 +275,7 @@ def _absolutes(d: Judged) -> Sums:
 
 def _unexplained(d: Judged) -> Sums:
     own = d.target * d.problem.scale
-    mean = d.total(own) / d.count.clip(1)
+    mean = d.total(own) / np.maximum(d.count, 1e-300)
     spread = d.total((own - mean[d.owner]) ** 2)
     return d.total(d.residual**2), np.where(spread > 1e-12 * d.count, spread, 0.0)
 
@@ -355,7 +389,7 @@ def bootstrap_draws(
     """[R, n] the measure over examples drawn anew with replacement from every client's own; NaN where it is undefined,
     and at clients with none or with more than `most`. Draws are named by `ids`: they are the same for all models, so
     that differences of two models are draws of the difference."""
-    count = judged.count.astype(np.int64)
+    count = judged.examples
     start = np.r_[0, np.cumsum(count)[:-1]]
     few = (count > 0) if most is None else (count > 0) & (count <= most)
     owner = np.repeat(np.flatnonzero(few), count[few])

@@ -4,7 +4,8 @@
 
 A value has scikit-learn's sign (higher is better). A scorer knows no sums, so the value of all clients is the mean of
 theirs, weighted by test rows; where it cannot be computed (a client with one class, a prediction outside of its domain)
-it is undefined at that client. Those that kinfed computes itself, as sums, are in kinfed.engine.measures.
+it is undefined at that client. Weights of rows are its `sample_weight`; scorers without one are refused where rows have
+weights. Those that kinfed computes itself, as sums, are in kinfed.engine.measures.
 
 Refused by name: scorers of clusterings, of several labels per row, and of the other kind of problem.
 """
@@ -96,7 +97,8 @@ def _sums(name: str, judged: Judged) -> Sums:
         except ValueError:  # undefined here
             continue
         if np.isfinite(value):
-            values[client], weights[client] = value * (end - begin), end - begin
+            count = end - begin if judged.weight is None else judged.weight[begin:end].sum()
+            values[client], weights[client] = value * count, count
     return values, weights
 
 
@@ -111,7 +113,13 @@ def _value(name: str, judged: Judged, warning: Literal["ignore", "error"] = "ign
         target = judged.problem.restored(target)
     with warnings.catch_warnings():
         warnings.simplefilter(warning)
-        return float(get_scorer(name)(model, rows, target))
+        weight = {} if judged.weight is None else {"sample_weight": judged.weight}
+        try:
+            return float(get_scorer(name)(model, rows, target, **weight))
+        except TypeError:
+            if judged.weight is None:
+                raise
+            raise ConfigError(f"metric {name} knows no weights of rows; leave these out, or choose another") from None
 
 
 @cache

@@ -17,7 +17,7 @@ Inputs are scaled and classes numbered as the run wrote them down.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isnan, prod
+from math import isnan
 from pathlib import Path
 
 import torch
@@ -28,29 +28,25 @@ from torch import Tensor
 from kinfed.algorithms import changes_data
 from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, deployed_models
 from kinfed.algorithms.local import Local
-from kinfed.core import rng, storage
+from kinfed.core import storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.threads import one_thread
 from kinfed.core.tree import Nothing, Tree
 from kinfed.data.batches import Split
 from kinfed.data.example_weights import NONE
-from kinfed.data.features import Features
 from kinfed.data.federation import Cohort, Federation, with_memory
-from kinfed.data.preprocessing import TablePreprocessing
-from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.sources.table import LabelledRows, TableOptions, load_like
 from kinfed.engine.measures import MEASURES, Measure, headline_measure
 from kinfed.engine.models import Builder
-from kinfed.engine.personal import task_for
+from kinfed.engine.personal import module_for, task_for
 from kinfed.engine.task import Task
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.build import example_batch
 from kinfed.runs.export import state_dict
-from kinfed.runs.finished import FinishedRun
+from kinfed.runs.finished import EndedRun
 from kinfed.runs.model_inputs import ModelInputs
+from kinfed.runs.newcomer import NAME, opened
+from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.run_files import RunFiles, pick
-
-NAME = "newcomer"
 
 
 @dataclass(frozen=True)
@@ -110,75 +106,9 @@ class Adoption:
         storage.write_tensors(Path(path), state_dict(run, self.model), about | {"inputs": inputs.to_json()})
 
 
-def newcomer_from_table(
-    folder: Path | str,
-    table: Path | str,
-    label_column: str | None,
-    *,
-    split_column: str | None = None,
-    image_column: str | None = None,
-    text_column: str | None = None,
-    tokenizer: str | None = None,
-    ignore: tuple[str, ...] | str = (),
-    test_fraction: float = 0.25,
-    seed: int | None = None,
-) -> Federation:
-    """The newcomer as a federation of one: features and classes as in the run, some examples held out. Of a run on
-    texts, `text_column` and `tokenizer` are the run's unless they are given."""
-    run, path = FinishedRun.open(folder, seed), Path(table)
-    options = TableOptions(label_column, None, None, split_column, image_column, ignore)
-    inputs = ModelInputs.of_description(run.description, run.config.model.options)
-    if (text := inputs.text) is not None:
-        options = replace(
-            options, text_column=text_column or text.column, tokenizer=tokenizer or text.tokenizer, length=text.length
-        )
-    elif text_column or tokenizer:
-        raise ConfigError(f"the models of {run.folder} read no texts; leave out text_column and tokenizer")
-    source = load_like(path, options, inputs.columns, run.description.problem)
-    raw, mean, std = _examples(source, inputs, path)
-    if prod(raw.shape[1:]) != prod(run.shape):
-        raise DataError(
-            f"the models of {run.folder} take {prod(run.shape)} features (examples of shape {list(run.shape)}); "
-            f"{path} has {prod(raw.shape[1:])}"
-        )
-    if inputs.tokens:
-        if bool((raw != raw.round()).any()):
-            raise DataError(f"the models of {run.folder} take token numbers; {path} has features that are not whole")
-        raw = raw.to(torch.int64)
-    rows = Ragged.grouped(torch.arange(len(raw)), torch.zeros(len(raw), dtype=torch.int64), 1)
-    if source.is_test is None or source.is_val is None:
-        train, test = hold_out(rows, test_fraction, rng.root(run.seed, "test-split")[None])
-        val = Ragged.empty(1)
-    else:
-        train = rows.filter(~(source.is_test | source.is_val))
-        val, test = rows.filter(source.is_val), rows.filter(source.is_test)
-    return Federation(
-        Features(raw.reshape(-1, *run.shape), mean, std),
-        source.labels,
-        run.description.problem,
-        train,
-        val,
-        test,
-        [NAME],
-        description={"dataset": str(path), "partition": "given"},
-        preprocessing=inputs.preprocessing,
-    )
-
-
-def _examples(source: LabelledRows, inputs: ModelInputs, path: Path) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The newcomer's examples, and how they are scaled."""
-    learnt = inputs.preprocessing
-    if source.features is not None:  # images
-        return source.features.raw, inputs.mean, inputs.std
-    assert source.read is not None
-    if learnt is not None:
-        return source.encode(learnt, str(path)).raw, learnt.mean, learnt.std
-    return source.encode(TablePreprocessing.plain(source.read.cells), str(path)).raw, inputs.mean, inputs.std
-
-
 @one_thread()
 def adopt(
-    folder: Path | str,
+    ended: EndedRun | Path | str,
     newcomer: Federation,
     algorithm: str | None = None,
     *,
@@ -187,12 +117,12 @@ def adopt(
     group: str | None = None,
     model: Builder | None = None,
 ) -> Adoption:
-    """A model for the newcomer (a federation of one client) by a method of a finished run.
+    """A model for the newcomer (a federation of one client) by a method of a finished run, in a folder or in memory.
 
     `rounds` of local training; as many as a client of the run took part in where none is given. `group` is needed
     where the method tells clients apart by group. `model` builds the module where the run was given one."""
-    run = FinishedRun.open(folder, seed)
-    label = run.files.label(algorithm)
+    run = opened(ended, seed)
+    label = run.label(algorithm)
     method = run.algorithm(label)
     if changes_data(method):
         raise ConfigError(
@@ -209,10 +139,7 @@ def adopt(
     if "needs validation" in method.traits and not int(newcomer.val.count.sum()):
         newcomer = newcomer.with_validation(0.2, run.seed)
     newcomer, whole = _weighted(run, newcomer), _weighted(run, whole)
-    if rounds is None:
-        rounds = max(1, round(run.config.participation * run.config.rounds))
-    elif rounds < 1:
-        raise ConfigError(f"a newcomer trains for at least one round; got {rounds}")
+    rounds = _rounds(run, rounds)
     random_start, task = task, task.starting_at(run.start())
     server = with_newcomer(run, label, method, task, group)
     cohort = _cohort(run, newcomer, 1)
@@ -239,11 +166,33 @@ def adopt(
     )
 
 
-def with_newcomer(run: FinishedRun, label: str, method: AnyAlgorithm, task: Task, group: str | None) -> Tree:
+@one_thread()
+def learn_alone(run: EndedRun, newcomer: Federation, label: str, rounds: int | None = None) -> Tensor:
+    """[P] what the newcomer learns by a method that sends its clients nothing: as they did, from its own examples."""
+    _check_fits(run, newcomer)
+    method, task = run.algorithm(label), run.task(None, example_batch(newcomer))
+    return _trained(method, task, Nothing(), run, _weighted(run, newcomer), _rounds(run, rounds))[0]
+
+
+def as_pipeline(run: EndedRun, theta: Tensor, label: str, name: str = NAME) -> ModelPipeline:
+    """A newcomer's model [P], ready to use: raw rows in, classes or numbers out."""
+    about = {"client": name, "algorithm": label, "seed": str(run.seed), "model": run.config.model.name}
+    return ModelPipeline(module_for(run.task(), theta).eval(), run.inputs, about)
+
+
+def _rounds(run: EndedRun, rounds: int | None) -> int:
+    if rounds is None:
+        return max(1, round(run.config.participation * run.config.rounds))
+    if rounds < 1:
+        raise ConfigError(f"a newcomer trains for at least one round; got {rounds}")
+    return rounds
+
+
+def with_newcomer(run: EndedRun, label: str, method: AnyAlgorithm, task: Task, group: str | None) -> Tree:
     """The run's server with one more client, who was never called: wherever it keeps something by client, the row of
     `init_server` stands at the end."""
     if group is not None and not run.groups:
-        raise ConfigError(f"the clients of {run.folder} have no groups; leave out the newcomer's")
+        raise ConfigError(f"the clients of {run.name} have no groups; leave out the newcomer's")
     number = 0 if group is None else run.groups.index(pick("group", group, run.groups))
     before = method.init_server(task, run.population()).named()
     after = method.init_server(task, run.population(1, number)).named()
@@ -272,7 +221,7 @@ def _grown(name: str, tensor: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 
 def _trained(
-    method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun, newcomer: Federation, rounds: int
+    method: AnyAlgorithm, task: Task, server: Tree, run: EndedRun, newcomer: Federation, rounds: int
 ) -> Tensor:
     """The newcomer's model [1, P] after some rounds with a server that stays as it is."""
     down = _download(method, task, server, run)
@@ -287,7 +236,7 @@ def _trained(
     return theta
 
 
-def _download(method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun) -> Tree:
+def _download(method: AnyAlgorithm, task: Task, server: Tree, run: EndedRun) -> Tree:
     """The message that the newcomer gets when everybody takes part."""
     info = RoundInfo(run.config.rounds + 1, run.population(1), task.trainable)
     planned, _ = method.plan(server, _everyone(run), info)
@@ -295,12 +244,12 @@ def _download(method: AnyAlgorithm, task: Task, server: Tree, run: FinishedRun) 
     return down
 
 
-def _everyone(run: FinishedRun) -> Tensor:
+def _everyone(run: EndedRun) -> Tensor:
     """Ids of the run's clients, and the newcomer's."""
     return torch.arange(run.num_clients + 1)
 
 
-def _cohort(run: FinishedRun, newcomer: Federation, round: int) -> Cohort:
+def _cohort(run: EndedRun, newcomer: Federation, round: int) -> Cohort:
     """The newcomer under its number among the run's clients, which is one above theirs."""
     data = newcomer.cohort(torch.tensor([0]), run.seed, round)
     ids = _everyone(run)[-1:]
@@ -308,18 +257,18 @@ def _cohort(run: FinishedRun, newcomer: Federation, round: int) -> Cohort:
     return Cohort(ids, train, val, test, run.seed, round)
 
 
-def _check_fits(run: FinishedRun, newcomer: Federation) -> None:
+def _check_fits(run: EndedRun, newcomer: Federation) -> None:
     if len(newcomer) != 1:
         raise ConfigError(f"one client joins at a time; got a federation of {len(newcomer)}")
     problem, own = run.description.problem, newcomer.problem
     if newcomer.features.shape != run.shape or own.num_classes != problem.num_classes:
         raise ConfigError(
-            f"the models of {run.folder} take examples of shape {list(run.shape)} for {problem.in_words()}; "
+            f"the models of {run.name} take examples of shape {list(run.shape)} for {problem.in_words()}; "
             f"the newcomer has {list(newcomer.features.shape)} for {own.in_words()}"
         )
 
 
-def _weighted(run: FinishedRun, newcomer: Federation) -> Federation:
+def _weighted(run: EndedRun, newcomer: Federation) -> Federation:
     """Classes count for the newcomer as they do for the run's clients."""
     rule = run.config.class_weights
     if rule == NONE:

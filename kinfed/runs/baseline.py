@@ -44,6 +44,10 @@ class Baseline:
         return cls(int(record["seed"]), str(record["name"]), dict(record["personal"]), dict(record["clients"]))
 
 
+def baseline_name(problem: Problem) -> str:
+    return MEAN if problem.is_regression else MAJORITY
+
+
 def constant_outputs(data: Federation, ids: Tensor) -> Tensor:
     """[n, C] what every client of `ids` predicts for all its rows: log-probabilities of classes, or the standardized
     mean of the target."""
@@ -81,4 +85,4 @@ def make_baseline(
     values = score.measure(headline_measure(problem, metric).name).tolist()
     names = [clients.names[k] for k in ids.tolist()]
     by_client = {name: None if value != value else value for name, value in zip(names, values, strict=True)}
-    return Baseline(seed, MEAN if problem.is_regression else MAJORITY, metrics, by_client)
+    return Baseline(seed, baseline_name(problem), metrics, by_client)

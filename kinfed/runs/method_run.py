@@ -146,6 +146,7 @@ class MethodRun:
             evaluation=evaluation,
             metric=self.metric,
             server_models=algorithm.server_models(self.loop.server),
+            server_state=self.loop.server.named() if self.folder is None and self.keep_models else None,
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
         )

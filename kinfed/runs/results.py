@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ class MethodResult:
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
     curves: Curves | None = field(default=None, repr=False)  # of clients' personal models, where there are classes
     folds: int | None = None  # of a cross-validation, whose test rows are joined in `evaluation`
+    server_state: Mapping[str, Tensor] | None = field(default=None, repr=False)  # where models are kept, and no folder
 
     @property
     def evaluated(self) -> int:

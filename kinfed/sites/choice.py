@@ -57,7 +57,7 @@ def advantage(
     own = values(measure, alone)
     seen = sign * (values(measure, judged) - own)
     error = deviation_of_draws(sign * (bootstrap_draws(measure, judged, ids, replicates=len(draws)) - draws))
-    least = own.abs() / (2 * torch.from_numpy(judged.count).clamp_min(1))
+    least = own.abs() / (2 * torch.from_numpy(judged.examples).clamp_min(1))
     error = torch.where(torch.isnan(seen), torch.nan, error).maximum(least.clamp_min(1e-12))
     return shrunk(seen, torch.where(torch.isnan(seen), torch.nan, error))
 

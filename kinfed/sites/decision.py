@@ -39,6 +39,12 @@ class FitDecision:
         names = {ALONE, ONE_MODEL, *self.chosen, *self.together}
         return [one for one in self.contenders if one.name in names]
 
+    @property
+    def newcomer(self) -> Contender:
+        """What suits a site that was not there: of the fitted ones that with the largest μ, as of a site without
+        validation rows (kinfed.sites.choice); alone, which has 0, comes first among equals."""
+        return max(self.fitted, key=lambda one: 0.0 if one.name == ALONE else self.advantages[one.name].mean)
+
 
 def decide(search: Search, tries: Tries, measure: Measure) -> FitDecision:
     data, places = search.data, (search.fold_of != NEVER).nonzero().squeeze(1)

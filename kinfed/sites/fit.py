@@ -18,51 +18,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfed.algorithms import make_algorithm
 from kinfed.core import storage
-from kinfed.data.batches import LocalTraining
+from kinfed.data.example_weights import NONE, class_weight_table
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.source import Source
-from kinfed.deploy.wire import sent_fields
-from kinfed.engine.measures import headline_measure
 from kinfed.errors import ConfigError
+from kinfed.runs.baseline import baseline_name
 from kinfed.runs.experiment import run
+from kinfed.runs.finished import RunInMemory
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.results import RunResult
 from kinfed.sites.decision import FitDecision, decide, only_choice
-from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult, server_path, site_path
-from kinfed.sites.fit_settings import DEFAULT_METRICS, FitSettings
+from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult
+from kinfed.sites.fit_settings import FitSettings
+from kinfed.sites.fitted_models import FittedModels, Newcomer
 from kinfed.sites.gains import SiteFigures, site_records
-from kinfed.sites.portfolio import ALONE, LOCAL, ONE_MODEL, Contender, methods_of
+from kinfed.sites.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of
 from kinfed.sites.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
+from kinfed.sites.sent_message import SentMessage, sent_message
 from kinfed.sites.site_files import load_sites
-from kinfed.sites.site_outputs import judged_test, outputs_on_test
+from kinfed.sites.site_outputs import judged_baseline, judged_test, outputs_on_test
 
 PLAN = "plan.json"
-
-
-@dataclass(frozen=True)
-class FittedModels:
-    """Models with all that belongs to them."""
-
-    sites: dict[str, ModelPipeline]
-    server: ModelPipeline | None  # the one model of all; None where there is one site
-    chosen: dict[str, str]  # the contender of every site
-
-    def save(self, folder: Path) -> None:
-        for site, model in self.sites.items():
-            storage.make_folder(site_path(folder, site).parent)
-            model.save(site_path(folder, site))
-        if self.server is not None:
-            self.server.save(server_path(folder))
 
 
 class Unobserved:
@@ -134,8 +119,8 @@ class SiteFit:
         self.data: Federation = make_federation(
             source, "column", None, {"test_fraction": share}, settings.seed, resplit=Resplit()
         )
-        metric = DEFAULT_METRICS[self.data.problem.kind] if settings.metric == "auto" else settings.metric
-        self.measure = headline_measure(self.data.problem, metric)
+        self.measure = settings.measure(self.data.problem)
+        class_weight_table(settings.class_weights, self.data.class_counts(), self.data.problem)  # refuses what is wrong
         self.methods = methods_of(settings.algorithms, self.data.num_clients)
 
     def execute(self, folder: Path | None, budget: TimeBudget, page: bool) -> FitResult:
@@ -227,7 +212,7 @@ class SiteFit:
             one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
             for one in decision.fitted
         }
-        figures = SiteFigures(self.measure, judged)
+        figures = SiteFigures(self.measure, {**judged, BASELINE: judged_baseline(self.data)})
         data = self.data
         return FitResult(
             problem=data.problem,
@@ -240,21 +225,28 @@ class SiteFit:
             sites=site_records(data.names, data.train.count, decision, figures),
             overall=figures.overall(decision.chosen),
             notes=tuple(data.notes),
-            statistics_bytes=data.statistics_bytes[1] // data.num_clients,
+            statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
+            baseline=baseline_name(data.problem),
+            weights=self._weights(),
+            newcomer=decision.newcomer.name,
         )
+
+    def _weights(self) -> str:
+        """Which rows count more than others, for readers."""
+        rule, column = self.settings.class_weights, self.source.options.get("weight_column")
+        rows = f"rows count by the column {column}, in training and in all figures" if column else ""
+        classes = "" if rule == NONE else f"classes count in training by the rule {rule}"
+        return " and ".join(part for part in (rows, classes) if part)
 
     def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunResult]) -> ContenderRecord:
         chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
-        sent = 0
+        message = SentMessage()
         if one.name in fitted and one.name != ALONE:
-            result = fitted[one.name].result(one.name)
-            rounds = self.settings.rounds * self.data.num_clients
-            sent = round((result.bytes_up - self.data.statistics_bytes[1]) / rounds)
-        algorithm = make_algorithm(one.method, LocalTraining(), {})
-        sends = () if one.name == ALONE else tuple(name for name, always in sent_fields(algorithm).items() if always)
+            message = sent_message(fitted[one.name], one.name)
         return ContenderRecord(
             one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
-            0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread, sent, sends,
+            0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread,
+            message.bytes, message.fields, message.handed_on,
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunResult]) -> FittedModels:
@@ -270,4 +262,7 @@ class SiteFit:
                 model = run_result.personal_model(site, name)
             models[site] = model
         server = fitted[ONE_MODEL].server_model(ONE_MODEL) if ONE_MODEL in fitted else None
-        return FittedModels(models, server, dict(zip(self.data.names, decision.chosen, strict=True)))
+        one = decision.newcomer
+        run = RunInMemory.of_result(fitted[one.name], one.name) if fitted[one.name].folder is None else None
+        chosen = dict(zip(self.data.names, decision.chosen, strict=True))
+        return FittedModels(models, server, chosen, Newcomer(one, run))

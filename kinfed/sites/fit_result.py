@@ -13,11 +13,13 @@ from kinfed.core import storage
 from kinfed.data.problem import Problem
 from kinfed.engine.measures import MEASURES, Measure
 from kinfed.errors import ConfigError, unknown_name
+from kinfed.runs.baseline import MAJORITY
 from kinfed.runs.pipeline import ModelPipeline
+from kinfed.sites.portfolio import ALONE
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER = "sites"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class ContenderRecord:
     mean: float  # μ: mean advantage over learning alone
     spread: float  # τ: how much sites differ in it
     bytes_up: int = 0  # that a site sends in a round; 0 where it was not fitted
-    sends: tuple[str, ...] = ()  # what these are
+    sends: tuple[str, ...] = ()  # what these are: fields of its message
+    hands_on: bool = False  # the server passes it on to other sites
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class SiteRecord:
     together: str | None  # the best contender that learns with others
     expected: float  # α̂ of what was chosen, over learning alone
     expected_together: float
+    baseline: Estimate  # the most frequent class, or the mean, of its own training rows
     alone: Estimate
     one_model: Estimate
     with_others: Estimate  # of `together`
@@ -80,6 +84,9 @@ class FitResult:
     overall: Estimate  # mean gain over sites of what was chosen
     notes: tuple[str, ...]  # on the table
     statistics_bytes: int  # that a site sends once, on average: what columns hold
+    baseline: str = MAJORITY  # what `SiteRecord.baseline` predicts
+    newcomer: str = ALONE  # the contender that suits a site that was not there
+    weights: str = ""  # which rows or classes count more than others, in words
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, where there is no folder
     server: ModelPipeline | None = field(default=None, repr=False)
@@ -135,7 +142,7 @@ class FitResult:
         record = storage.read_json(folder / RECORD, "the result of kinfed fit")
         if record.pop("format", None) != FORMAT:
             raise ConfigError(f"{folder / RECORD} is of another version of kinfed; fit again")
-        estimates = ("alone", "one_model", "with_others", "deployed", "gain", "gain_together")
+        estimates = ("baseline", "alone", "one_model", "with_others", "deployed", "gain", "gain_together")
         sites = [SiteRecord(**(one | {name: Estimate(**one[name]) for name in estimates})) for one in record["sites"]]
         contenders = [ContenderRecord(**{**one, "sends": tuple(one["sends"])}) for one in record["contenders"]]
         whole = {

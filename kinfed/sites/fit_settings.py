@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kinfed.data.example_weights import NONE
+from kinfed.data.problem import Problem
+from kinfed.engine.measures import Measure, headline_measure
 from kinfed.engine.models import MODELS
 from kinfed.errors import ConfigError, unknown_name
 
 DEFAULT_METRICS = {"binary": "auroc", "multiclass": "accuracy", "regression": "rmse"}
+WEIGHTED_METRICS = DEFAULT_METRICS | {"multiclass": "balanced_accuracy"}  # where classes have weights
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class FitSettings:
     rounds: int = 30
     steps: int = 20  # local steps in a round
     metric: str = "auto"  # by which is chosen and reported
+    class_weights: str = NONE  # in training: none, balanced, by_client, or sick=5,well=1 (kinfed.data.example_weights)
     test_fraction: float = 0.25  # of each site's rows, where no column says which rows are for testing
     seed: int = 0
 
@@ -44,6 +49,11 @@ class FitSettings:
     @property
     def model_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.models.split(",") if name.strip())
+
+    def measure(self, problem: Problem) -> Measure:
+        """What is chosen by and reported; one that does not fit the problem is refused."""
+        defaults = DEFAULT_METRICS if self.class_weights == NONE else WEIGHTED_METRICS
+        return headline_measure(problem, defaults[problem.kind] if self.metric == "auto" else self.metric)
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,18 +17,18 @@ from kinfed.engine.measures import Judged, Measure, bootstrap_draws, deviation_o
 from kinfed.sites.choice import Advantage, advantage, shrunk, values
 from kinfed.sites.decision import FitDecision, replicates_for
 from kinfed.sites.fit_result import Estimate, SiteRecord
-from kinfed.sites.portfolio import ALONE, ONE_MODEL
+from kinfed.sites.portfolio import ALONE, BASELINE, ONE_MODEL
 
 UNDEFINED = Estimate(None)
 
 
 class SiteFigures:
-    """Figures of all fitted contenders at all sites."""
+    """Figures of all fitted contenders, and of the baseline, at all sites."""
 
     def __init__(self, measure: Measure, judged: Mapping[str, Judged]) -> None:
         self.measure = measure
         alone = judged[ALONE]
-        ids, self.rows = torch.arange(alone.clients), torch.from_numpy(alone.count)
+        ids, self.rows = torch.arange(alone.clients), torch.from_numpy(alone.examples)
         replicates = replicates_for(int(self.rows.sum()))
         draws = {name: bootstrap_draws(measure, one, ids, replicates=replicates) for name, one in judged.items()}
         self._values = {name: values(measure, one) for name, one in judged.items()}
@@ -95,7 +95,7 @@ def site_records(
     return tuple(
         SiteRecord(
             site, int(counts[k]), int(decision.validated[k]), int(figures.rows[k]), chosen, together,
-            expected(chosen, k), expected(together, k), figures.value(ALONE, k),
+            expected(chosen, k), expected(together, k), figures.value(BASELINE, k), figures.value(ALONE, k),
             figures.value(ONE_MODEL if ONE_MODEL in fitted else None, k), figures.value(together, k),
             figures.value(chosen, k), figures.gain(chosen, k), figures.gain(together, k),
         )

@@ -22,8 +22,9 @@ from kinfed.core.options import Range
 from kinfed.errors import ConfigError
 
 ALONE, ONE_MODEL, FINE_TUNED = "alone", "one_model", "fine_tuned"
+BASELINE = "baseline"  # no contender: what it takes no model to reach (kinfed.runs.baseline)
 LOCAL, AVERAGE = "local", "fedavg"  # methods that every portfolio has: what a site has alone, and the server's model
-PORTFOLIO = (LOCAL, AVERAGE, "ditto", "selffl", "cgpfl", "fedfomo", "kin")  # of these, what is registered
+PORTFOLIO = (LOCAL, AVERAGE, "ditto", "selffl", "cgpfl", "fedfomo", "kin")
 WEIGHT_DECAY = Range(1e-4, 0.1)
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # bases of Halton's sequence, one per option
 COUNTS_OF_CLIENTS = ("contexts",)  # options that cannot exceed the number of sites
@@ -56,7 +57,7 @@ def methods_of(algorithms: Sequence[str] | str, sites: int) -> tuple[str, ...]:
     if sites == 1:
         return (LOCAL,)
     if algorithms == "auto":
-        names = [name for name in PORTFOLIO if name in ALGORITHMS]
+        names = list(PORTFOLIO)
     else:
         names = [name.strip() for name in algorithms.split(",")] if isinstance(algorithms, str) else list(algorithms)
         for name in names:

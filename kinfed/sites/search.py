@@ -253,5 +253,6 @@ def method_config(
     """A run of these algorithms in which every site takes part in every round."""
     return make_config(None, {
         "algorithms": algorithms, "model": model, "rounds": settings.rounds, "steps": settings.steps,
-        "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric, **more,
+        "participation": 1.0, "seeds": (settings.seed,), "eval_every": 0, "metric": metric,
+        "class_weights": settings.class_weights, **more,
     })  # fmt: skip

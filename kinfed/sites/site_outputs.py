@@ -11,6 +11,7 @@ from kinfed.data.problem import Problem
 from kinfed.engine.measures import Judged
 from kinfed.engine.personal import task_for
 from kinfed.errors import ConfigError
+from kinfed.runs.baseline import constant_outputs
 from kinfed.runs.results import RunResult
 from kinfed.sites.portfolio import Contender
 
@@ -46,22 +47,30 @@ def _assigned(assignment: Tensor | None, clients: int) -> Tensor:
     return torch.zeros(clients, dtype=torch.int64) if assignment is None else assignment.clamp_min(0)
 
 
-def judged_rows(outputs: Tensor, labels: Tensor, owner: Tensor, sites: int, problem: Problem) -> Judged:
-    """Rows in order of their sites; outputs and labels of a regression are in the target's own unit."""
+def judged_rows(outputs: Tensor, rows: Tensor, owner: Tensor, data: Federation) -> Judged:
+    """The rows of `data` in order of their sites, each as often as its weight says; outputs of a regression are in the
+    target's own unit."""
+    problem, labels = data.problem, data.labels[rows]
     if problem.is_regression:
         problem = Problem.of_numbers()
     else:
         outputs = torch.nan_to_num(outputs, nan=0.0, posinf=1e30, neginf=-1e30)
-    return Judged(outputs.numpy(), labels.numpy(), np.asarray(owner), sites, problem)
+    weight = None if data.weights is None else data.weights[rows].double().numpy()
+    return Judged(outputs.numpy(), labels.numpy(), np.asarray(owner), data.num_clients, problem, weight=weight)
 
 
 def judged_test(outputs: Tensor, data: Federation) -> Judged:
-    test = data.test
-    return judged_rows(outputs, data.labels[test.rows], test.owner, data.num_clients, data.problem)
+    return judged_rows(outputs, data.test.rows, data.test.owner, data)
+
+
+def judged_baseline(data: Federation) -> Judged:
+    """Of every site's test rows, by the shares of classes or the mean of its own training rows (kinfed.runs.baseline):
+    what it takes no model to reach."""
+    outputs = constant_outputs(data, torch.arange(data.num_clients))[data.test.owner]
+    return judged_test(data.problem.restored(outputs) if data.problem.is_regression else outputs, data)
 
 
 def judged_training(outputs: Tensor, data: Federation, places: Tensor) -> Judged:
     """Of the entries `places`, ascending, of `data.train.rows`; outputs [T, C] are of all of them."""
     train = data.train
-    owner, labels = train.owner[places], data.labels[train.rows[places]]
-    return judged_rows(outputs[places], labels, owner, data.num_clients, data.problem)
+    return judged_rows(outputs[places], train.rows[places], train.owner[places], data)

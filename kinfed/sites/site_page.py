@@ -39,7 +39,8 @@ def page(result: FitResult, folder: Path) -> str:
         metric=words.style.noun,
         definition=result.measure.definition,
         notes=result.notes,
-        cautions=cautions(result),
+        cautions=cautions(result, words),
+        weights=result.weights,
         table=site_table(result),
         sites=[(site, words.sentence(site), words.why(site)) for site in result.sites],
         leaves=[(one.title, words.leaves(one), takers(result, one.name)) for one in chosen],
@@ -62,12 +63,22 @@ def takers(result: FitResult, contender: str) -> list[str]:
     return [site.site for site in result.sites if site.chosen == contender]
 
 
-def cautions(result: FitResult) -> list[str]:
-    few = [site for site in result.sites if 0 < site.test_rows < FEW_ROWS]
-    if not few:
-        return []
-    named = ", ".join(f"{site.site} ({site.test_rows})" for site in few[:8]) + (", ..." if len(few) > 8 else "")
-    return [f"Fewer than {FEW_ROWS} test rows stand behind the figures of {named}: read them with their intervals."]
+def cautions(result: FitResult, words: Wording) -> list[str]:
+    sentences = []
+    few = [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]
+    if few:
+        sentences.append(
+            f"Fewer than {FEW_ROWS} test rows stand behind the figures of {_some(few)}: read them with their intervals."
+        )
+    useless = [site.site for site in result.sites if words.no_model(site)]
+    if useless:
+        guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
+        sentences.append(f"On its test rows no better than always predicting {guess}: the model of {_some(useless)}.")
+    return sentences
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def site_table(result: FitResult) -> TextTable:
@@ -79,6 +90,8 @@ def site_table(result: FitResult) -> TextTable:
         TableColumn("Site", "name"),
         TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
         TableColumn("Test", group="Rows", definition="Rows behind the figures to the right."),
+        TableColumn(words.baseline, group=words.style.axis_title,
+                    definition="What the site reaches without a model, by its own training rows alone."),
         TableColumn("Alone", group=words.style.axis_title, definition="The best model that the site trains by itself."),
         TableColumn("One for all", group=words.style.axis_title, definition="One model, trained by all sites."),
         TableColumn("Best together", group=words.style.axis_title,
@@ -94,12 +107,15 @@ def short_table(result: FitResult, most: int) -> TextTable:
     words = Wording(result)
     name, takes = TableColumn("site", "name"), TableColumn("takes", "text")
     rows = [
-        (site.site, f"{site.test_rows:,}", words.value(site.alone), words.title(site.chosen),
-         words.value(site.deployed), "–" if site.gain.value is None else words.gain(site.gain.value))
+        (site.site, f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
+         words.title(site.chosen), words.value(site.deployed),
+         "–" if site.gain.value is None else words.gain(site.gain.value))
         for site in result.sites[:most]
     ]  # fmt: skip
     return TextTable.of(
-        f"{words.style.noun} on test rows", [name, "test rows", "alone", takes, "with it", "gain"], rows
+        f"{words.style.noun} on test rows",
+        [name, "test rows", result.baseline, "alone", takes, "with it", "gain"],
+        rows,
     )
 
 
@@ -116,8 +132,8 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
     together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
     one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"
     return [
-        site.site, f"{site.train_rows:,}", f"{site.test_rows:,}", words.value(site.alone), one_model, together,
-        words.title(site.chosen), cell,
+        site.site, f"{site.train_rows:,}", f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
+        one_model, together, words.title(site.chosen), cell,
     ]  # fmt: skip
 
 

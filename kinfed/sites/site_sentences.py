@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kinfed.report.formats import format_number, plural
 from kinfed.report.metric_style import MetricStyle, metric_style
 from kinfed.sites.fit_result import ContenderRecord, Estimate, FitResult, SiteRecord
@@ -15,7 +17,16 @@ SENT = {
     "w": "how much it trusts the models of others",
     "s": "how sure it is of its model",
     "count": "the number of its training rows",
+    "sketch": "256 numbers that say in which direction its own model went",
+    "trial": "how well the model it was sent fits its validation rows",
+    "pi": "how much it relies on its own and on the common model",
+    "loss": "the errors of these on its validation rows",
+    "examples": "the number of those rows",
 }
+HANDED_ON = (
+    "The server hands the model on to other sites as it is, so that these, too, could study what it says of the rows "
+    "it was trained on."
+)
 
 
 class Wording:
@@ -116,9 +127,22 @@ class Wording:
         )
         if contender.name == ALONE:
             return f"{once}; then nothing."
-        sent = " and ".join(SENT.get(name, f"“{name}”") for name in contender.sends)
+        sent = listed([SENT.get(name, f"“{name}”") for name in contender.sends])
         rounds = self.result.settings["rounds"]
-        return f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
+        message = f"{once}; then {size(contender.bytes_up)} in each of {rounds} rounds: {sent}. Never a row."
+        return f"{message} {HANDED_ON}" if contender.hands_on else message
+
+    @property
+    def baseline(self) -> str:
+        """What a site reaches without a model, as the head of a column."""
+        return self.result.baseline.capitalize()
+
+    def no_model(self, site: SiteRecord) -> bool:
+        """Whether what the site takes does no better on its test rows than its baseline."""
+        if site.deployed.value is None or site.baseline.value is None:
+            return False
+        sign = -1 if self.style.lower_is_better else 1
+        return sign * site.deployed.value <= sign * site.baseline.value
 
     # ---- all sites ----
 
@@ -140,6 +164,11 @@ class Wording:
     def _mean(self, gain: Estimate) -> str:
         better = "" if self.style.unit or not self.style.lower_is_better else " (positive: less error)"
         return f"{self.gain(gain.value or 0.0)}{better}, {self.interval(gain)}"
+
+
+def listed(things: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
 
 
 def size(count: int) -> str:

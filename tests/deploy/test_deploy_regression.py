@@ -20,9 +20,10 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.trial import deployment_settings
 from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError
-from kinfed.runs.adopt import adopt, newcomer_from_table
+from kinfed.runs.adopt import adopt
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
+from kinfed.runs.newcomer import newcomer_from_table
 from kinfed.runs.pipeline import ModelPipeline
 
 NAMES = ["a", "b", "c"]

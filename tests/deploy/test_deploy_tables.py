@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from loopback import Loopback
 from kinfed.data.federation import Federation
 from kinfed.deploy.exchange import Sent
 from kinfed.deploy.node import Node
+from kinfed.deploy.node_data import NodeSettings, load_client_data
 from kinfed.deploy.rules import Refused
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
@@ -127,3 +129,70 @@ def test_no_categories_leave_under_privacy(tmp_path: Path) -> None:
 def test_without_common_statistics_a_table_must_hold_numbers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a and b differ in the"):
         run(net(tmp_path, scaling="none"))
+
+
+# ---- weights ----
+
+
+def weighted_net(folder: Path, **settings: Any) -> Loopback:
+    """Rows of older people count more; every node says by which column."""
+    nodes = net(folder, **settings)
+    for config in nodes.nodes_.values():
+        own = pyarrow.csv.read_csv(config["data"])
+        pyarrow.csv.write_csv(own.append_column("trust", pa.compute.divide(own["age"], 20.0)), config["data"])
+        config["row_weight"] = "trust"
+    return nodes
+
+
+@pytest.mark.parametrize("rule", ["no=1,yes=4", "by_client"])
+def test_rows_and_classes_count_as_in_a_simulation(tmp_path: Path, rule: str) -> None:
+    nodes = weighted_net(tmp_path, class_weights=rule)
+    run(nodes)
+    data = Federation.from_table(table(), label_column="sick", client_column="site")
+    weights = torch.tensor(table()["age"].to_numpy() / 20.0)
+    for k in range(3):  # mean one at every client
+        mine = torch.cat([rows.lists()[k] for rows in (data.train, data.test)])
+        weights[mine] /= weights[data.train.lists()[k]].mean()
+    data = replace(data, weights=weights.float()).with_class_weights(rule)
+    plain = Federation.from_table(table(), label_column="sick", client_column="site")
+    algorithm = Deployment.parse(nodes.run_config).algorithm
+    models = []
+    for one in (data, plain):
+        loop = simulate(one, "mlr", algorithm)
+        list(loop.rounds(2))
+        models.append(loop.evaluate(keep_models=True).models)
+    assert models[0] is not None
+    assert not torch.allclose(*models), "weights matter"
+    for row, config in zip(models[0], nodes.nodes_.values(), strict=True):
+        pipeline = ModelPipeline.read(Vault(config["vault"]).model_path())
+        assert "trust" not in (pipeline.inputs.columns or [])
+        for name, tensor in module_for(loop.task, row).state_dict().items():  # type: ignore[arg-type]
+            torch.testing.assert_close(pipeline.module.state_dict()[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"class-weights": "balanced"}, "which no node tells"),
+        ({"class-weights": "by_client", "dp-noise": 1.0, "scaling": "none"}, "depend on the client's other examples"),
+        ({"class-weights": "ill=2"}, "unknown class in class_weights 'ill'"),
+        ({"class-weights": "by_client", "target": "29,10"}, "without classes"),
+        ({"class-weights": "by_client", "method": "mocha"}, "know no class_weights"),
+    ],
+)
+def test_class_weights_that_nodes_cannot_have(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Deployment.parse(SETTINGS | settings)
+
+
+def test_weights_of_rows_that_cannot_be_meant(tmp_path: Path) -> None:
+    for settings, reason in (({"method": "mocha"}, "local steps of mocha know none"),
+                             ({"dp-noise": 1.0, "scaling": "none"}, "weight of a row would depend")):  # fmt: skip
+        nodes = weighted_net(tmp_path)
+        with pytest.raises(ConfigError, match=reason):
+            load_client_data(NodeSettings.parse(nodes.nodes_[1]), Deployment.parse(nodes.run_config | settings))
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array(["no", "yes", "no"]), weight=np.ones(2))
+    with pytest.raises(DataError, match="3 examples but 2 weights"):
+        load_client_data(
+            NodeSettings.parse({"client": "a", "data": str(tmp_path / "a.npz")}), Deployment.parse(SETTINGS)
+        )

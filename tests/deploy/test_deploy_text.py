@@ -18,7 +18,8 @@ from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError, DataError
-from kinfed.runs.adopt import adopt, newcomer_from_table
+from kinfed.runs.adopt import adopt
+from kinfed.runs.newcomer import newcomer_from_table
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.predict import model_of_run, predict
 

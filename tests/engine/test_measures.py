@@ -1,12 +1,22 @@
 """Measures of every client against scikit-learn's, pooled sums against pooled examples, and what is undefined."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import sklearn.metrics as reference
 import torch
 
 from kinfed.data.problem import Problem
-from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, standard_errors
+from kinfed.engine.measures import (
+    MEASURES,
+    Judged,
+    bootstrap_draws,
+    client_sums,
+    headline_measure,
+    measures_of,
+    standard_errors,
+)
 from kinfed.errors import ConfigError
 from kinfed.runs.metrics import summarize
 
@@ -130,3 +140,23 @@ def test_headlines_by_our_names_and_scikit_learns():
         headline_measure(numbers, "auroc")
     with pytest.raises(ConfigError, match="auroc"):
         headline_measure(two, "aurok")
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_row_of_weight_two_is_two_rows(classes: int) -> None:
+    data = judged(classes)
+    times = np.random.default_rng(1).integers(1, 4, len(data.target))
+    weighted, repeated = replace(data, weight=times.astype(float)), data.rows(np.repeat(np.arange(len(times)), times))
+    names = [one.name for one in measures_of(data.problem)]
+    for name in [*names, "neg_mean_squared_error" if classes == 0 else "matthews_corrcoef"]:
+        ours, theirs = (np.stack(MEASURES[name].sums(one)) for one in (weighted, repeated))
+        np.testing.assert_allclose(ours, theirs, err_msg=name)
+    np.testing.assert_array_equal(weighted.examples, SIZES)
+    draws = bootstrap_draws(MEASURES[names[0]], replace(data, weight=np.ones(len(times))), torch.arange(len(SIZES)))
+    torch.testing.assert_close(draws, bootstrap_draws(MEASURES[names[0]], data, torch.arange(len(SIZES))))
+
+
+def test_scorers_without_weights_say_so() -> None:
+    data = replace(judged(0), weight=np.ones(sum(SIZES)))
+    with pytest.raises(ConfigError, match="neg_max_error knows no weights of rows"):
+        MEASURES["neg_max_error"].sums(data)

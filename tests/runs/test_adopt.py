@@ -23,9 +23,10 @@ from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, DataError, KinfedError, ModelError
-from kinfed.runs.adopt import Adoption, _grown, adopt, newcomer_from_table, with_newcomer
+from kinfed.runs.adopt import Adoption, _grown, adopt, with_newcomer
 from kinfed.runs.experiment import run
-from kinfed.runs.finished import FinishedRun
+from kinfed.runs.finished import FinishedRun, RunInMemory
+from kinfed.runs.newcomer import newcomer_from_table
 
 CLIENTS, CONTEXTS, CLASSES, WIDTH = 9, 3, 4, 6
 REFUSED = {"local", "fedavg_data", "mocha", "pfedhn", "apple", "fedbe", "fedmd", "ktpfl"}
@@ -533,3 +534,26 @@ def test_the_command(from_table: Path, tmp_path: Path) -> None:
     for row in ("alone", "server's model", "adopted"):
         assert f"{row} " in text
     assert load_file(mine)["1.weight"].shape == (4, 6)
+
+
+def test_a_run_in_memory_takes_newcomers_as_its_folder_does(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "algorithms": "ditto,fedfomo,kin", "rounds": 2, "participation": 1.0, "steps": 2, "seeds": (0,),
+        "eval_every": 0, "federation": federation(4), "model": tiny, "workers": 1,
+    }  # fmt: skip
+    run(**settings, out=tmp_path / "run")
+    in_memory = RunInMemory.of_result(run(**settings))
+    for method in ("ditto", "fedfomo", "kin"):
+        ours, theirs = (adopt(one, newcomer(), method, model=tiny) for one in (in_memory, tmp_path / "run"))
+        assert torch.equal(ours.model, theirs.model), method
+        assert ours.adopted == theirs.adopted
+
+
+def test_weights_of_a_newcomers_rows(from_table: Path, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "new.csv", [1], trust=lambda _, row: 1 + row % 3)
+    weighted = newcomer_from_table(from_table, table, "kind", weight_column="trust")
+    assert weighted.weights is not None
+    assert float(weighted.weights[weighted.train.rows].mean()) == pytest.approx(1)
+    plain = newcomer_from_table(from_table, table, "kind", ignore="trust")
+    assert torch.equal(weighted.features.raw, plain.features.raw)
+    assert not torch.equal(adopt(from_table, weighted, "fedavg").model, adopt(from_table, plain, "fedavg").model)

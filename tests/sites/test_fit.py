@@ -17,8 +17,6 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.algorithms import ALGORITHMS
-from kinfed.algorithms.ditto import Ditto
 from kinfed.core import storage
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.pipeline import ModelPipeline
@@ -29,6 +27,7 @@ from kinfed.sites.fit_result import FitResult
 from kinfed.sites.fit_settings import FitSettings
 from kinfed.sites.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.sites.portfolio import contenders_of, make_try, methods_of
+from kinfed.sites.sent_message import sent_message
 from kinfed.sites.site_files import load_sites
 from kinfed.sites.site_outputs import outputs_on_test
 from kinfed.sites.site_sentences import Wording
@@ -52,22 +51,10 @@ def result(folder: Path) -> FitResult:
 # ---- the portfolio ----
 
 
-def test_a_method_called_kin_joins_by_itself() -> None:
-    assert "kin" not in methods_of("auto", 3) or "kin" in ALGORITHMS
-    if "kin" in ALGORITHMS:
-        assert "kin" in methods_of("auto", 3)
-        return
-    kinfed.register("algorithm", "kin", Ditto)
-    try:
-        assert methods_of("auto", 3)[:2] == ("local", "fedavg")
-        assert "kin" in methods_of("auto", 3)
-    finally:
-        ALGORITHMS.unregister("kin")
-
-
 def test_every_portfolio_has_what_sites_are_compared_with() -> None:
     assert methods_of("ditto", 3) == ("local", "fedavg", "ditto")
     assert methods_of("auto", 1) == ("local",)
+    assert methods_of("auto", 3) == ("local", "fedavg", "ditto", "selffl", "cgpfl", "fedfomo", "kin")
     assert [one.name for one in contenders_of("fedavg")] == ["one_model", "fine_tuned"]
     with pytest.raises(ConfigError, match="did you mean"):
         methods_of("dito", 3)
@@ -358,3 +345,80 @@ def test_records_of_other_versions_are_refused(folder: Path, tmp_path: Path) -> 
     storage.write_json(tmp_path / "fit.json", {**record, "format": 99})
     with pytest.raises(ConfigError, match="another version"):
         FitResult.read(tmp_path)
+
+
+# ---- weights ----
+
+
+def with_strays(table: Table) -> Table:
+    """The table, and beside every row one with the other outcome that counts next to nothing."""
+    other = ["well" if value == "ill" else "ill" for value in table["outcome"]]
+    twice = {name: [*values, *values] for name, values in table.items()} | {"outcome": [*table["outcome"], *other]}
+    return twice | {"trust": [1.0] * len(other) + [0.001] * len(other)}
+
+
+def test_rows_count_by_their_weights_in_training_choice_and_figures(table: Table) -> None:
+    weighted = kinfed.fit(with_strays(table), **COLUMNS, weight_column="trust", **SMALL | {"steps": 20})
+    strays = kinfed.fit(with_strays(table), **COLUMNS, ignore="trust", **SMALL)
+    north = weighted.site("north")
+    assert north.alone.value is not None
+    assert north.alone.value > 0.85
+    assert weighted.contender("alone").validation > 0.8 > strays.contender("alone").validation
+    assert weighted.weights == "rows count by the column trust, in training and in all figures"
+    assert weighted.statistics_bytes == strays.statistics_bytes + 16  # a sum and a number
+
+
+def test_equal_weights_change_nothing(table: Table, result: FitResult) -> None:
+    same = kinfed.fit(table | {"one": [3.0] * len(table["site"])}, **COLUMNS, weight_column="one", **SMALL)
+    assert same.sites == result.sites
+    assert [one.validation for one in same.contenders] == [one.validation for one in result.contenders]
+
+
+def test_class_weights_reach_folds_and_models(table: Table) -> None:
+    def share_of_ill(result: FitResult) -> float:
+        return float(np.mean([label == "ill" for label in result.predict(table, "north")]))
+
+    plain, leaning = (
+        kinfed.fit(table, **COLUMNS, class_weights=rule, **SMALL | {"algorithms": "fedavg"})
+        for rule in ("none", "ill=30,well=1")
+    )
+    assert share_of_ill(leaning) > share_of_ill(plain) + 0.2
+    assert leaning.contender("alone").validation != plain.contender("alone").validation
+    assert leaning.weights == "classes count in training by the rule ill=30,well=1"
+    problem = kinfed.Federation.from_arrays(np.eye(3), [0, 1, 2], ["a"] * 3).problem
+    assert FitSettings().measure(problem).name == "accuracy"
+    assert FitSettings(class_weights="balanced").measure(problem).name == "balanced_accuracy"
+
+
+def test_class_weights_that_cannot_be_meant_are_refused_before_training(table: Table) -> None:
+    with pytest.raises(ConfigError, match="unknown class in class_weights 'sick'"):
+        kinfed.fit(table, **COLUMNS, class_weights="sick=2")
+    with pytest.raises(ConfigError, match="without classes"):
+        kinfed.fit(table, client_column="site", label_column="dose", class_weights="balanced")
+
+
+# ---- what it takes no model to reach, and what leaves ----
+
+
+def test_the_baseline_is_the_most_frequent_class_of_the_sites_own_rows(table: Table, result: FitResult) -> None:
+    data = SiteFit(load_sites(table, COLUMNS, None, 0), FitSettings(**SMALL)).data
+    for k, site in enumerate(result.sites):
+        own, test = (torch.bincount(data.labels[rows.lists()[k]], minlength=2) for rows in (data.train, data.test))
+        assert site.baseline.value == pytest.approx(float(test[own.argmax()] / test.sum()))
+    assert result.baseline == "majority class"
+
+
+def test_a_message_is_told_by_what_is_in_it(table: Table) -> None:
+    data = kinfed.Federation.from_table(table, **COLUMNS)
+    common = {"federation": data, "model": "mlr", "rounds": 2, "steps": 2, "seeds": (0,), "participation": 1.0}
+    run = kinfed.run(algorithms="fedavg,fedfomo", **common)
+    average, fomo = (sent_message(run, label) for label in ("fedavg", "fedfomo"))
+    assert (average.fields, average.handed_on) == (("delta", "count"), False)
+    assert (fomo.fields, fomo.handed_on) == (("theta", "w"), True)
+    assert average.bytes == 4 * run.task.num_params + 4
+
+
+def test_the_page_says_who_sees_a_model(result: FitResult) -> None:
+    words, ditto = Wording(result), result.contender("one_model")
+    assert "the change of its model and the number of its training rows. Never a row." in words.leaves(ditto)
+    assert "hands the model on to other sites as it is" in words.leaves(replace(ditto, hands_on=True))

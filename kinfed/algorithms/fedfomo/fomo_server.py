@@ -83,7 +83,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         "post_federate", "the personal model: a fresh combination, or the last trained one"
     )
 
-    traits = frozenset({"needs validation", "draws by client"})
+    traits = frozenset({"needs validation", "draws by client", "hands models on"})
     averages = "hands clients' models on to other clients instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:

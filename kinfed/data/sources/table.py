@@ -112,9 +112,7 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         early = TablePreprocessing.from_read(read, learn_from, np.zeros_like(learn_from), 1, options.standardize)
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
-    if options.weight_column is not None:
-        values = _values(table, options.weight_column, name)
-        source.weights = read_weights(values, f"column {options.weight_column} of {name}")
+    source.weights = _row_weights(table, options, name)
     source.notes.append(target.note)
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options)
@@ -144,11 +142,13 @@ def _check_classes(target: Target, column: str, path: str) -> None:
 class LabelledRows:
     """A table of data like others seen before, whose columns may not have been learnt yet."""
 
+    name: str  # what errors call it
     labels: Tensor  # [n]
     read: ReadTable | None  # its feature columns; None where there are images instead
     features: Features | None  # the images
     is_test: Tensor | None = None
     is_val: Tensor | None = None
+    weights: Tensor | None = None  # [n] float64
 
     def encode(self, preprocessing: TablePreprocessing, where: str) -> Features:
         """The features, not scaled."""
@@ -156,23 +156,38 @@ class LabelledRows:
         return Features(preprocessing.encode_cells(self.read.cells, self.read.rows, where).raw)
 
 
-def load_like(path: Path, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
-    """A table with labels of a `problem`. Of its columns only the named are read (None: all without another role)."""
-    table = read_table(path)
-    used = _roles(table, options, str(path))
+def load_like(rows: Any, options: TableOptions, columns: list[str] | None, problem: Problem) -> LabelledRows:
+    """A table, in a file or in memory, with labels of a `problem`. Of its columns only the named are read (None: all
+    without another role)."""
+    table, name, folder = _opened(rows)
+    used = _roles(table, options, name)
     assert options.label_column is not None
     labels = read_known_target(
-        _values(table, options.label_column, str(path)), problem, f"column {options.label_column} of {path}"
+        _values(table, options.label_column, name), problem, f"column {options.label_column} of {name}"
     )
-    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, str(path))
+    is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, name)
     present = set(table.column_names) - used
     if columns is None:
         columns = [name for name in table.column_names if name not in used]
     declared = ",".join(f"{name}={kind}" for name, kind in options.kinds.items() if name in present)
     names = [name for name in columns if name in present]
-    read = _read_features(table, replace(options, columns=declared), names, str(path))
-    features = _images_or_tokens(table, options, str(path), path.parent) if read is None else None
-    return LabelledRows(labels, read, features, is_test, is_val)
+    read = _read_features(table, replace(options, columns=declared), names, name)
+    features = _images_or_tokens(table, options, name, folder) if read is None else None
+    return LabelledRows(name, labels, read, features, is_test, is_val, _row_weights(table, options, name))
+
+
+def _opened(rows: Any) -> tuple[pa.Table, str, Path | None]:
+    """A table, what errors call it, and the folder that it is in."""
+    if isinstance(rows, str | Path):
+        return read_table(Path(rows)), str(rows), Path(rows).parent
+    return as_table(rows), "the table", None
+
+
+def _row_weights(table: pa.Table, options: TableOptions, where: str) -> Tensor | None:
+    if options.weight_column is None:
+        return None
+    values = _values(table, options.weight_column, where)
+    return read_weights(values, f"column {options.weight_column} of {where}")
 
 
 def load_inputs(
@@ -309,8 +324,7 @@ def federation_from_table(
     settings = make_options(TableOptions, options, "the table")
     if settings.client_column is None:
         raise ConfigError("client_column: say which column names the client of each row")
-    is_path = isinstance(table, str | Path)
-    rows, name = (read_table(Path(table)), str(table)) if is_path else (as_table(table), "the table")
-    source = source_from_table(rows, settings, name, Path(table).parent if is_path else None)
+    rows, name, folder = _opened(table)
+    source = source_from_table(rows, settings, name, folder)
     resplit = Resplit() if stratify else None
     return make_federation(source, "column", None, {"test_fraction": test_fraction}, seed, resplit=resplit)
