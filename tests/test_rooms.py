@@ -29,7 +29,7 @@ OPTIONAL: dict[str, set[str]] = {
     "cryptography": {"deploy.certs", "deploy.client_keys", "deploy.masks"},
     "Crypto": {"deploy.masks"},
     "optuna": {"runs.tune"},
-    "onnx": set(),
+    "onnx": {"runs.onnx_columns"},
     "onnxscript": {"runs.onnx_export"},
     "onnxruntime": set(),
     "soundfile": {"data.sources.speech"},

@@ -1,11 +1,13 @@
-"""A model as an ONNX file, for runtimes without Python: scaling, network and what makes probabilities of its outputs.
+"""A model as an ONNX file, for runtimes without Python: raw rows in, probabilities out.
 
-    input    "features" [rows, ...]: encoded rows before scaling (of a table, `ModelPipeline.encode`), float32 or int64
+    inputs   of a table one per column, as they stand in it (kinfed.runs.onnx_columns); of all other data "features"
+             [rows, ...]: examples before scaling, float32 or int64
     output   "probabilities" [rows, C], or of a regression "prediction" [rows] in the target's own unit
 
-Texts and categories become numbers before the network: what every input is stands in the file's metadata (`features`:
-names such as `cp = 2`; `inputs`: the whole of it, as in kinfed's own files), with `classes` and all that the model says
-of itself. PyTorch's exporter (torch.onnx, by onnxscript) does the work; nothing is checked with a runtime here.
+The file's metadata say what belongs to it: `classes`, `features` (what columns become, names such as `cp=2`), `inputs`
+(the whole of it, as in kinfed's own files) and all that the model says of itself. PyTorch's exporter (torch.onnx, by
+onnxscript) writes scaling and network, the helpers of the package onnx what columns become; nothing is checked with a
+runtime here.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from kinfed.runs.pipeline import ModelPipeline
 
 try:
     import onnxscript  # noqa: F401  # what torch's exporter is made with
+
+    from kinfed.runs.onnx_columns import with_columns
 except ImportError as error:
     raise ConfigError(
         "ONNX files need the packages onnx and onnxscript, which are not installed: pip install 'kinfed[onnx]'"
@@ -64,7 +68,7 @@ def write_onnx(pipeline: ModelPipeline, path: Path) -> None:
             f"PyTorch cannot write this model as ONNX ({kind}: {sentence}); export it as safetensors"
         ) from None
     assert program is not None
-    model = program.model_proto
+    model = program.model_proto if learnt is None else with_columns(program.model_proto, learnt)
     about = {**pipeline.about, "inputs": inputs.to_json(), "classes": json.dumps(pipeline.classes)}
     if learnt is not None:
         about["features"] = json.dumps(learnt.features)

@@ -113,15 +113,20 @@ class CategoryEncoding:
             raise DataError(f"column {self.name} of {where} should hold categories; it holds {cells.type}")
         texts = cells.as_texts()
         assert texts.codes is not None
-        known = {value: place for place, value in enumerate(self.categories)}
-        rest = len(known) if self.other else -1
+        known, missing, rest = self.places()
         places = np.array([known.get(value, rest) for value in texts.values] or [rest], np.int64)
-        absent = len(known) + self.other if self.gaps else known.get(self.most_frequent, rest)
-        place = np.where(texts.codes >= 0, places[texts.codes], absent)
+        place = np.where(texts.codes >= 0, places[texts.codes], missing)
         matrix = np.zeros((len(cells), len(self.features)), np.float32)
         rows = np.flatnonzero(place >= 0)
         matrix[rows, place[rows]] = 1
         return Encoded(matrix, self._note(texts, known))
+
+    def places(self) -> tuple[dict[str, int], int, int]:
+        """Which feature is 1: of every category, of a missing cell, and of all other texts; -1: none."""
+        known = {value: place for place, value in enumerate(self.categories)}
+        other = len(known) if self.other else -1
+        missing = len(known) + self.other if self.gaps else known.get(self.most_frequent, other)
+        return known, missing, other
 
     def _note(self, texts: Cells, known: dict[str, int]) -> str:
         """Only where nothing was pooled: an unseen value cannot be told from a rare one otherwise."""
@@ -152,12 +157,13 @@ class DateEncoding:
     kind: Literal["date"] = "date"
 
     @property
-    def _periods(self) -> list[tuple[str, float]]:
+    def periods(self) -> list[tuple[str, float]]:
+        """What goes in circles, and after how many days."""
         return [("season", 365.2425), ("weekday", 7.0), *([("hour", 1.0)] if self.has_time else [])]
 
     @property
     def features(self) -> tuple[str, ...]:
-        circles = [f"{self.name} {period} {part}" for period, _ in self._periods for part in ("sin", "cos")]
+        circles = [f"{self.name} {period} {part}" for period, _ in self.periods for part in ("sin", "cos")]
         return (f"{self.name} day", *circles, *((f"{self.name} missing",) if self.gaps else ()))
 
     @property
@@ -176,7 +182,7 @@ class DateEncoding:
         missing = np.isnan(days)
         known = np.where(missing, self.mean, days)
         parts = [known]
-        for _, period in self._periods:
+        for _, period in self.periods:
             angle = 2 * pi * (known % period) / period
             parts += [np.where(missing, 0, np.sin(angle)), np.where(missing, 0, np.cos(angle))]
         return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)))
