@@ -50,7 +50,20 @@ def page(result: FitResult, folder: Path) -> str:
         left_out=result.left_out,
         models=[(site.site, str(site_path(folder, site.site).relative_to(folder))) for site in result.sites],
         server=str(server_path(folder).relative_to(folder)) if len(result.sites) > 1 else "",
+        newcomer=words.newcomer(),
+        adopt=adopt_command(result),
     )  # fmt: skip
+
+
+def adopt_command(result: FitResult) -> str:
+    """How a site that was not there gets a model of its own; "" where nothing is learnt from the others."""
+    one = result.contender(result.newcomer)
+    if one.name in (ALONE, ONE_MODEL):
+        return ""
+    return (
+        f"kinfed adopt runs/{one.network} --algorithm {one.name} --table new.csv --label-column LABEL "
+        "--out new.safetensors"
+    )
 
 
 def short_name(table: str) -> str:

@@ -146,6 +146,17 @@ class Wording:
 
     # ---- all sites ----
 
+    def newcomer(self) -> str:
+        """For a site that was not there."""
+        name = self.result.newcomer
+        if len(self.result.sites) == 1:
+            return ""
+        if name == ALONE:
+            return "With labelled rows of its own it does best alone, by what validation rows say of these sites."
+        if name == ONE_MODEL:
+            return "That is also what serves these sites best on average, by their validation rows."
+        return f"With labelled rows of its own it gets one by what serves these sites best on average, {self.title(name)}:"
+
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
         moved = [site for site in sites if site.chosen != ALONE]
