@@ -155,7 +155,7 @@ class Wording:
             return "With labelled rows of its own it does best alone, by what validation rows say of these sites."
         if name == ONE_MODEL:
             return "That is also what serves these sites best on average, by their validation rows."
-        return f"With labelled rows of its own it gets one by what serves these sites best on average, {self.title(name)}:"
+        return f"With labelled rows of its own it gets one by what serves these best on average, {self.title(name)}:"
 
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
