@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from kinfed.data.federation import Federation
     from kinfed.engine.lora import lora
     from kinfed.errors import KinfedError
+    from kinfed.interactive.run import load, run
+    from kinfed.interactive.run_result import RunResult
     from kinfed.runs.config import RunConfig
     from kinfed.runs.config_reading import make_config
-    from kinfed.runs.experiment import run
-    from kinfed.runs.results import RunResult
     from kinfed.runs.simulation import simulate
     from kinfed.sites.fit import fit
     from kinfed.sites.fit_result import FitResult
@@ -29,14 +29,15 @@ _HOME = {
     "KinfedError": "kinfed.errors",
     "RunConfig": "kinfed.runs.config",
     "FitResult": "kinfed.sites.fit_result",
-    "RunResult": "kinfed.runs.results",
+    "RunResult": "kinfed.interactive.run_result",
     "fit": "kinfed.sites.fit",
     "LocalTraining": "kinfed.data.batches",
+    "load": "kinfed.interactive.run",
     "lora": "kinfed.engine.lora",
     "make_algorithm": "kinfed.algorithms",
     "make_config": "kinfed.runs.config_reading",
     "register": "kinfed.core.registries",
-    "run": "kinfed.runs.experiment",
+    "run": "kinfed.interactive.run",
     "simulate": "kinfed.runs.simulation",
 }
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "fit",
+    "load",
     "lora",
     "make_algorithm",
     "make_config",

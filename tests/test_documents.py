@@ -70,6 +70,14 @@ def test_the_python_of_the_page_about_models_runs(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.strip() in (ROOT / "docs/models.md").read_text("utf-8")
 
 
+def test_the_python_of_the_page_about_results_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "results"}
+    for block in blocks("docs/results.md", "python"):
+        exec(compile(block, "results.md", "exec"), names)
+    assert Path("runs/first/report.html").exists()
+
+
 def test_the_page_about_tables_does_what_it_shows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,8 @@ from kinfed.errors import ConfigError
 
 def test_public_names() -> None:
     assert kinfed.__all__ == [
-        "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult", "fit", "lora",
-        "make_algorithm", "make_config", "register", "run", "simulate",
+        "Algorithm", "Federation", "FitResult", "KinfedError", "LocalTraining", "RunConfig", "RunResult", "fit", "load",
+        "lora", "make_algorithm", "make_config", "register", "run", "simulate",
     ]  # fmt: skip
     for name in kinfed.__all__:
         assert getattr(kinfed, name) is not None

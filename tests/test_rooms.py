@@ -17,7 +17,7 @@ import kinfed
 # From the foundations up: a room imports from itself and from rooms that stand before it.
 ROOMS = (
     *("errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs", "report"),
-    *("reproduce", "deploy", "sites", "sklearn", "bench", "testing", "cli", "kinfed", "__main__"),
+    *("reproduce", "deploy", "sites", "sklearn", "interactive", "bench", "testing", "cli", "kinfed", "__main__"),
 )
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.
@@ -35,6 +35,7 @@ OPTIONAL: dict[str, set[str]] = {
     "soundfile": {"data.sources.speech"},
     "numba": {"engine.tiles", "engine.products", "engine.fused_steps", "engine.fused_kernels"},
     "tokenizers": {"data.sources.wordpiece"},
+    "IPython": set(),
 }
 
 # Files that others import only where they need an optional package, and that use its files themselves.

@@ -25,6 +25,7 @@ from torch import Tensor
 from kinfed.algorithms.averaging import own_or_server
 from kinfed.core import rng
 from kinfed.core.options import check_options, option
+from kinfed.core.short_repr import changed_repr
 from kinfed.core.tree import Nothing, Tree, take_rows
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Cohort, Population
@@ -122,6 +123,11 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     what it deploys, and its training does not read it: states of clients that are never evaluated need not be
     kept. Not inherited: a class derived from such an algorithm may read the state, and says so anew), "hands models on"
     (what a client sends reaches other clients as it is, or can be told from what they get)."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = changed_repr  # type: ignore[method-assign]  # dataclasses would write one with all options
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from kinfed.cli.terminal import say
 from kinfed.engine.measures import MEASURES, Measure, find_measure
+from kinfed.interactive.progress import LiveDisplay, Speed
 from kinfed.runs.metrics import headline_text
 from kinfed.runs.observer import NullObserver
 
@@ -28,45 +28,7 @@ PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 Metrics = dict[str, float]
 
 
-class LiveDisplay:
-    """A progress bar over all rounds of all methods and seeds. Use as a context manager."""
-
-    def __init__(self, console: Console, total_rounds: int, metric: str | None = None) -> None:
-        self._metric = metric
-        self._progress = Progress(
-            TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=console,
-        )
-        self._bar = self._progress.add_task("", total=total_rounds, label="", seed="", rate="", accuracy="")
-        self._speed = _Speed()
-
-    def __enter__(self) -> LiveDisplay:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        self._speed = _Speed()
-        self._progress.update(self._bar, advance=first, label=label, seed=str(seed), accuracy="")
-
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        fields: dict[str, Any] = {"rate": f"{self._speed.after_round():.1f} rounds/s"}
-        if personal is not None:
-            fields["accuracy"] = headline_text(personal, self._metric)
-        self._progress.update(self._bar, advance=1, **fields)
-
-    def note(self, text: str) -> None:
-        self._progress.console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
-
-
-class PlainDisplay:
+class PlainDisplay(NullObserver):
     """Lines for logs: one when a method starts, one now and then, one when it ends."""
 
     def __init__(self, console: Console, metric: str | None = None) -> None:
@@ -74,7 +36,7 @@ class PlainDisplay:
         self._rounds = 0
         self._done = 0
         self._last = 0.0
-        self._speed = _Speed()
+        self._speed = Speed()
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -83,11 +45,13 @@ class PlainDisplay:
         pass
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
-        self._rounds, self._done, self._last, self._speed = rounds, first, time.monotonic(), _Speed()
+        self._rounds, self._done, self._last, self._speed = rounds, first, time.monotonic(), Speed()
         if first:
             self._say(f"{label} seed {seed}: continues after round {first} of {rounds}")
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
         self._done += 1
         rate = self._speed.after_round()
         ends = self._done >= self._rounds
@@ -103,16 +67,6 @@ class PlainDisplay:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-class _Speed:
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._rounds = 0
-
-    def after_round(self) -> float:
-        self._rounds += 1
-        return self._rounds / max(time.monotonic() - self._began, 1e-9)
 
 
 def display(console: Console, total_rounds: int, metric: str | None = None) -> LiveDisplay | PlainDisplay:

@@ -31,7 +31,7 @@ class FederationView:
 
 def picture(d: Description, width: int = 100, *, ascii_only: bool = False) -> Group:
     shown = _sample(d)
-    parts: list[Table | Text] = [Text(_headline(d), style="bold"), _quantiles(d)]
+    parts: list[Table | Text] = [Text(d.in_words(), style="bold"), _quantiles(d)]
     if len(shown) < d.num_clients:
         parts.append(Text(f"{len(shown)} of {d.num_clients:,} clients, from the largest to the smallest:"))
     shades = _ASCII_SHADES if ascii_only else _SHADES
@@ -62,12 +62,6 @@ def _columns(d: Description) -> Table | None:
         features = str(len(column.features)) if column.features else "-"
         table.add_row(Text(column.name), kind, features, gaps, Text(column.reason))
     return table
-
-
-def _headline(d: Description) -> str:
-    dataset, partition = d.description.get("dataset", "data"), d.description.get("partition", "given")
-    counts = " + ".join(f"{total:,} {split}" for split in ("train", "val", "test") if (total := sum(d.sizes(split))))
-    return f"{dataset}, partition {partition}: {d.num_clients:,} clients, {d.problem.in_words()}, {counts} examples"
 
 
 def _quantiles(d: Description) -> Table:

@@ -28,6 +28,7 @@ def run(
 ) -> None:
     """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
     from kinfed.cli.display import display, outsiders_sentence, results_table, run_sentence
+    from kinfed.interactive.progress import total_rounds
     from kinfed.runs import experiment
     from kinfed.runs.method_run import Interrupted
 
@@ -64,12 +65,3 @@ def _config(typed: TypedSettings, out: Path | None, resume: bool) -> RunConfig:
         return typed.make_config()
     # "kinfed run --out DIR --resume" alone is enough; where data lies and how to compute may differ this time.
     return make_config(None, {**read_config(out).dump(), **typed.values})
-
-
-def total_rounds(config: RunConfig) -> int:
-    """Rounds of all methods, seeds and folds, with what comes before them."""
-    return (
-        (config.folds or 1)
-        * len(config.seeds)
-        * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
-    )

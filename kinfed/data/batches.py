@@ -25,6 +25,7 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.core.loop_memory import MemoryView
 from kinfed.core.options import check_options, option
+from kinfed.core.short_repr import changed_repr
 from kinfed.core.tree import as_slice
 from kinfed.data.augment import AUGMENTATIONS, augmentation, draws
 from kinfed.data.features import Features
@@ -36,7 +37,7 @@ FEW = 32  # examples per client in the first batch of `Split.in_order`
 GATHER_BYTES = 1 << 20  # examples fetched together: few enough to stay in cache until they are used
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalTraining:
     """Local training of one round. `steps` or `epochs`, not both."""
 
@@ -60,6 +61,9 @@ class LocalTraining:
     lr_floor: float = option(0.0, "the learning rate decays no further than this", ge=0)
     poisson: bool = option(False, "every example joins a batch on its own with chance batch/n (needed for privacy)")
     augment: str | None = option(None, "random changes of training images: flip, crop or crop_flip")
+
+    def __repr__(self) -> str:
+        return changed_repr(self, always=("lr", "batch"))
 
     def __post_init__(self) -> None:
         check_options(self, "local training")

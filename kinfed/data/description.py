@@ -13,7 +13,7 @@ from kinfed.data.problem import Problem
 from kinfed.errors import DataError, StorageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Description:
     """Plain values only: `to_json` is the content of federation-<seed>.json, `from_json` reads it back."""
 
@@ -32,6 +32,21 @@ class Description:
     targets: list[tuple[float, float]] | None = None  # [K] mean and deviation of the training target of a regression
     listed: list[int] | None = None  # numbers of the clients that the lists above are of; None: all of them
     clients: int | None = None  # how many there are in all, where not all are listed
+
+    def __repr__(self) -> str:
+        return f"<Description {self.in_words()}>"
+
+    def _repr_html_(self) -> str:
+        from kinfed.data.description_html import description_html
+
+        return description_html(self)
+
+    def in_words(self) -> str:
+        dataset, partition = self.description.get("dataset", "data"), self.description.get("partition", "given")
+        sizes = ((split, sum(self.sizes(split))) for split in ("train", "val", "test"))
+        counts = " + ".join(f"{total:,} {split}" for split, total in sizes if total)
+        clients = f"{self.num_clients:,} clients, {self.problem.in_words()}"
+        return f"{dataset}, partition {partition}: {clients}, {counts} examples"
 
     @property
     def num_clients(self) -> int:

@@ -14,7 +14,7 @@ from kinfed.core.storage import checksum
 from kinfed.errors import DataError
 
 
-@dataclass
+@dataclass(repr=False)
 class Features:
     """`raw` [N, ...]: uint8 images, float32 tables, or int64 tokens (left as they are).
 
@@ -26,6 +26,9 @@ class Features:
     std: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     vectors: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"<Features of {len(self.raw):,} examples of shape {list(self.shape)}, {self.raw.dtype}>"
 
     def __post_init__(self) -> None:
         if self.vectors is not None:

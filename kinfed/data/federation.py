@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ from kinfed.data.ragged import Ragged, hold_out
 from kinfed.data.stratified import split_stratified
 from kinfed.data.target import TaskName, read_target
 from kinfed.errors import ConfigError, DataError, StorageError
+
+if TYPE_CHECKING:
+    from kinfed.data.description import Description
+    from kinfed.data.torch_datasets import Datasets
 
 SPLITS = ("train", "val", "test")
 
@@ -71,8 +75,11 @@ class Population:
         return rng.root(self.seed, purpose)
 
 
-@dataclass
+@dataclass(repr=False)
 class Federation:
+    """Made from arrays (`from_arrays`), tables (`from_table`) or torch data sets (`from_datasets`), read from a folder
+    (`load`), or by a run from the names of a data set and a partition."""
+
     features: Features
     labels: Tensor  # [N] int64 classes, or float64 numbers in their own unit where the problem is a regression
     problem: Problem
@@ -100,6 +107,22 @@ class Federation:
 
     def __len__(self) -> int:
         return self.num_clients
+
+    def __repr__(self) -> str:
+        counts = " + ".join(f"{len(self.split(name).rows):,} {name}" for name in SPLITS)
+        clients, shape = f"{self.num_clients:,} clients", list(self.features.shape)
+        name = self.description.get("dataset", "data")
+        return f"<Federation {name}: {clients}, {self.problem.in_words()}, {counts} examples of shape {shape}>"
+
+    def _repr_html_(self) -> str:
+        html: str = self.describe()._repr_html_()
+        return html
+
+    def describe(self) -> Description:
+        """Who holds what: sizes, classes, how far clients are from the whole. A notebook draws it."""
+        from kinfed.data.describe import describe
+
+        return describe(self)
 
     @property
     def num_classes(self) -> int:
@@ -343,7 +366,7 @@ class Federation:
         cls, table: Any, *, seed: int = 0, test_fraction: float = 0.25, stratify: bool = False, **options: Any
     ) -> Federation:
         """A federation from a table with a column of clients: a pandas, polars or pyarrow table, a dictionary of
-        columns, or the path of a CSV or Parquet file.
+        columns, the path of a CSV or Parquet file, or a data set of Hugging Face's `datasets` (or several by split).
 
         `options` are those of a table (`kinfed.data.sources.TableOptions`): label_column and client_column, and where
         wanted split_column, group_column, ignore, columns, ... Where no column says which rows are for testing, a share
@@ -351,6 +374,18 @@ class Federation:
         from kinfed.data.sources.table import federation_from_table
 
         return federation_from_table(table, options, test_fraction, seed, stratify)
+
+    @classmethod
+    def from_datasets(cls, train: Datasets, test: Datasets | None = None, **options: Any) -> Federation:
+        """A federation from torch data sets of pairs (x, y), {client: dataset}.
+
+        Where there are no data sets for testing, a share `test_fraction` of each client's examples is. `options` are
+        those of `from_arrays`. Examples are read once, in order: random transforms are fixed then."""
+        from kinfed.data.torch_datasets import read_datasets
+
+        examples = read_datasets(train, test)
+        about = {"name": "datasets", **options} | ({} if examples.is_test is None else {"test_rows": examples.is_test})
+        return cls.from_arrays(examples.x, examples.y, examples.clients, **about)
 
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from

@@ -15,12 +15,15 @@ from kinfed.core import rng
 from kinfed.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ragged:
     """Index lists of K clients: client k owns rows[offsets[k]:offsets[k+1]]."""
 
     offsets: Tensor  # [K+1] int64
     rows: Tensor  # [total] int64
+
+    def __repr__(self) -> str:
+        return f"<Ragged {len(self.offsets) - 1:,} lists, {len(self.rows):,} rows>"
 
     @classmethod
     def of(cls, lists: Sequence[Any]) -> Ragged:

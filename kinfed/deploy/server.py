@@ -38,7 +38,7 @@ from kinfed.runs.export import save_layout
 from kinfed.runs.folder import FolderInUse, RunFolder
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.metrics import headline_text
-from kinfed.runs.observer import Metrics
+from kinfed.runs.observer import Metrics, NullObserver
 from kinfed.runs.results import ClientTable, MethodResult
 from kinfed.runs.run_files import RunFiles
 from kinfed.server.loop import Loop, RoundReport
@@ -227,7 +227,7 @@ def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -
 
 
 @dataclass(frozen=True)
-class _LogObserver:
+class _LogObserver(NullObserver):
     """Writes what a run reports into the log (kinfed.runs.observer)."""
 
     say: Say
@@ -240,7 +240,9 @@ class _LogObserver:
             self.say(f"resumed after round {first}")
         self.status.update(RUNNING, f"round {first + 1} of {self.num_rounds}")
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
         figure = f"; personal {headline_text(personal, self.metric)}" if personal else ""
         self.say(
             f"round {report.round} of {self.num_rounds}: {report.active - report.dropped} of {report.active} "

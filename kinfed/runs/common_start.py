@@ -80,7 +80,7 @@ class StartMaker:
         seed = loop.population.seed
         self._observer.started(label, seed, 0, rounds)
         for report in loop.rounds(rounds):
-            self._observer.round(label, seed, report, None)
+            self._observer.round(label, seed, report, None, None)
             if self._should_stop():
                 raise Interrupted("stopped as asked; the last finished round is saved")
         models = loop.algorithm.server_models(loop.server)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -210,6 +210,16 @@ class RunConfig(BaseModel):
     state: Literal["auto", "memory", "disk"] = setting(
         "auto", PLACE, "Where client states live; auto: on disk from a quarter of the machine's memory on."
     )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The methods by name, and what else is not as it is by default."""
+        yield "algorithms", list(self.algorithms)
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name not in ("algorithms", "steps") and value != field.get_default(call_default_factory=True):
+                yield name, value
+        if self.steps is not None and self.steps != DEFAULT_STEPS:
+            yield "steps", self.steps
 
     @model_validator(mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ from kinfed.runs.curves import Curves
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.observer import Observer
-from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunResult, took_part
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunOutcome, took_part
 from kinfed.runs.run_checks import check_privacy, check_run
-from kinfed.runs.run_notes import run_notes
+from kinfed.runs.run_notes import description, run_notes
 
 
 class CrossValidation:
@@ -57,6 +58,15 @@ class CrossValidation:
             experiment.share_workers(first)
         self.folds = [first, *others]
 
+    @property
+    def keep_journal(self) -> bool:
+        return self.folds[0].keep_journal
+
+    @keep_journal.setter
+    def keep_journal(self, keep: bool) -> None:
+        for fold in self.folds:
+            fold.keep_journal = keep
+
     def contents(self) -> dict[str, str]:
         """As `RunInputs.contents`, of all folds."""
         return {name: digest for fold in self.folds for name, digest in fold.inputs.contents().items()}
@@ -65,7 +75,7 @@ class CrossValidation:
         for fold in self.folds:
             check_run(fold.inputs)
 
-    def execute(self, folder: RunFolder | None) -> RunResult:
+    def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
         first, results, baselines = self.folds[0], [], []
         for fold in self.folds:
@@ -82,18 +92,19 @@ class CrossValidation:
             for label in first.inputs.algorithms:
                 trained = [fold.run_method(label, seed, folder) for fold in self.folds]
                 federations = [fold.inputs.federation(seed) for fold in self.folds]
-                result, clients = join_folds(trained, federations, first.inputs.task().classifies)
+                result = join_folds(trained, federations, first.inputs.task().classifies)
                 results.append(result)
+                self.observer.finished(result)
                 if folder is not None:
-                    folder.append_clients(result.client_columns(clients))
+                    folder.append_clients(result.client_columns())
                     if result.curves is not None:
                         folder.write_curves(label, seed, result.curves.to_json())
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
         path = None if folder is None else folder.path
         inputs = first.inputs
-        own = inputs.own_model_name
-        return RunResult(self.config, results, inputs.federations, inputs.task(), path, own, baselines)
+        own, describe = inputs.own_model_name, partial(description, inputs)
+        return RunOutcome(self.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
 
     def _baseline(self, seed: int) -> Baseline:
         inputs = self.folds[0].inputs
@@ -108,16 +119,14 @@ class CrossValidation:
             fold.close()
 
 
-def join_folds(
-    results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool
-) -> tuple[MethodResult, ClientTable]:
-    """The folds of one method and seed as one result, and the clients it is of."""
+def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool) -> MethodResult:
+    """The folds of one method and seed as one result."""
     first, n, clients = results[0], len(results), joined_clients(federations)
     evaluation = join_evaluations([result.evaluation for result in results], first.metric)
     everyone = EvaluationMetrics.from_evaluation(evaluation, clients, classifies)
     rows = took_part(evaluation).nonzero().squeeze(1)
     metrics = EvaluationMetrics.from_evaluation(evaluation, clients, classifies, rows)
-    joined = replace(
+    return replace(
         first,
         **asdict(metrics),
         all_clients=asdict(everyone),
@@ -129,8 +138,9 @@ def join_folds(
         seconds=sum(result.seconds for result in results) / n,
         diverged=any(result.diverged for result in results),
         folds=n,
+        client_table=clients,
+        journal=tuple(line for result in results for line in result.journal),
     )
-    return joined, clients
 
 
 def join_curves(curves: Sequence[Curves | None]) -> Curves | None:

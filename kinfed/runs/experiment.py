@@ -9,8 +9,9 @@ Per seed the federation, the starting model and the sampling are made once and s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
 from kinfed.runs.method_run import MethodRun
-from kinfed.runs.observer import NullObserver, Observer
-from kinfed.runs.results import ClientTable, MethodResult, RunResult
+from kinfed.runs.observer import NullObserver, Observer, RunInfo
+from kinfed.runs.results import ClientTable, MethodResult, RunOutcome
 from kinfed.runs.run_checks import check_privacy, check_run, leave_out_what_cannot_run
 from kinfed.runs.run_files import RunFiles
 from kinfed.runs.run_inputs import RunInputs
@@ -46,37 +47,51 @@ def run(
     model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    keep_journal: bool = False,
     **settings: Any,
-) -> RunResult:
-    """Run a configuration (a RunConfig, a TOML file, or settings by name).
+) -> RunOutcome:
+    """Run a configuration (a RunConfig, a TOML file, or settings by name). `kinfed.run` is this with a display, and
+    gives its results as tables, figures and pages (kinfed.interactive).
 
     `federation` replaces the data set and its partition; `model` is a name, with options
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
     the number of classes.
-    With `out` the run writes its folder and can be resumed; without, everything stays in memory."""
-    build = None if isinstance(model, str | Mapping) else model
-    if isinstance(model, str | Mapping):
-        settings["model"] = model
-    if isinstance(config, RunConfig):
-        if settings:
-            raise ConfigError("give either a RunConfig or settings by name, not both")
-    else:
-        config = make_config(None if config is None else Path(config), settings)
+    With `out` the run writes its folder and can be resumed; without, everything stays in memory: the lines about rounds
+    too, with `keep_journal`."""
+    config, build = chosen_config(config, model, settings)
     from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
 
     kind = Experiment if config.folds is None else CrossValidation
     experiment = kind(config, federation, build, observer or NullObserver(), should_stop)
-    with closing(experiment):
+    with ExitStack() as stack:
+        stack.enter_context(closing(experiment))
         if out is None:
+            experiment.keep_journal = keep_journal
+            stack.callback(experiment.observer.ended)
+            experiment.observer.begun(RunInfo(experiment.config.dump(), None, None))
             return experiment.execute(None)
         contents = experiment.contents()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
-        identity = experiment.config.fingerprint(contents)
-        settings = experiment.config.dump()
-        with RunFolder.open(out, settings, identity, contents=contents, resume=resume) as folder:
-            if folder.version_change:
-                experiment.observer.note(folder.version_change)
-            return experiment.execute(folder)
+        identity, values = experiment.config.fingerprint(contents), experiment.config.dump()
+        folder = stack.enter_context(RunFolder.open(out, values, identity, contents=contents, resume=resume))
+        stack.callback(experiment.observer.ended)
+        experiment.observer.begun(RunInfo(values, folder.path, identity))
+        if folder.version_change:
+            experiment.observer.note(folder.version_change)
+        return experiment.execute(folder)
+
+
+def chosen_config(
+    config: RunConfig | Path | str | None, model: str | Mapping[str, Any] | Builder | None, settings: Mapping[str, Any]
+) -> tuple[RunConfig, Builder | None]:
+    """The configuration that a caller means, and what makes the module where it is the caller's own."""
+    if isinstance(model, str | Mapping):
+        settings, model = {**settings, "model": model}, None
+    if not isinstance(config, RunConfig):
+        return make_config(None if config is None else Path(config), settings), model
+    if settings:
+        raise ConfigError("give either a RunConfig or settings by name, not both")
+    return config, model
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -101,6 +116,7 @@ class Experiment:
         leave_out_what_cannot_run(self.inputs)
         self.observer = observer or NullObserver()
         self.should_stop = should_stop
+        self.keep_journal = False  # of a run without a folder
         self._loops = LoopFactory(self.inputs, self.observer.note)
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
@@ -115,7 +131,7 @@ class Experiment:
     def check(self) -> None:
         check_run(self.inputs)
 
-    def execute(self, folder: RunFolder | None) -> RunResult:
+    def execute(self, folder: RunFolder | None) -> RunOutcome:
         """Run everything; what the folder holds already is taken up where it ends."""
         inputs, results = self.inputs, []
         for label in inputs.algorithms:
@@ -131,10 +147,12 @@ class Experiment:
                 folder.write_baseline(seed, baselines[-1].to_json())
             for label in inputs.algorithms:
                 results.append(self.run_method(label, seed, folder))
+                self.observer.finished(results[-1])
         if folder is not None:
             folder.write_summary({"results": [result.summary() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
-        return RunResult(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines)
+        describe = partial(description, inputs)
+        return RunOutcome(inputs.config, results, inputs.federations, inputs.task(), path, own, baselines, describe)
 
     def write_layout(self, folder: RunFolder | None) -> None:
         if folder is not None:
@@ -179,6 +197,7 @@ class Experiment:
                 observer=self.observer,
                 should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold,
+                keep_journal=self.keep_journal,
             ).execute()
         return self._with_curves(result, folder)
 

@@ -79,16 +79,35 @@ def export_model(
     module.load_state_dict(safetensors.torch.load_file(path))           the plain module, fed encoded and scaled rows"""
     run = RunFiles(folder)
     algorithm, seed = run.label(algorithm), run.seed(seed)
-    data = run.description(seed)
-    models, number = run.models(algorithm, seed), client_number(data.names, client)
-    row = models.personal[number]
+    models = run.models(algorithm, seed)
+    tensors, about = personal_parts(run, client, algorithm, seed, models)
     path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
-    name = run.layout()["model"]
-    trained = bool(models.took_part[number])
-    metadata = {"client": client, "algorithm": algorithm, "seed": str(seed), "model": name, "took_part": str(trained)}
-    metadata["inputs"] = ModelInputs.of_description(data, run.config.model.options).to_json()
-    storage.write_tensors(path, state_dict(run, row), metadata)
-    return Exported(path, f"{name}, {len(row)} parameters" + ("" if trained else f"; {_without_training(models)}"))
+    storage.write_tensors(path, tensors, about)
+    trained = about["took_part"] == str(True)
+    note = "" if trained else f"; {_without_training(models)}"
+    return Exported(path, f"{about['model']}, {models.personal.shape[1]} parameters" + note)
+
+
+def personal_parts(
+    run: RunFiles, client: str, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state dict of a client's model, and what a file says about it."""
+    number = client_number(run.description(seed).names, client)
+    about = {"client": client, **_about(run, algorithm, seed), "took_part": str(bool(models.took_part[number]))}
+    return state_dict(run, models.personal[number]), about
+
+
+def server_parts(
+    run: RunFiles, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The same of the server's model; None where it has not one for all clients."""
+    row = models.server_model
+    return None if row is None else (state_dict(run, row), _about(run, algorithm, seed))
+
+
+def _about(run: RunFiles, algorithm: str, seed: int) -> dict[str, str]:
+    inputs = ModelInputs.of_description(run.description(seed), run.config.model.options).to_json()
+    return {"algorithm": algorithm, "seed": str(seed), "model": run.layout()["model"], "inputs": inputs}
 
 
 def _without_training(models: Models) -> str:

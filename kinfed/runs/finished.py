@@ -26,7 +26,7 @@ from kinfed.errors import ConfigError, ModelError
 from kinfed.runs.build import build_task
 from kinfed.runs.config import RunConfig
 from kinfed.runs.model_inputs import ModelInputs
-from kinfed.runs.results import RunResult
+from kinfed.runs.results import RunOutcome
 from kinfed.runs.run_files import RunFiles, pick
 
 
@@ -161,7 +161,7 @@ class RunInMemory(EndedRun):
     states: Mapping[str, Mapping[str, Tensor]]  # of servers, by label
 
     @classmethod
-    def of_result(cls, result: RunResult, *labels: str, seed: int | None = None) -> RunInMemory:
+    def of_result(cls, result: RunOutcome, *labels: str, seed: int | None = None) -> RunInMemory:
         """Of these algorithms; of all where none is named."""
         states = {}
         for label in labels or result.config.algorithms:

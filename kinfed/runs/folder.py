@@ -128,7 +128,7 @@ class RunFolder:
                 run._note_versions()
             else:
                 envelope = {
-                    **_versions(),
+                    **run_versions(),
                     "fingerprint": fingerprint,
                     "contents": contents or {},
                     "config": config,
@@ -167,7 +167,7 @@ class RunFolder:
 
     def _note_versions(self) -> None:
         """Write down with what the run goes on, where that is not what it was last run with."""
-        envelope, now = RunFiles(self.path).envelope, _versions()
+        envelope, now = RunFiles(self.path).envelope, run_versions()
         history = [{name: envelope.get(name) for name in now}, *envelope.get("continued", [])]
         changes = differences(history[-1], now, names=("before", "now"))
         if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
@@ -389,7 +389,8 @@ class RunFolder:
 _DECISIVE_PACKAGES = ("kinfed", "versions.torch")  # whose version may change results
 
 
-def _versions() -> dict[str, Any]:
+def run_versions() -> dict[str, Any]:
+    """Of kinfed and of what may change its results, now."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy")}
     return {
         "kinfed": metadata.version("kinfed"),

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kinfed.core import storage
 from kinfed.core.threads import one_thread
 from kinfed.engine.measures import headline_measure
 from kinfed.errors import KinfedError
@@ -29,7 +30,7 @@ from kinfed.pools.base import Evaluation
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.metrics import has_diverged
 from kinfed.runs.observer import NullObserver, Observer
-from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, Metrics, took_part
+from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, took_part
 from kinfed.server.loop import Loop, RoundReport
 
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
@@ -75,7 +76,9 @@ class MethodRun:
     observer: Observer = field(default_factory=NullObserver)
     should_stop: Callable[[], bool] = lambda: False
     fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
+    keep_journal: bool = False  # where there is no folder: the result has the lines
     totals: Totals = field(default_factory=Totals, init=False)
+    _lines: list[str] = field(default_factory=list, init=False)
     _last_evaluation: Evaluation | None = field(default=None, init=False)
 
     @property
@@ -113,9 +116,10 @@ class MethodRun:
         while self.loop.completed < self.last_round:
             report = self.loop.round()
             self.totals.add(report)
-            personal = self._journal(report)
+            metrics = self._journal(report)
             self._note_rejections(report)
-            self.observer.round(self.title, self.seed, report, personal)
+            personal, server = (None, None) if metrics is None else (metrics.personal, metrics.server)
+            self.observer.round(self.title, self.seed, report, personal, server)
             stop = self.should_stop()
             if stop or self._checkpoint_due(report.round, time.monotonic() - saved):
                 self._save()
@@ -136,6 +140,7 @@ class MethodRun:
             rounds=self.num_rounds,
             **asdict(metrics),
             clients=len(self.clients.names),
+            evaluated=len(evaluation.ids),
             took_part=int(self.loop.took_part.sum()),
             all_clients=asdict(everyone),
             bytes_down=self.totals.bytes_down,
@@ -144,11 +149,13 @@ class MethodRun:
             diverged=2 * self.totals.not_finite > self.totals.asked
             or any(has_diverged(one) for one in (metrics.personal, metrics.server or {})),
             evaluation=evaluation,
+            client_table=self.clients,
             metric=self.metric,
             server_models=algorithm.server_models(self.loop.server),
             server_state=self.loop.server.named() if self.folder is None and self.keep_models else None,
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
+            journal=tuple(self._lines),
         )
         if result.diverged:
             self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")
@@ -157,7 +164,7 @@ class MethodRun:
                 self.folder.write_models(
                     self.label, self.seed, evaluation.models, result.server_models, took_part(evaluation)
                 )
-            self.folder.append_clients(result.client_columns(self.clients))
+            self.folder.append_clients(result.client_columns())
         return result
 
     # ---- checkpoints ----
@@ -195,15 +202,15 @@ class MethodRun:
     # ---- evaluation and journal ----
 
     @one_thread()
-    def _journal(self, report: RoundReport) -> Metrics | None:
-        """Evaluate where due and write the round's line; the metrics of the personal models."""
+    def _journal(self, report: RoundReport) -> EvaluationMetrics | None:
+        """Evaluate where due and write the round's line; the metrics of the clients that took part."""
         last = report.round == self.last_round
         evaluation = None
         if last or (self.eval_every > 0 and report.round % self.eval_every == 0):
             evaluation = self._evaluate(last)
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
-        if self.folder is not None:
-            self.folder.append_round({
+        if self.folder is not None or self.keep_journal:
+            self._write_line({
                 "algorithm": self.label, "seed": self.seed, **({} if self.fold is None else {"fold": self.fold}),
                 "round": report.round, "seconds": report.seconds,
                 "active": report.active, "dropped": report.dropped, "took_part": int(self.loop.took_part.sum()),
@@ -214,7 +221,13 @@ class MethodRun:
                 "method": self._figures(evaluation, metrics),
                 **{name: value for name in ("clock", "staleness") if (value := getattr(report, name)) is not None},
             })  # fmt: skip
-        return None if metrics is None else metrics.personal
+        return metrics
+
+    def _write_line(self, record: dict[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.append_round(record)
+        else:
+            self._lines.append(storage.to_json(record))
 
     def _evaluate(self, last: bool) -> Evaluation:
         evaluation = self.loop.evaluate(self.split, keep_models=last and self.keep_models)

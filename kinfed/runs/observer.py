@@ -1,36 +1,121 @@
-"""Who hears what a run, a tuning or a deployment does: displays, logs and trackers are observers."""
+"""Who hears what a run, a tuning or a deployment does: displays, logs and trackers are observers.
+
+    class Printer(NullObserver):                       # every event has an empty answer to inherit
+        def round(self, label, seed, report, personal, server):
+            if personal is not None:
+                print(label, seed, report.round, personal["accuracy"])
+
+    kinfed.run(algorithms="local,ditto", observer=Printer())
+
+In a run the order is: `begun` once; for every method and seed `started`, `round` after each round, `finished`; `ended`
+once, also where the run fails or is stopped. Warm starts and pre-training are rounds with labels of their own, without
+`finished`. `note` may come at any time. A resumed run is heard from the round on that it resumes with: those after the
+last checkpoint were heard before, and have the same numbers. What an observer raises ends the run.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from kinfed.runs.results import MethodSummary
     from kinfed.server.loop import RoundReport
 
 Metrics = dict[str, float]
 
 
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run is, before its first round."""
+
+    settings: dict[str, Any]  # the whole configuration as plain values, as in config.json
+    folder: Path | None  # None: nothing is written
+    fingerprint: str | None  # the run's identity, where there is a folder
+
+
 class Observer(Protocol):
     """What is raised here ends the run; a round is reported before it is saved in a checkpoint."""
+
+    def begun(self, run: RunInfo) -> None:
+        """A run begins, or goes on."""
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         """An algorithm begins, or goes on after `first` of its `rounds`."""
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
-        """A round is in the journal; `personal` are the metrics of the personal models where they were evaluated."""
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        """A round is in the journal; `personal` and `server` are the metrics of the personal models and of the server's
+        model on test data, where the round was evaluated (`server` None: also where there is no such model)."""
+
+    def finished(self, result: MethodSummary) -> None:
+        """An algorithm has done its last round."""
+
+    def ended(self) -> None:
+        """Nothing follows. What was opened is to be closed."""
 
     def note(self, text: str) -> None:
         """A sentence that a reader should see."""
 
 
 class NullObserver:
-    """For nobody."""
+    """For nobody; observers inherit from it what they do not care about."""
+
+    def begun(self, run: RunInfo) -> None:
+        pass
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         pass
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        pass
+
+    def finished(self, result: MethodSummary) -> None:
+        pass
+
+    def ended(self) -> None:
         pass
 
     def note(self, text: str) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Several as one, told in this order."""
+
+    members: Sequence[Observer]
+
+    def begun(self, run: RunInfo) -> None:
+        for member in self.members:
+            member.begun(run)
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        for member in self.members:
+            member.started(label, seed, first, rounds)
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        for member in self.members:
+            member.round(label, seed, report, personal, server)
+
+    def finished(self, result: MethodSummary) -> None:
+        for member in self.members:
+            member.finished(result)
+
+    def ended(self) -> None:
+        """All are told, also where one fails."""
+        with ExitStack() as stack:
+            for member in reversed(self.members):
+                stack.callback(member.ended)
+
+    def note(self, text: str) -> None:
+        for member in self.members:
+            member.note(text)

@@ -183,18 +183,25 @@ class ModelPipeline:
             raise ModelError(
                 f"{path} does not say what its model must be fed; export it again with this version of kinfed"
             )
-        inputs = ModelInputs.from_json(about["inputs"], str(path))
+        return cls.from_parts(storage.read_tensors(path), about, str(path), build)
+
+    @classmethod
+    def from_parts(
+        cls, tensors: dict[str, Tensor], about: Mapping[str, str], where: str, build: Builder | None = None
+    ) -> ModelPipeline:
+        """From a state dict and what a file says about it."""
+        inputs = ModelInputs.from_json(about["inputs"], where)
         if build is None and about["model"] not in MODELS:
             raise ModelError(
-                f"{path} holds a {about['model']}, which is none of kinfed's models; use ModelPipeline.read with the "
-                "function that builds it"
+                f"{where} holds a {about['model']}, which is none of kinfed's models; give `build`, the "
+                "function that builds it (ModelPipeline.read, result.personal_model)"
             )
         shape, outputs = inputs.shape, inputs.problem.outputs
         if build is None:
             make = lambda: build_model(about["model"], shape, outputs, inputs.options)  # noqa: E731
         else:
             make = own_model(build, shape, outputs)
-        module = _module(make, storage.read_tensors(path), path)
+        module = _module(make, tensors, where)
         return cls(
             module, inputs, {name: text for name, text in about.items() if name not in ("inputs", storage.CHECKSUM)}
         )
@@ -238,10 +245,10 @@ def _numbers(rows: Any, where: str) -> np.ndarray[Any, Any]:
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
-def _module(make: Callable[[], nn.Module], tensors: dict[str, Tensor], path: Path) -> nn.Module:
+def _module(make: Callable[[], nn.Module], tensors: dict[str, Tensor], where: str) -> nn.Module:
     module = module_from(make, tensors)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ModelError(f"the parameters in {path} do not fit its model: {error}") from None
+        raise ModelError(f"the parameters in {where} do not fit its model: {error}") from None
     return module.eval()

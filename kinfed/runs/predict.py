@@ -6,7 +6,6 @@ predictions.labels, predictions.probabilities                  [n] names of clas
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,15 +16,31 @@ import pyarrow as pa
 
 from kinfed.data.sources.table import load_inputs
 from kinfed.data.sources.table_files import is_table, read_table
+from kinfed.engine.models import Builder
 from kinfed.errors import DataError
-from kinfed.runs.export import export_model
+from kinfed.runs.export import personal_parts, server_parts
 from kinfed.runs.pipeline import ModelPipeline, Predictions, plain_rows
+from kinfed.runs.run_files import RunFiles
 
 
-def model_of_run(folder: Path, client: str, algorithm: str | None = None, seed: int | None = None) -> ModelPipeline:
-    """A client's personal model of a finished run."""
-    with tempfile.TemporaryDirectory() as place:
-        return ModelPipeline.read(export_model(folder, client, algorithm, seed, Path(place) / "model.safetensors").path)
+def model_of_run(
+    folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
+) -> ModelPipeline:
+    """A client's personal model of a finished run. `build` makes the module where it is not one of kinfed's own."""
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    tensors, about = personal_parts(run, client, algorithm, seed, run.models(algorithm, seed))
+    return ModelPipeline.from_parts(tensors, about, str(folder), build)
+
+
+def server_model_of_run(
+    folder: Path, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
+) -> ModelPipeline | None:
+    """The server's model of a finished run, where it has one for all clients."""
+    run = RunFiles(folder)
+    algorithm, seed = run.label(algorithm), run.seed(seed)
+    parts = server_parts(run, algorithm, seed, run.models(algorithm, seed))
+    return None if parts is None else ModelPipeline.from_parts(*parts, str(folder), build)
 
 
 def predict(

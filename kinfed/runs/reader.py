@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.data.description import Description
+from kinfed.errors import StorageError
 from kinfed.runs.baseline import Baseline
 from kinfed.runs.curves import Curves
 from kinfed.runs.metrics import has_diverged
@@ -115,10 +116,11 @@ class Run:
     notes: tuple[str, ...] = ()
     baselines: dict[int, Baseline] = field(default_factory=dict)  # what clients reach without a model, by seed
     curves: dict[Key, Curves] = field(default_factory=dict)  # ROC and calibration of clients, by algorithm and seed
+    parameters: int | None = None  # of a model
 
     @property
     def last_planned_round(self) -> int | None:
-        return _last_planned_round(self.config)
+        return last_planned_round(self.config)
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -147,10 +149,7 @@ def load_run(path: Path, label: str) -> Run:
     lines = _read_rounds(path / "rounds.jsonl", config.get("folds") or 1, notes)
     clients = _read_clients(path / "clients.csv", notes)
     results = _read_results(path / "summary.json")
-    trials = [
-        _trial(key, lines.get(key, {}), clients.get(key, []), results.get(key), _last_planned_round(config))
-        for key in dict.fromkeys([*lines, *results])
-    ]
+    trials = make_trials(lines, clients, results, last_planned_round(config))
     run = Run(
         path=path,
         label=label,
@@ -162,8 +161,18 @@ def load_run(path: Path, label: str) -> Run:
         federations=dict(_descriptions(files)),
         baselines=dict(_baselines(path)),
         curves=dict(_curves(path)),
+        parameters=read_parameters(path / "model.json"),
     )
     return replace(run, notes=tuple(_progress_notes(run) + _version_notes(envelope) + notes))
+
+
+def read_parameters(path: Path) -> int | None:
+    """Of one model, as model.json says; None where it does not."""
+    try:
+        size = storage.read_json(path).get("parameters")
+    except StorageError:
+        return None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _labels(paths: list[Path]) -> list[str]:
@@ -174,27 +183,31 @@ def _labels(paths: list[Path]) -> list[str]:
 
 
 def _read_rounds(path: Path, folds: int, notes: list[str]) -> dict[Key, dict[int, JournalRound]]:
-    """A later line replaces an earlier one of the same round: a resumed run repeats what followed its checkpoint. Of
-    several folds the rounds that all have are joined."""
-    lines: dict[Key, dict[int, dict[int, JournalRound]]] = {}  # by number of the round and fold
     if not path.exists():
         return {}
-    unreadable = []
-    number = 0
+    records, unreadable, number = [], [], 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
-                record = json.loads(line)
+                records.append((f"{path}, line {number}", json.loads(line)))
             except json.JSONDecodeError:
                 unreadable.append(number)
-                continue
-            key, entry = _round(record, f"{path}, line {number}")
-            lines.setdefault(key, {}).setdefault(entry.number, {})[int(record.get("fold") or 0)] = entry
     if unreadable == [number]:
         notes.append("The last line of rounds.jsonl is cut, as when a run is killed while writing; it was left out.")
     elif unreadable:
         listed = ", ".join(map(str, unreadable[:5])) + (", …" if len(unreadable) > 5 else "")
         notes.append(f"Damaged lines of rounds.jsonl were left out: {len(unreadable)} (line {listed}).")
+    return join_records(records, folds)
+
+
+def join_records(records: Iterable[tuple[str, Any]], folds: int) -> dict[Key, dict[int, JournalRound]]:
+    """Rounds by their numbers, from lines of the journal and where each was read. A later line replaces an earlier one
+    of the same round: a resumed run repeats what followed its checkpoint. Of several folds the rounds that all have are
+    joined."""
+    lines: dict[Key, dict[int, dict[int, JournalRound]]] = {}  # by number of the round and fold
+    for where, record in records:
+        key, entry = _round(record, where)
+        lines.setdefault(key, {}).setdefault(entry.number, {})[int(record.get("fold") or 0)] = entry
     joined: dict[Key, dict[int, JournalRound]] = {}
     for key, rounds in lines.items():
         complete = {number: list(by_fold.values()) for number, by_fold in rounds.items() if len(by_fold) == folds}
@@ -285,9 +298,11 @@ def _read_clients(path: Path, notes: list[str]) -> dict[Key, list[ClientResult]]
 
 
 def _read_results(path: Path) -> dict[Key, Final]:
-    if not path.exists():
-        return {}
-    results = storage.read_json(path).get("results")
+    return finals(storage.read_json(path).get("results"), str(path)) if path.exists() else {}
+
+
+def finals(results: Any, where: str) -> dict[Key, Final]:
+    """From the entries of summary.json."""
     try:
         return {
             (str(entry["algorithm"]), int(entry["seed"])): Final(
@@ -305,7 +320,7 @@ def _read_results(path: Path) -> dict[Key, Final]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunFolderError(
-            f"{path}: a result needs algorithm, seed, rounds, bytes_down, bytes_up and seconds ({error!r})"
+            f"{where}: a result needs algorithm, seed, rounds, bytes_down, bytes_up and seconds ({error!r})"
         ) from None
 
 
@@ -332,6 +347,17 @@ def _curves(path: Path) -> Iterator[tuple[Key, Curves]]:
             yield (str(record["algorithm"]), int(record["seed"])), Curves.from_json(record)
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{file}: curves need algorithm, seed, clients and their sums ({error!r})") from None
+
+
+def make_trials(
+    lines: dict[Key, dict[int, JournalRound]],
+    clients: dict[Key, list[ClientResult]],
+    results: dict[Key, Final],
+    planned: int | None,
+) -> list[Trial]:
+    """From the three files that speak of them; `planned` is the number of the last round."""
+    keys = dict.fromkeys([*lines, *results])
+    return [_trial(key, lines.get(key, {}), clients.get(key, []), results.get(key), planned) for key in keys]
 
 
 def _trial(
@@ -393,7 +419,7 @@ def _version_notes(envelope: dict[str, Any]) -> list[str]:
     return [f"This run was begun with {chain[0]} and continued with {', then '.join(chain[1:])}."]
 
 
-def _last_planned_round(config: dict[str, Any]) -> int | None:
+def last_planned_round(config: dict[str, Any]) -> int | None:
     rounds, warm = config.get("rounds"), config.get("warm_start") or 0
     return rounds + warm if isinstance(rounds, int) and isinstance(warm, int) else None
 

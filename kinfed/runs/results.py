@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from kinfed.engine.task import ModuleTask, Score
 from kinfed.errors import ConfigError
 from kinfed.pools.base import Evaluation
 from kinfed.runs.config import RunConfig
-from kinfed.runs.metrics import summarize
+from kinfed.runs.metrics import headline_text, summarize
 from kinfed.runs.model_inputs import ModelInputs
 from kinfed.runs.pipeline import ModelPipeline
 
 if TYPE_CHECKING:
+    from kinfed.data.description import Description
     from kinfed.runs.baseline import Baseline
     from kinfed.runs.curves import Curves
 
@@ -41,9 +42,9 @@ class ClientTable:
         return cls(data.names, data.train.count, data.test.count)
 
 
-@dataclass
-class MethodResult:
-    """One algorithm under one seed, after its last round."""
+@dataclass(kw_only=True)
+class MethodSummary:
+    """One algorithm under one seed, after its last round, in plain values: an entry of summary.json."""
 
     label: str
     seed: int
@@ -51,36 +52,22 @@ class MethodResult:
     personal: Metrics
     server: Metrics | None
     clients: int  # in all
+    evaluated: int  # of these; fewer than all where a sample was asked for
     took_part: int  # clients of these; `personal`, `server` and `alternatives` are of these
     all_clients: dict[str, Any]  # the same three of all clients
     bytes_down: int
     bytes_up: int
     seconds: float
     diverged: bool  # losses or updates ran out of all bounds: the figures mean nothing
-    evaluation: Evaluation = field(repr=False)
-    server_models: ServerModels | None = field(default=None, repr=False)
     alternatives: dict[str, Metrics] = field(default_factory=dict)  # other models that the algorithm reports, by name
     metric: str = "accuracy"  # the headline: what methods are compared by
     privacy: dict[str, Any] | None = None  # epsilon of every client and what belongs to it
     user_privacy: dict[str, Any] | None = None  # of the server's models: epsilon for whole clients, and its settings
-    curves: Curves | None = field(default=None, repr=False)  # of clients' personal models, where there are classes
-    folds: int | None = None  # of a cross-validation, whose test rows are joined in `evaluation`
-    server_state: Mapping[str, Tensor] | None = field(default=None, repr=False)  # where models are kept, and no folder
+    folds: int | None = None  # of a cross-validation, whose test rows are joined
 
-    @property
-    def evaluated(self) -> int:
-        """How many clients; fewer than all where a sample was asked for."""
-        return len(self.evaluation.ids)
-
-    @property
-    def server_model(self) -> Tensor | None:
-        """[P] where the server has one model for all clients."""
-        models = self.server_models
-        return None if models is None or models.assignment is not None else models.models[0]
-
-    @property
-    def _took_part(self) -> Tensor:
-        return took_part(self.evaluation)
+    def __repr__(self) -> str:
+        figure = headline_text(self.personal, self.metric) or "no test data"
+        return f"{type(self).__name__}({self.label}, seed {self.seed}, round {self.rounds}: personal {figure})"
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -95,9 +82,38 @@ class MethodResult:
             **({} if self.user_privacy is None else {"user_privacy": self.user_privacy}),
         }  # fmt: skip
 
-    def client_columns(self, clients: ClientTable) -> dict[str, list[Any]]:
+    @classmethod
+    def from_summary(cls, record: Mapping[str, Any]) -> MethodSummary:
+        """From what `summary` gave; KeyError or TypeError where that lacks something."""
+        known = {one.name for one in fields(MethodSummary)}
+        values = {name: value for name, value in record.items() if name in known}
+        return MethodSummary(label=record["algorithm"], **values)
+
+
+@dataclass(kw_only=True, repr=False)
+class MethodResult(MethodSummary):
+    """One algorithm under one seed, after its last round, with its models and every client's sums."""
+
+    evaluation: Evaluation
+    client_table: ClientTable  # of all clients; in a cross-validation, of all folds
+    server_models: ServerModels | None = None
+    curves: Curves | None = None  # of clients' personal models, where there are classes
+    journal: tuple[str, ...] = ()  # its lines of rounds.jsonl, where they were asked for
+    server_state: Mapping[str, Tensor] | None = None  # where models are kept, and no folder
+
+    @property
+    def server_model(self) -> Tensor | None:
+        """[P] where the server has one model for all clients."""
+        models = self.server_models
+        return None if models is None or models.assignment is not None else models.models[0]
+
+    @property
+    def _took_part(self) -> Tensor:
+        return took_part(self.evaluation)
+
+    def client_columns(self) -> dict[str, list[Any]]:
         """The lines of clients.csv, by column: one entry per evaluated client, None where there is no figure."""
-        ids = self.evaluation.ids
+        ids, clients = self.evaluation.ids, self.client_table
         numbers = ids.tolist()
         columns: dict[str, list[Any]] = {
             "algorithm": [self.label] * len(numbers),
@@ -137,7 +153,9 @@ def _per_example(score: Score | None, field: str, length: int) -> list[float | N
 
 
 @dataclass
-class RunResult:
+class RunOutcome:
+    """A run in this process: results, models, data. People see it through kinfed.interactive.run_result."""
+
     config: RunConfig
     results: list[MethodResult]
     federations: dict[int, Federation] = field(repr=False)
@@ -145,20 +163,11 @@ class RunResult:
     folder: Path | None = None
     own_model: str | None = None  # class of the module, where the caller gave one
     baselines: Sequence[Baseline] = ()  # by seed: what clients reach without a model
+    describe: Callable[[int], Description] | None = field(default=None, repr=False)  # who holds what, with a seed
 
     def result(self, label: str | None = None, seed: int | None = None) -> MethodResult:
         """The result of a method (the only one where none is named) and seed (the first)."""
-        labels = list(self.config.algorithms)
-        if label is None and len(labels) > 1:
-            raise ConfigError(f"say which algorithm: {', '.join(labels)}")
-        label = labels[0] if label is None else label
-        seed = self.config.seeds[0] if seed is None else seed
-        for result in self.results:
-            if result.label == label and result.seed == seed:
-                return result
-        raise ConfigError(
-            f"no result of {label!r} with seed {seed}; there are {', '.join(labels)}, {self.config.seeds}"
-        )
+        return pick_result(self.results, tuple(self.config.algorithms), self.config.seeds, label, seed)
 
     def personal_model(self, client: str | int, label: str | None = None, seed: int | None = None) -> ModelPipeline:
         """The client's own model, ready to use: raw rows in, classes out; `.module` is the torch module alone. A client
@@ -193,6 +202,23 @@ class RunResult:
         return ModelPipeline(
             module.eval(), inputs, about | {"algorithm": result.label, "seed": str(result.seed), "model": name}
         )
+
+
+AnySummary = TypeVar("AnySummary", bound=MethodSummary)
+
+
+def pick_result(
+    results: Sequence[AnySummary], labels: Sequence[str], seeds: Sequence[int], label: str | None, seed: int | None
+) -> AnySummary:
+    """The result of a method (the only one where none is named) and seed (the first)."""
+    if label is None and len(labels) > 1:
+        raise ConfigError(f"say which algorithm: {', '.join(labels)}")
+    label = labels[0] if label is None else label
+    seed = seeds[0] if seed is None else seed
+    for result in results:
+        if result.label == label and result.seed == seed:
+            return result
+    raise ConfigError(f"no result of {label!r} with seed {seed}; there are {', '.join(labels)}, {tuple(seeds)}")
 
 
 def client_number(names: list[str], client: str | int) -> int:

@@ -301,7 +301,9 @@ class _TrialObserver(NullObserver):
     report: Callable[[int, float], None]
     figure: str
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Metrics | None) -> None:
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
         if personal and self.figure in personal:
             self.report(self.before + report.round, personal[self.figure])
 

@@ -35,7 +35,7 @@ from kinfed.runs.finished import RunInMemory
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline
-from kinfed.runs.results import RunResult
+from kinfed.runs.results import RunOutcome
 from kinfed.sites.decision import FitDecision, decide, only_choice
 from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult
 from kinfed.sites.fit_settings import FitSettings
@@ -179,9 +179,9 @@ class SiteFit:
             storage.write_json(plan, record)
         return tries
 
-    def _fit_all(self, decision: FitDecision, folder: Path | None, budget: TimeBudget) -> dict[str, RunResult]:
+    def _fit_all(self, decision: FitDecision, folder: Path | None, budget: TimeBudget) -> dict[str, RunOutcome]:
         """All fitted contenders on all training rows, by contender; those of one kind of network in one run."""
-        results: dict[str, RunResult] = {}
+        results: dict[str, RunOutcome] = {}
         for network in self.settings.model_names:
             mine = [one for one in decision.fitted if decision.tries[one.name].model == network]
             if not mine:
@@ -207,7 +207,7 @@ class SiteFit:
             results |= {one.name: result for one in mine}
         return results
 
-    def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunResult]) -> FitResult:
+    def _result(self, tries: Tries, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FitResult:
         judged = {
             one.name: judged_test(outputs_on_test(fitted[one.name], one.name, one), self.data)
             for one in decision.fitted
@@ -238,7 +238,7 @@ class SiteFit:
         classes = "" if rule == NONE else f"classes count in training by the rule {rule}"
         return " and ".join(part for part in (rows, classes) if part)
 
-    def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunResult]) -> ContenderRecord:
+    def _contender(self, one: Contender, decision: FitDecision, fitted: dict[str, RunOutcome]) -> ContenderRecord:
         chosen, advantage = decision.tries[one.name], decision.advantages.get(one.name)
         message = SentMessage()
         if one.name in fitted and one.name != ALONE:
@@ -249,7 +249,7 @@ class SiteFit:
             message.bytes, message.fields, message.handed_on,
         )  # fmt: skip
 
-    def _models(self, decision: FitDecision, fitted: dict[str, RunResult]) -> FittedModels:
+    def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:
         contenders = {one.name: one for one in decision.contenders}
         models = {}
         for site, name in zip(self.data.names, decision.chosen, strict=True):

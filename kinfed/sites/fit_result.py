@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -71,7 +72,7 @@ class SiteRecord:
     gain_together: Estimate  # of `together` over alone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     problem: Problem
     metric: str
@@ -90,6 +91,11 @@ class FitResult:
     folder: Path | None = None
     models: dict[str, ModelPipeline] = field(default_factory=dict, repr=False)  # by site, where there is no folder
     server: ModelPipeline | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        chosen = Counter(one.chosen for one in self.sites)
+        shown = ", ".join(f"{name} for {count}" for name, count in chosen.most_common())
+        return f"<FitResult {self.table}: {len(self.sites)} sites, {self.metric}; {shown}>"
 
     @property
     def measure(self) -> Measure:

@@ -8,7 +8,7 @@ import torch
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
-from kinfed.runs.results import RunResult
+from kinfed.runs.results import RunOutcome
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SentMessage:
     handed_on: bool = False  # the server passes it on to other sites
 
 
-def sent_message(result: RunResult, label: str) -> SentMessage:
+def sent_message(result: RunOutcome, label: str) -> SentMessage:
     """Of a run in which all sites take part in every round. Fields are those of a message that the first site really
     makes: which of them there are depends on the method's options."""
     method, config = result.result(label), result.config

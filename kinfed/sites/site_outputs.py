@@ -12,11 +12,11 @@ from kinfed.engine.measures import Judged
 from kinfed.engine.personal import task_for
 from kinfed.errors import ConfigError
 from kinfed.runs.baseline import constant_outputs
-from kinfed.runs.results import RunResult
+from kinfed.runs.results import RunOutcome
 from kinfed.sites.portfolio import Contender
 
 
-def outputs_on_test(result: RunResult, label: str, contender: Contender) -> Tensor:
+def outputs_on_test(result: RunOutcome, label: str, contender: Contender) -> Tensor:
     """[T, C] float64 logits, or [T, 1] numbers in the target's own unit, of the rows `federation.test.rows`."""
     method = result.result(label)
     data = result.federations[method.seed]

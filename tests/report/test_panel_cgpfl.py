@@ -17,7 +17,7 @@ from kinfed.report.panels import Panel, panels
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number, distances
 from kinfed.report.panels.clusters_panel import clusters
 from kinfed.runs.experiment import run
-from kinfed.runs.reader import load_runs
+from kinfed.runs.reader import load_runs, read_parameters
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -118,7 +118,7 @@ def test_without_a_description_of_the_model_the_bound_is_left_out(comparison: Co
     for content in (None, "{", "[]", '{"parameters": "many"}'):
         if content is not None:
             (tmp_path / "model.json").write_text(content)
-        panel = made(distances(replace(one, run=replace(one.run, path=tmp_path))))
+        panel = made(distances(replace(one, run=replace(one.run, parameters=read_parameters(tmp_path / "model.json")))))
         assert "bound" not in panel.sentence
 
 

@@ -105,7 +105,7 @@ class Ear(NullObserver):
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         self.heard.append((label, seed, first, rounds))
 
-    def round(self, label: str, seed: int, report: RoundReport, personal: Any) -> None:
+    def round(self, label: str, seed: int, report: RoundReport, personal: Any, server: Any) -> None:
         self.heard.append((report.round, personal is not None))
 
     def note(self, text: str) -> None:
@@ -156,15 +156,19 @@ def test_which_client_has_which_server_model_is_in_the_journal_and_with_the_mode
     assert result.server_model is None
 
 
-def result_of(count: int, evaluated: Tensor) -> tuple[MethodResult, ClientTable]:
+def result_of(count: int, evaluated: Tensor) -> MethodResult:
     score = Score(torch.full((count,), 2.0), torch.full((count,), 1.5), torch.full((count,), 4))
     clients = ClientTable([f"c{k}" for k in range(count)], torch.arange(count) + 1, torch.full((count,), 4))
     evaluation = Evaluation(evaluated, score, None, took_part=torch.ones(count, dtype=torch.bool))
-    return MethodResult("mine", 0, 1, {}, None, count, count, {}, 0, 0, 0.0, False, evaluation), clients
+    return MethodResult(
+        label="mine", seed=0, rounds=1, personal={}, server=None, clients=count, evaluated=len(evaluated),
+        took_part=count, all_clients={}, bytes_down=0, bytes_up=0, seconds=0.0, diverged=False, evaluation=evaluation,
+        client_table=clients,
+    )  # fmt: skip
 
 
 def test_lines_of_clients_by_hand() -> None:
-    result, clients = result_of(3, torch.tensor([0, 1, 2]))
+    result = result_of(3, torch.tensor([0, 1, 2]))
     result.evaluation = replace(
         result.evaluation,
         ids=torch.tensor([0, 2]),
@@ -172,7 +176,7 @@ def test_lines_of_clients_by_hand() -> None:
         took_part=torch.tensor([True, False]),
     )
     result.privacy = {"epsilon": [1.0, 2.0, 3.0]}
-    assert result.client_columns(clients) == {
+    assert result.client_columns() == {
         "algorithm": ["mine"] * 2, "seed": [0, 0], "client": ["c0", "c2"], "n_train": [1, 3], "n_test": [4, 4],
         "took_part": [True, False],
         "personal_accuracy": [0.25, None], "personal_loss": [0.75, None],
@@ -181,9 +185,9 @@ def test_lines_of_clients_by_hand() -> None:
 
 
 def test_lines_of_very_many_clients_take_no_time() -> None:
-    result, clients = result_of(100_000, torch.arange(100_000))
+    result = result_of(100_000, torch.arange(100_000))
     began = time.perf_counter()
-    result.client_columns(clients)
+    result.client_columns()
     assert time.perf_counter() - began < 3
 
 

@@ -34,6 +34,7 @@ from kinfed.data.arrays import encode
 from kinfed.data.example_weights import read_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.hugging_face import hub_table, is_hub_dataset
 from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
@@ -321,6 +322,8 @@ def federation_from_table(
     table: Any, options: Mapping[str, Any], test_fraction: float = 0.25, seed: int = 0, stratify: bool = False
 ) -> Federation:
     """The clients of a table in memory, or in a file, that has a column of clients."""
+    if is_hub_dataset(table):
+        table, options = hub_table(table, options)
     settings = make_options(TableOptions, options, "the table")
     if settings.client_column is None:
         raise ConfigError("client_column: say which column names the client of each row")

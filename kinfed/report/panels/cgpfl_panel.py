@@ -6,7 +6,6 @@ the number of contexts, the one chosen by CGPFL-Heur marked), Eq. (11), and the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def _distances_sentence(matrix: list[list[float]], cost: float | None) -> str:
 
 def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -> str:
     """The terms of Theorem 4.2 that can be known."""
-    federation, size = method.run.federations.get(seed), _parameters(method.run)
+    federation, size = method.run.federations.get(seed), method.run.parameters
     if federation is None or size is None or not sum(federation.sizes()):
         return ""
     m = sum(federation.sizes())
@@ -127,15 +126,6 @@ def _discrepancy(federation: Description) -> float | None:
     by_client = label_discrepancy(federation.train, federation.test)
     known = np.isfinite(by_client)
     return float(np.average(by_client[known], weights=np.array(federation.sizes())[known])) if known.any() else None
-
-
-def _parameters(run: Run) -> int | None:
-    """d, from the file that describes the run's models."""
-    try:
-        size = json.loads((run.path / "model.json").read_text(encoding="utf-8"))["parameters"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return size if isinstance(size, int) and size > 0 else None
 
 
 # How many there should be.

@@ -1,0 +1,55 @@
+"""`kinfed.run` and `kinfed.load`: a run with a display, and its results as tables, figures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinfed.data.federation import Federation
+from kinfed.engine.models import Builder
+from kinfed.interactive.progress import progress_display
+from kinfed.interactive.run_result import RunResult
+from kinfed.runs import experiment
+from kinfed.runs.config import RunConfig
+from kinfed.runs.observer import Observer, Observers
+
+
+def run(
+    config: RunConfig | Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    federation: Federation | None = None,
+    model: str | Mapping[str, Any] | Builder | None = None,
+    observer: Observer | None = None,
+    progress: bool | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> RunResult:
+    """Run a configuration (a RunConfig, a TOML file, or settings by name) and show how far it is.
+
+    `federation` replaces the data set and its partition; `model` is a name, with options
+    {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
+    the number of classes.
+    With `out` the run writes its folder and can be resumed (`resume`); without, everything stays in memory.
+    `progress` shows a bar (True) or nothing (False); by default a bar on a terminal, a line in a notebook, nothing
+    elsewhere. An `observer` hears of every round (kinfed.runs.observer); `should_stop` is asked after every round."""
+    chosen, build = experiment.chosen_config(config, model, settings)
+    with progress_display(chosen, progress) as display:
+        outcome = experiment.run(
+            chosen,
+            out=out,
+            resume=resume,
+            federation=federation,
+            model=build,
+            observer=display if observer is None else Observers((display, observer)),
+            should_stop=should_stop,
+            keep_journal=True,
+        )
+    return RunResult(folder=outcome.folder, outcome=outcome)
+
+
+def load(folder: Path | str) -> RunResult:
+    """The results of a run from its folder, as `kinfed.run` gave them; of a run that is unfinished, what there is."""
+    return RunResult.read(folder)

@@ -1,0 +1,230 @@
+"""What a run found, for people: tables, curves, a page, models. The same from `kinfed.run` and, read from disk, from
+`kinfed.load`.
+
+    result = kinfed.run(algorithms="local,fedavg,ditto", rounds=10, seeds=(0,), out="runs/a")
+    result = kinfed.load("runs/a")
+    result.to_frame(), result.history(), result.clients()      frames of pandas or polars
+    result.plot(), result.report()                             a plotly figure, an HTML page
+    result.personal_model("3", "ditto").predict(rows)
+
+All of it is made from `result.run`, the record that pages are made from (kinfed.runs.reader).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.core import storage
+from kinfed.data.description import Description
+from kinfed.errors import ConfigError
+from kinfed.interactive.result_frames import client_rows, history_rows, summary_rows, to_native
+from kinfed.report.comparison import Comparison, single_run
+from kinfed.report.html import render
+from kinfed.report.method_tables import main_columns, results_table
+from kinfed.report.sentences import findings, headline
+from kinfed.report.statistics import average
+from kinfed.runs.memory_run import run_in_memory
+from kinfed.runs.metrics import headline_text
+from kinfed.runs.reader import Kind, Run, load_run
+from kinfed.runs.results import MethodSummary, RunOutcome, client_number, pick_result
+from kinfed.runs.run_files import RunFiles, RunFolderError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from kinfed.data.federation import Federation
+    from kinfed.engine.models import Builder
+    from kinfed.engine.task import ModuleTask
+    from kinfed.runs.baseline import Baseline
+    from kinfed.runs.config import RunConfig
+    from kinfed.runs.pipeline import ModelPipeline
+
+
+class RunResult:
+    """Made by `kinfed.run` and `kinfed.load`. `folder` is where the run is written, None for one in memory."""
+
+    def __init__(self, *, folder: Path | None = None, outcome: RunOutcome | None = None) -> None:
+        if folder is None and outcome is None:
+            raise ValueError("a result is that of a folder, or of a run in this process")
+        self.folder = folder
+        self._outcome = outcome
+
+    @classmethod
+    def read(cls, folder: Path | str) -> RunResult:
+        """From a run folder; of a run that is unfinished, what there is so far."""
+        result = cls(folder=Path(folder))
+        result.run  # noqa: B018  (a folder that is no run is refused here, not at the first use)
+        return result
+
+    @cached_property
+    def run(self) -> Run:
+        """The whole record: every method and seed with its rounds and clients, in plain values."""
+        if self.folder is not None:
+            return load_run(self.folder.resolve(), self.folder.resolve().name)
+        assert self._outcome is not None
+        return run_in_memory(self._outcome)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        if self._outcome is not None:
+            return self._outcome.config
+        assert self.folder is not None
+        return RunFiles(self.folder).config
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Labels of the methods."""
+        return tuple(self.run.config["algorithms"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(self.run.config["seeds"])
+
+    # ---- results ----
+
+    @cached_property
+    def results(self) -> Sequence[MethodSummary]:
+        """One of every method and seed that is finished. Of a run in this process they hold models and sums too."""
+        if self._outcome is not None:
+            return self._outcome.results
+        assert self.folder is not None
+        path = self.folder / "summary.json"
+        if not path.exists():
+            return ()
+        try:
+            return tuple(MethodSummary.from_summary(entry) for entry in storage.read_json(path)["results"])
+        except (KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} is not a summary of this version of kinfed ({error!r})") from None
+
+    def result(self, label: str | None = None, seed: int | None = None) -> Any:
+        """The figures of a method (the only one where none is named) and seed (the first), after its last round: a
+        `MethodSummary`, and of a run in this process a `MethodResult`."""
+        return pick_result(self.results, self.algorithms, self.seeds, label, seed)
+
+    @property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """What clients reach without a model, by seed."""
+        return tuple(self.run.baselines.values())
+
+    def describe(self, seed: int | None = None) -> Description:
+        """Who holds what, with a seed (the first)."""
+        chosen = self.seeds[0] if seed is None else seed
+        if chosen not in self.run.federations:
+            raise ConfigError(f"the run has no seed {chosen}; it has {', '.join(map(str, self.run.federations))}")
+        return self.run.federations[chosen]
+
+    # ---- tables ----
+
+    def to_frame(self, backend: str | None = None) -> Any:
+        """A row per method and seed, after its last evaluated round. `backend` is pandas, polars or pyarrow, by default
+        the first that is installed."""
+        return to_native(summary_rows(self.run), backend)
+
+    def history(self, backend: str | None = None) -> Any:
+        """A row per method, seed and round: costs, and metrics where the round was evaluated."""
+        return to_native(history_rows(self.run), backend)
+
+    def clients(self, backend: str | None = None) -> Any:
+        """A row per method, seed and client, after the last round."""
+        return to_native(client_rows(self.run), backend)
+
+    # ---- pictures and pages ----
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The methods side by side, as pages compare them."""
+        return single_run(self.run)
+
+    def plot(self, what: str = "rounds", kind: Kind = "personal") -> Figure:
+        """A plotly figure of the headline metric: over "rounds", over "bytes" sent, or of the single "clients"; of the
+        clients' "personal" models or of the "server"'s."""
+        from kinfed.interactive.result_plots import plot
+
+        return plot(self.comparison, what, kind)
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the page of this run: by default report.html, in the run's folder or, of a run in memory, here."""
+        from kinfed.report import write_page
+        from kinfed.report.comparison import compare
+        from kinfed.report.page import report_page
+
+        place = Path() if self.folder is None else self.folder
+        target = place / "report.html" if out is None else Path(out)
+        return write_page(target, report_page([self.run], compare([self.run])))
+
+    def __repr__(self) -> str:
+        metric, figures = self.comparison.metric, []
+        for method in self.comparison.methods:
+            mean = average(method.final("personal", metric))
+            if mean is not None:
+                figures.append(f"{method.algorithm} {headline_text({metric: mean.mean}, metric).split()[-1]}")
+        seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
+        state = "" if all(trial.finished for trial in self.run.trials) and self.run.trials else ", unfinished"
+        place = "in memory" if self.folder is None else str(self.folder)
+        shown = ", ".join(figures[:6]) + (f", and {len(figures) - 6} more" if len(figures) > 6 else "")
+        return f"<RunResult {place}: {metric} {shown or 'of nothing yet'}; {seeds}{state}>"
+
+    def _repr_html_(self) -> str:
+        comparison, metric = self.comparison, self.comparison.metric
+        worst = "worst10" if metric == "accuracy" else f"{metric}_worst10"
+        shown = (f"personal_{metric}", f"personal_{worst}", f"server_{metric}", "mb_per_round", "seconds")
+        columns = [column for column in main_columns(comparison) if column.key in shown]
+        place = "in memory" if self.folder is None else str(self.folder)
+        return render(
+            "result.html",
+            package="kinfed.interactive",
+            heading=headline([self.run]),
+            place=place,
+            table=results_table(comparison, columns),
+            sentences=[*self.run.notes, *(findings(comparison)[:2] if self.run.trials else ())],
+        )
+
+    # ---- models ----
+
+    def personal_model(
+        self, client: str | int, label: str | None = None, seed: int | None = None, build: Builder | None = None
+    ) -> ModelPipeline:
+        """The client's own model, ready to use: raw rows in, classes out; `.module` is the torch module alone. A client
+        is named as in the data, or given by its number. `build` makes the module, where the run is read from disk and
+        its model is not one of kinfed's own."""
+        if self._outcome is not None:
+            return self._outcome.personal_model(client, label, seed)
+        from kinfed.runs.predict import model_of_run
+
+        assert self.folder is not None
+        names = self.describe(seed).names
+        return model_of_run(self.folder, names[client_number(names, client)], label, seed, build)
+
+    def server_model(
+        self, label: str | None = None, seed: int | None = None, build: Builder | None = None
+    ) -> ModelPipeline | None:
+        """The server's model, where it has one for all clients."""
+        if self._outcome is not None:
+            return self._outcome.server_model(label, seed)
+        from kinfed.runs.predict import server_model_of_run
+
+        assert self.folder is not None
+        return server_model_of_run(self.folder, label, seed, build)
+
+    # ---- what only a run in this process has ----
+
+    @property
+    def federations(self) -> Mapping[int, Federation]:
+        """The data, by seed."""
+        return self._in_process("data").federations
+
+    @property
+    def task(self) -> ModuleTask:
+        """The model as an engine trains it."""
+        return self._in_process("task").task
+
+    def _in_process(self, what: str) -> RunOutcome:
+        if self._outcome is None:
+            raise ConfigError(
+                f"a run folder holds no {what}: ask the result of kinfed.run for it, in the process that ran it; "
+                "`describe` says who holds what"
+            )
+        return self._outcome
