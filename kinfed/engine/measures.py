@@ -36,7 +36,7 @@ from kinfed.errors import ConfigError, unknown_name
 
 CALIBRATION_BINS = 10
 REPLICATES = 100
-ROWS_AT_ONCE = 200_000  # of bootstrap draws that are judged together
+OUTPUTS_AT_ONCE = 2_000_000  # rows times classes of bootstrap draws that are judged together
 FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
 FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for measures that are slow, and how often
 
@@ -166,8 +166,11 @@ def _auroc(d: Judged) -> Sums:
     if d.problem.kind == "binary":
         return _ordered_pairs(d, d.output[:, 1] - d.output[:, 0], d.target == 1)
     total, classes = np.zeros(d.clients), np.zeros(d.clients)
-    for c in range(d.problem.num_classes):
-        right, pairs = _ordered_pairs(d, d.probability[:, c], d.target == c)
+    for c in np.unique(d.target):
+        # Only of clients that have the class: with many classes, and few of them at each client, that is what it costs.
+        rows = np.flatnonzero((d.total(d.target == c) > 0)[d.owner])
+        part = replace(d, output=d.probability[:, c, None], start_output=None).rows(rows)
+        right, pairs = _ordered_pairs(part, part.output[:, 0], part.target == c)
         defined = pairs > 0
         total += np.divide(right, pairs, out=np.zeros_like(right), where=defined)
         classes += defined
@@ -242,8 +245,9 @@ def _log_loss(d: Judged) -> Sums:
 def _brier(d: Judged) -> Sums:
     if d.problem.kind == "binary":
         return d.total((d.probability[:, 1] - d.target) ** 2), d.count
-    one_hot = np.eye(d.problem.num_classes)[d.target]
-    return d.total(((d.probability - one_hot) ** 2).sum(1)), d.count
+    error = d.probability.copy()
+    error[np.arange(len(d.target)), d.target] -= 1
+    return d.total((error**2).sum(1)), d.count
 
 
 def _calibration_error(d: Judged) -> Sums:
@@ -397,7 +401,7 @@ def bootstrap_draws(
         return torch.full((replicates, judged.clients), torch.nan, dtype=torch.float64)
     position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
     keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
-    values, together = [], max(1, ROWS_AT_ONCE // len(owner))
+    values, together = [], max(1, OUTPUTS_AT_ONCE // (len(owner) * judged.output.shape[1]))
     for first in range(0, replicates, together):
         turn = torch.arange(first, min(first + together, replicates))  # [r]
         u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]

@@ -15,6 +15,8 @@ from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.async_loop import check_asynchronous
 from kinfed.server.robust import check_robust
 
+OUTPUT_COPIES = 5  # of all outputs: what judging them holds at once (measured: 4.5 with 20,000 classes)
+
 
 def check_run(inputs: RunInputs) -> None:
     """Refuse the last method's settings before the first one runs."""
@@ -22,6 +24,7 @@ def check_run(inputs: RunInputs) -> None:
     for label in inputs.algorithms:
         check_algorithm(inputs, label)
     _check_models_fit(inputs)
+    _check_outputs_fit(inputs)
 
 
 def _check_shapes_agree(inputs: RunInputs) -> None:
@@ -112,4 +115,20 @@ def _check_models_fit(inputs: RunInputs) -> None:
         raise ConfigError(
             f"personal models of {clients:,} clients take {size / 1e9:.0f} GB and this machine has "
             f"{memory / 1e9:.0f}; give --eval-clients N, a sample whose models are kept, or --no-save-models"
+        )
+
+
+def _check_outputs_fit(inputs: RunInputs) -> None:
+    """What models say of every test row is in memory at once when it is judged: outputs, probabilities and what is
+    computed on the way from one to the other, each a float64 for every class."""
+    seed, memory = inputs.config.seeds[0], physical_memory()
+    data = inputs.federation(seed)
+    rows, classes = int(data.test.take(inputs.evaluated_ids(seed)).count.sum()), data.problem.num_classes
+    size = OUTPUT_COPIES * 8 * rows * classes
+    if memory is not None and 2 * size > memory:
+        raise ConfigError(
+            f"outputs for {classes:,} classes on {rows:,} test rows take {size / 1e9:.0f} GB, more than half of "
+            f"this machine's {memory / 1e9:.0f}. Is the label a number (--task regression) or a name that no "
+            "two rows share (another --label-column)? If these are classes, give --eval-clients N, a sample whose "
+            "test rows fit"
         )

@@ -14,11 +14,13 @@ import torch
 from command_line import Done, kinfed
 
 from kinfed.core.spreadsheet import escape_formula, unescape_formula
+from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
 from kinfed.runs import build
 from kinfed.runs.build import build_federation
 from kinfed.runs.config_reading import make_config
+from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_run
 
 ROLES = ("--client-column", "c", "--label-column", "y")
@@ -171,6 +173,16 @@ def test_fedfomo_with_too_many_clients_is_refused_before_it_takes_the_memory() -
             check_algorithm_settings(
                 make_algorithm(name, LocalTraining()), make_task(tiny_model), Population(100_000, 0)
             )
+
+
+def test_a_hundred_thousand_classes_are_refused_before_a_folder_exists(tmp_path: Path) -> None:
+    """A label that is a name: what models would say of all test rows does not fit into memory."""
+    classes, rows = 100_000, 2_000_000
+    x, y, owner = np.zeros((rows, 1), np.float32), np.arange(rows) % classes, np.arange(rows) % 4
+    data = Federation.from_arrays(x, y, owner, num_classes=classes)
+    with pytest.raises(ConfigError, match=r"100,000 classes on [0-9,]+ test rows take .* GB, .*--label-column"):
+        run(federation=data, model="mlr", algorithms="fedavg", rounds=1, seeds="0", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_memory_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
