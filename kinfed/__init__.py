@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kinfed.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kinfed.algorithms import make_algorithm
     from kinfed.algorithms.base import Algorithm
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from kinfed.runs.simulation import simulate
     from kinfed.sites.fit import fit
     from kinfed.sites.fit_result import FitResult
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Algorithm": "kinfed.algorithms.base",

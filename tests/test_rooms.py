@@ -16,8 +16,9 @@ import kinfed
 
 # From the foundations up: a room imports from itself and from rooms that stand before it.
 ROOMS = (
-    *("errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs", "report"),
-    *("reproduce", "deploy", "sites", "sklearn", "interactive", "bench", "testing", "cli", "kinfed", "__main__"),
+    *("version", "errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs"),
+    *("report", "reproduce", "deploy", "sites", "sklearn", "interactive", "bench", "testing", "cli", "kinfed"),
+    "__main__",
 )
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.

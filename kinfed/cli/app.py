@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import click
 import typer
-from rich.console import Console
 
 from kinfed.cli import (
     bench_command,
     deploy_command,
+    doctor_command,
     fit_command,
+    init_command,
     inspect_command,
     results_command,
     run_command,
@@ -23,9 +23,9 @@ from kinfed.cli import (
 )
 from kinfed.cli.parameters import CommandGroup, SettingsCommand
 from kinfed.cli.reproduce_command import reproduce
-from kinfed.cli.terminal import say
 from kinfed.errors import KinfedError, StorageError
 from kinfed.pools.memory import keep_freed_memory
+from kinfed.version import __version__
 
 app = CommandGroup(
     name="kinfed",
@@ -37,7 +37,7 @@ app = CommandGroup(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"kinfed {metadata.version('kinfed')}")
+        typer.echo(f"kinfed {__version__}")
         raise typer.Exit
 
 
@@ -52,12 +52,14 @@ def root(
 
 app.command(cls=SettingsCommand.taking())(run_command.run)
 app.command()(fit_command.fit)
+app.command(cls=SettingsCommand.taking(reads_file=False))(init_command.init)
 app.command(cls=SettingsCommand.taking(*tune_command.SETTINGS, texts=tune_command.TEXTS))(tune_command.tune)
 app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
     results_command.compare, reproduce, bench_command.bench, deploy_command.predict,
+    doctor_command.doctor,
 ):  # fmt: skip
     app.command()(command)
 site_commands.add_to(deploy_command.deploy)
@@ -94,5 +96,7 @@ def main() -> None:
 
 def _exit_with(sentence: str) -> None:
     """Print the sentence of an error; exit status 2."""
+    from rich.console import Console
+
     Console(stderr=True, markup=False).print(f"error: {sentence}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)

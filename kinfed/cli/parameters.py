@@ -68,14 +68,17 @@ def settings_of(context: typer.Context) -> TypedSettings:
 
 
 class Command(TyperCommand):
-    """A command whose arguments keep their help texts, which typer 0.20 loses with click 8.5."""
+    """A command whose arguments keep their help texts, which typer 0.20 loses with click 8.5. They are looked up when
+    this command is used, and not for all commands whenever one is."""
 
-    def __init__(self, name: str | None, **attributes: Any) -> None:
-        super().__init__(name, **attributes)
-        declared = get_params_from_function(inspect.unwrap(attributes["callback"]))
-        for param in self.params:
-            if isinstance(param, TyperArgument) and param.name is not None:
-                param.help = declared[param.name].default.help
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        arguments = [p for p in self.params if isinstance(p, TyperArgument) and p.name is not None and p.help is None]
+        if arguments:
+            assert self.callback is not None
+            declared = get_params_from_function(inspect.unwrap(self.callback))
+            for argument in arguments:
+                argument.help = declared[str(argument.name)].default.help
+        return super().get_params(ctx)
 
 
 class CommandGroup(typer.Typer):
@@ -92,11 +95,15 @@ class SettingsCommand(Command):
 
     settings: ClassVar[tuple[str, ...] | None] = None  # None: all
     texts: ClassVar[Mapping[str, str]] = {}  # help that differs from the declaration's
+    reads_file: ClassVar[bool] = True  # whether a TOML file with settings may be named, too
 
     @classmethod
-    def taking(cls, *settings: str, texts: Mapping[str, str] | None = None) -> type[SettingsCommand]:
+    def taking(
+        cls, *settings: str, texts: Mapping[str, str] | None = None, reads_file: bool = True
+    ) -> type[SettingsCommand]:
         """A command that takes these settings; without names: all of them."""
-        return type(cls.__name__, (cls,), {"settings": settings or None, "texts": texts or {}})
+        about = {"settings": settings or None, "texts": texts or {}, "reads_file": reads_file}
+        return type(cls.__name__, (cls,), about)
 
     @cached_property
     def _made(self) -> list[click.Parameter]:
@@ -106,14 +113,14 @@ class SettingsCommand(Command):
         names = RunConfig.model_fields if self.settings is None else self.settings
         options = [_option(name, RunConfig.model_fields[name], self.texts.get(name)) for name in names]
         options.sort(key=lambda option: PANELS.index(str(option.rich_help_panel)))
-        return [_file_argument(), *options, _sets_option()]
+        return [*([_file_argument()] if self.reads_file else []), *options, _sets_option()]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *self._made]
 
     def invoke(self, ctx: click.Context) -> Any:
         values = {option.name: ctx.params.pop(option.name) for option in self._made if option.name is not None}
-        file, sets = values.pop(_FILE), values.pop(_SETS)
+        file, sets = values.pop(_FILE, None), values.pop(_SETS)
         typed = {name: value for name, value in values.items() if value is not None and value != ()}
         ctx.obj = TypedSettings(None if file is None else Path(file), typed, tuple(sets))
         return super().invoke(ctx)

@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
-from pydantic import TypeAdapter, ValidationError
-
 from kinfed.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -159,6 +160,8 @@ def convert_options(kind: type[Any], values: Mapping[str, Any], owner: str) -> d
 
 
 def _converted(kind: type[Any], name: str, value: Any, owner: str) -> Any:
+    from pydantic import ValidationError  # where it is needed: names are listed without it
+
     hint = option_types(kind)[name]
     try:
         result = _adapter(hint).validate_python(value)
@@ -210,6 +213,8 @@ def option_types(kind: type[Any]) -> dict[str, Any]:
 
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(hint)
 
 

@@ -19,7 +19,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, overload
@@ -167,6 +166,8 @@ def load_installed_plugins() -> None:
     if _installed_are_loaded:
         return
     _installed_are_loaded = True  # first: a plugin that looks names up must not load itself again
+    from importlib import metadata  # which takes its time, and completing a word needs no plugins
+
     for point in metadata.entry_points(group=PLUGIN_GROUP):
         try:
             point.load()

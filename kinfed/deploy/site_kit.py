@@ -18,11 +18,11 @@ import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from kinfed.core import storage
 from kinfed.errors import ConfigError, StorageError
+from kinfed.version import __version__
 
 _NODE = """\
 # The node of {client}. Start it with:  kinfed deploy node node.toml
@@ -105,7 +105,7 @@ def kit_files(certs: Path, client: str, server: str, node: Mapping[str, str], pe
     table = {"client": client, "data": "data.csv", "label": "", "vault": "vault"} | folder | dict(node)
     text = node_toml(server, {name: value for name, value in table.items() if value}, ca="ca.crt", key=client)
     about = {
-        "client": client, "line": "=" * (12 + len(client)), "version": metadata.version("kinfed"),
+        "client": client, "line": "=" * (12 + len(client)), "version": __version__,
         "peers": _PEERS if peers else "",
     }  # fmt: skip
     return [

@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from kinfed.deploy.books import Books
 from kinfed.deploy.wire import Packet
 from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.noise import SECRET_BYTES, Secret
+from kinfed.version import __version__
 
 FORMAT = "kinfed-vault-2"
 _STATE, _MODEL = "state.safetensors", "model.safetensors"
@@ -215,7 +215,7 @@ class VaultEntry:
         }
         number = 1 if last is None else last.version + 1
         metadata = {
-            "format": FORMAT, "kinfed": package_version("kinfed"), "run": self.run, "client": self.client,
+            "format": FORMAT, "kinfed": __version__, "run": self.run, "client": self.client,
             "method": method, "round": str(round), "before": str(0 if older is None else before),
             "version": str(number), "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         }  # fmt: skip

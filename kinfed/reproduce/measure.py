@@ -27,6 +27,7 @@ from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.reader import load_run
+from kinfed.version import __version__
 
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
 DEFAULT_SETTINGS: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
@@ -153,7 +154,7 @@ def _measure(
 
 
 def _provenance() -> str:
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("kinfed", "torch"))
+    versions = f"kinfed {__version__}, torch {metadata.version('torch')}"
     return f"{date.today().isoformat()} with {versions} on {platform.machine()}, {os.cpu_count()} cores"
 
 

@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from kinfed.core import storage
 from kinfed.errors import CheckpointError, StorageError
+from kinfed.version import __version__
 
 FORMAT = 1
 _SNAPSHOT = re.compile(r"(\d{8,})\.json")
@@ -70,7 +70,7 @@ class Checkpoints:
                     new.commit(_tensor_path(folder, round, digest))
                 document = {
                     "format": FORMAT,
-                    "kinfed": version("kinfed"),
+                    "kinfed": __version__,
                     "fingerprint": self.fingerprint,
                     "label": label,
                     "round": round,

@@ -48,6 +48,7 @@ from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
 from kinfed.runs.run_files import RunFiles, TrialKey, curves_path, models_path, read_journal, trial_key
+from kinfed.version import __version__
 
 CLIENT_COLUMNS = (
     "algorithm",
@@ -393,7 +394,7 @@ def run_versions() -> dict[str, Any]:
     """Of kinfed and of what may change its results, now."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy")}
     return {
-        "kinfed": metadata.version("kinfed"),
+        "kinfed": __version__,
         "versions": {"python": platform.python_version(), **packages},
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from kinfed.core import storage
@@ -11,6 +10,7 @@ from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.sites.fit_result import PAGE, FitResult, SiteRecord, server_path, site_path
 from kinfed.sites.portfolio import ALONE, ONE_MODEL
 from kinfed.sites.site_sentences import FEW_ROWS, Wording
+from kinfed.version import __version__
 
 
 def write_page(result: FitResult, folder: Path) -> Path:
@@ -31,7 +31,7 @@ def page(result: FitResult, folder: Path) -> str:
         heading=heading,
         links=[("sites", "Every site"), ("leaves", "What leaves a site"), ("how", "How it was chosen"),
                ("models", "Use the models"), ("words", "Words")],
-        footer=[f"kinfed {metadata.version('kinfed')} · seed {result.settings['seed']} · settings and all figures: "
+        footer=[f"kinfed {__version__} · seed {result.settings['seed']} · settings and all figures: "
                 "fit.json"],
         figures=False,
         overall=words.overall(),

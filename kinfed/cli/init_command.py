@@ -1,0 +1,29 @@
+"""`kinfed init`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfed.cli.parameters import settings_of
+from kinfed.cli.terminal import say
+from kinfed.errors import ConfigError
+
+
+def init(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
+) -> None:
+    """Write a configuration to edit: every setting with its text and default, those given here in force."""
+    from kinfed.core import storage
+    from kinfed.runs.config_template import config_toml
+
+    if file.exists():
+        raise ConfigError(f"{file} exists already; name another file, or remove it first")
+    text = config_toml(settings_of(context).make_config(), shlex.quote(str(file)))
+    storage.write_atomically(file, text.encode())
+    say(f"wrote    {file}")
+    say(f"edit it, then: kinfed run {shlex.quote(str(file))}")
