@@ -1,13 +1,17 @@
 # Everything happens in .venv, made on first use; a changed pyproject.toml or constraints.txt renews it.
 PYTHON ?= python3
 VENV   := .venv
-BIN    := $(VENV)/bin
+BIN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is installed: what the demo needs, what the tests need, what building a release needs.
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
+TOOLS  := $(VENV)/.tools
 
-.PHONY: demo test test-random lint reference clean
+.PHONY: demo test test-random test-portable lint reference site gallery coverage durations dist tools clean
 
 # Digits of clients in four groups that nobody names; who finds its kin?
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/kinfed run --partition hidden_groups --algorithms local,fedavg,ditto,selffl,fedfomo,cgpfl,kin
 
 # Three workers for two cores: tests that start processes of Flower and Ray mostly wait.
@@ -17,19 +21,56 @@ test: $(READY)
 test-random: $(READY)
 	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 -m "not ray and not flower"
 
+# Without what needs Ray, Flower or Chromium, for systems that do not have them.
+test-portable: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not ray and not flower and not browser"
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,dp,tune,ray,flower,audio,text,fast,onnx]"
-	touch $@
-
 reference: $(READY)
 	$(BIN)/python -m kinfed.cli.reference > docs/reference.md
 	$(BIN)/python -m kinfed.cli.method_pages docs/methods
 
+# The documentation as pages in site/; a link that leads nowhere is an error. Nothing is fetched.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+# Every example of the gallery at full size, and its picture.
+gallery: $(READY)
+	$(BIN)/python examples/gallery/draw_all.py
+
+coverage: $(TOOLS)
+	$(BIN)/python -m pytest -n 3 --cov --cov-report=term:skip-covered --cov-report=html
+
+durations: $(READY)
+	$(BIN)/python -m pytest -n 3 --durations=100 --durations-min=1
+
+# A wheel and a source archive that install and run where there is no repository.
+dist: $(TOOLS)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	.ci/try_wheel dist $(PYTHON)
+
+tools: $(TOOLS)
+
+$(DEMO): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[fast]"
+	touch $@
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[dev,docs,dp,tune,ray,flower,audio,text,fast,onnx]"
+	touch $(DEMO) $@
+
+$(TOOLS): $(READY)
+	$(PIP) -e ".[release]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site dist htmlcov .coverage

@@ -7,9 +7,11 @@ import runpy
 import shlex
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from typer.main import get_command
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.cli.app import app
@@ -22,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text("utf-8"), re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text("utf-8"), re.S | re.M)
+    return [text for kind, text in fenced if kind == language]
 
 
 def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -42,10 +45,62 @@ def test_the_readme_has_two_commands_that_make_everything() -> None:
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
 def test_links_in_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/methods").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text("utf-8")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text("utf-8")):
+            if target != "changelog.md":  # a page of the site alone
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def commands(document: Path) -> list[list[str]]:
+    """Every command `kinfed ...` in blocks of a document, as words."""
+    lines = []
+    for block in [*blocks(str(document), "text"), *blocks(str(document), "")]:
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"[&|]+", line.removeprefix("$ ")):
+                if re.match(r"(\w+=\S+ )*kinfed ", part.strip()):
+                    lines.append(shlex.split(part.split("kinfed ", 1)[1], comments=True))
+    return lines
+
+
+GROUP = get_command(app)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_in_documents_can_be_typed(document: Path) -> None:
+    """Commands, options and arguments are known and complete; what they say of data and methods is not looked at."""
+    for words in commands(document):
+        if "--help" in words:
+            continue  # of commands whose arguments the help explains
+        context = GROUP.make_context("kinfed", list(words), resilient_parsing=False)
+        command: click.Command = GROUP
+        while isinstance(command, click.Group):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None, f"kinfed {shlex.join(words)}"
+            context = command.make_context(name, rest, parent=context)
+
+
+def test_commands_of_the_first_page_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line, comments=True) for block in blocks("docs/start.md", "") for line in block.splitlines()]
+    assert len(lines) >= 8
+    for program, *words in lines:
+        assert program == "kinfed"
+        app(words, standalone_mode=False)
+
+
+@pytest.mark.parametrize("page", ["start", "guides/data-scientist", "guides/method-author"])
+def test_the_python_of_the_guides_runs(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": page}
+    try:
+        for block in blocks(f"docs/{page}.md", "python"):
+            exec(compile(block, page, "exec", dont_inherit=True), names)
+    finally:
+        ALGORITHMS.unregister("cautious")
 
 
 def test_the_example_method_runs_and_keeps_the_contract(

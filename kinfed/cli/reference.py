@@ -20,6 +20,8 @@ from kinfed.core.registries import registry_of
 from kinfed.core.tree import Tree
 from kinfed.data.batches import LocalTraining
 from kinfed.deploy.wire import message_types
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_fields import PANELS
 
 HEAD = """# Reference
 
@@ -30,6 +32,9 @@ Made from the registries by `make reference`; do not edit. What the methods are 
 *Down*, *up* and *keeps* are the fields of the messages and of a client's state: what is not named there did not travel.
 *Gradients* are those per batch in a round. *Privacy*: what epsilon does not cover, or why the method is refused.
 *Robust*: whether a robust average may take the mean's place.
+
+"""
+SETTINGS_TEXT = """Names are those of TOML files and of `kinfed.run`; `kinfed init` writes a file with all of them.
 
 """
 TABLE_HEAD = """| name | method | down | up | keeps | gradients | privacy | robust | needs |
@@ -51,6 +56,7 @@ KINDS = (
 def reference() -> str:
     """The page as Markdown."""
     parts = [HEAD + method_table(ALGORITHMS)]
+    parts.append("\n## Settings of a run\n\n" + SETTINGS_TEXT + _settings_table())
     parts.append(
         "\n## Options of every method\n\n"
         + _options_table([*describe_options(LocalTraining), *describe_options(Algorithm)])
@@ -66,6 +72,23 @@ def reference() -> str:
             if docs := entry.describe_options():
                 parts.append("\n" + _options_table(docs))
     return "".join(parts)
+
+
+def _settings_table() -> str:
+    rows = []
+    for panel in PANELS:
+        for name, field in RunConfig.model_fields.items():
+            if isinstance(extra := field.json_schema_extra, dict) and extra["panel"] == panel:
+                option = str(extra["option"] or "--" + name.replace("_", "-"))
+                default = field.get_default(call_default_factory=True)
+                rows.append(_row(panel, f"`{name}`", f"`{option}`", _setting_value(default), str(field.description)))
+    return "| | setting | option | default | what |\n|---|---|---|---|---|\n" + "".join(rows)
+
+
+def _setting_value(default: Any) -> str:
+    if isinstance(default, list | tuple):
+        return ", ".join(map(str, default)) or "none"
+    return _value(getattr(default, "name", default))
 
 
 def method_table(names: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ _HEAD = """\
 # options of one, which are given so:
 #
 #     partition = {{ name = "dirichlet", alpha = 0.1 }}
-#     algorithms = {{ local = {{}}, weak = {{ method = "ditto", lam = 0.1 }}, far = {{ method = "ditto", lam = 0.01 }} }}
+#     algorithms = {{ local = {{}}, weak = {{ method = "ditto", lam = 0.1 }}, far = {{ method = "ditto", lam = 1 }} }}
 """
 
 

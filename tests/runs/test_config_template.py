@@ -45,7 +45,7 @@ def test_the_examples_at_the_head_are_accepted(tmp_path: Path) -> None:
     assert len(examples) == 2
     (tmp_path / "examples.toml").write_text("\n".join(examples), "utf-8")
     config = make_config(tmp_path / "examples.toml")
-    assert config.algorithms["far"] == {"method": "ditto", "lam": 0.01}
+    assert config.algorithms["far"] == {"method": "ditto", "lam": 1}
 
 
 @given(
