@@ -1,0 +1,56 @@
+"""The documentation as a site: built without the network, links that lead somewhere, a place for every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinfed
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (ROOT / "docs/api.md").read_text("utf-8")
+    lacking = [name for name in kinfed.__all__ if f"::: {kinfed._HOME[name]}.{name}\n" not in text]
+    wanted = [f"::: {kinfed._HOME[name]}.{name}" for name in lacking if name != "KinfedError"]
+    assert not wanted, f"docs/api.md lacks {', '.join(wanted)}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    nowhere = "http://127.0.0.1:9"  # whoever wants to fetch something fails at once
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "https_proxy": nowhere, "http_proxy": nowhere},
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=[\"']?https?://", text), page.name
+
+
+def test_sections_and_docstrings_are_there(site: Path) -> None:
+    home = (site / "index.html").read_text("utf-8")
+    for section in ("Start", "Guides", "Gallery", "Methods", "Benchmark", "Reference"):
+        assert re.search(rf"md-tabs__link[^>]*>\s*{section}\s", home), section
+    assert "replaces the data set and its partition" in (site / "api.html").read_text("utf-8")
+    assert "0.2.0" in (site / "changelog.html").read_text("utf-8")
+    assert "FedExP" in (site / "source/examples/my_method.py.html").read_text("utf-8")
