@@ -36,7 +36,7 @@ reference: $(READY)
 
 # The documentation as pages in site/; a link that leads nowhere is an error. Nothing is fetched.
 site: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 # Every example of the gallery at full size, and its picture.

@@ -26,7 +26,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     nowhere = "http://127.0.0.1:9"  # whoever wants to fetch something fails at once
     done = subprocess.run(
         command,
