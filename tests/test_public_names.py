@@ -60,5 +60,6 @@ def test_unknown_kinds_are_refused_with_the_near_ones() -> None:
         "codec",
         "mode",
         "clock",
+        "preset",
         "panel",
     }

@@ -21,7 +21,7 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, datasets, partitions, models or recipes; or one of their names, for its options."
+            help="algorithms, datasets, partitions, models, presets or recipes; or one of their names, for its options."
         ),
     ] = None,
     plugin: Plugins = None,
@@ -36,6 +36,8 @@ def list_(
         say(f"{what}: {names(kind)[what]}")
         if kind == "models" and (sizes := model_sizes(what))[0]:
             say("  {} parameters for examples {}; gradients: {}".format(*sizes, gradient_path(what)))
+        if kind == "presets":
+            console.print(_preset_table(what))
         for option in options_of(what):
             say(f"  --set {owner(kind, what)}.{option.name}={option.default}")
             if option.text:
@@ -68,6 +70,20 @@ def _model_table() -> Table:
     table.add_column("")
     for name, summary in names("models").items():
         table.add_row(name, *model_sizes(name), summary)
+    return table
+
+
+def _preset_table(name: str) -> Table:
+    """Settings of every method by model family."""
+    from kinfed.cli.listing import preset_rows
+
+    families, rows = preset_rows(name)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("method", no_wrap=True, style="bold")
+    for family in families:
+        table.add_column(family)
+    for method, settings in rows.items():
+        table.add_row(method, *settings)
     return table
 
 

@@ -7,7 +7,9 @@ from kinfed.core.registries import registry_of
 from kinfed.errors import unknown_name
 
 # As `kinfed list` calls them, and as their registries do. Only the registries that are asked for are imported.
-KINDS = {"algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model"}
+KINDS = {
+    "algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model", "presets": "preset",
+}  # fmt: skip
 RECIPES = "recipes"
 
 
@@ -51,6 +53,16 @@ def _short(count: int) -> str:
     if count < 10_000:
         return f"{count:,}"
     return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"
+
+
+def preset_rows(name: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Of a preset: the families it has, and for every method its settings in each of them ("" where there are none)."""
+    from kinfed.runs.presets import in_words, preset_families, preset_methods
+
+    families = preset_families(name)
+    by_family = [preset_methods(name, family) for family in families]
+    methods = [method for method in registry_of("algorithm") if any(method in table for table in by_family)]
+    return families, {method: [in_words(table.get(method, {})) for table in by_family] for method in methods}
 
 
 def kind_of(name: str) -> str:

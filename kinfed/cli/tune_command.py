@@ -22,8 +22,8 @@ DEFAULT_TRIALS = 20
 SETTINGS = (
     "plugins", "dataset", "partition", "clients", "client_column", "label_column", "group_column", "split_column",
     "weight_column", "columns", "stratify", "validation", "foreign_targets", "data", "model", "pretrain", "warm_start",
-    "algorithms", "rounds", "participation", "seeds", "dropout", "sampling", "stragglers", "class_weights", "lr",
-    "batch", "steps", "epochs", "optimizer", "momentum", "nesterov", "betas", "eps", "weight_decay", "clip",
+    "algorithms", "preset", "rounds", "participation", "seeds", "dropout", "sampling", "stragglers", "class_weights",
+    "lr", "batch", "steps", "epochs", "optimizer", "momentum", "nesterov", "betas", "eps", "weight_decay", "clip",
     "optimizer_state", "lr_decay", "lr_floor", "augment", "mode", "clock", "compress", "robust", "largest_norm",
     "eval_every", "device",
     "backend", "pool", "ray_address", "workers",
@@ -31,6 +31,7 @@ SETTINGS = (
 TEXTS = {
     "validation": "Share of training data to choose by (default 0.2).",
     "algorithms": "Methods to tune, e.g. fedavg,ditto (kinfed list algorithms).",
+    "preset": "Settings of the first trial: tuned, or tuned:cnn (kinfed list presets).",
     "rounds": "Communication rounds of a trial (default 40).",
     "seeds": "Seeds that a trial is averaged over (default 0).",
     "lr": "Learning rate of the first trial (default 0.05).",

@@ -26,6 +26,7 @@ REGISTRIES = {
     "codec": "kinfed.core.codecs:CODECS",
     "mode": "kinfed.server.staleness:MODES",
     "clock": "kinfed.server.clock:CLOCKS",
+    "preset": "kinfed.runs.presets:PRESETS",
     "panel": "kinfed.report.panels:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}

@@ -294,7 +294,7 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
         raise ConfigError(f"a deployment calls its method by its name; got {label!r} for {chosen['method']!r}")
     for name, field in RunConfig.model_fields.items():
         changed = getattr(config, name) != field.get_default(call_default_factory=True)
-        if changed and name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds"):
+        if changed and name not in (*SETTINGS, *DATA_SETTINGS, *NON_RESULT_SETTINGS, "algorithms", "seeds", "preset"):
             raise ConfigError(f"{name} is no setting of a deployment; leave it out")
     values = {name: getattr(config, name) for name in SETTINGS if name in RunConfig.model_fields and name != "clients"}
     owned = {

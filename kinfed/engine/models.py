@@ -2,6 +2,7 @@
 
     _add(name, "module:function", summary, example, options="Options", trained=7_850)
 
+`family` (mlr, mlp, cnn, resnet) says which settings of a preset are for the model (kinfed.runs.presets).
 `example` is the input (shape, number of classes) for which `kinfed list models` says how many parameters there are:
 `trained` ones, and `frozen` ones that all clients share. They are written down because counting them needs torch; a
 test counts. Where a model needs files, `outline` names a function of (shape, classes) that builds it without them, for
@@ -37,8 +38,8 @@ def _add(name: str, location: str, summary: str, example: Example, options: str 
     MODELS.register(name, f"kinfed.engine.{location}", summary=summary, example=example, options=where, **about)
 
 
-_add("mlr", "zoo.classics:mlr", "multinomial logistic regression", _DIGITS, trained=7_850)
-_add("mlp", "zoo.classics:mlp", "one hidden layer of 128 ReLU units", _DIGITS, trained=101_770)
+_add("mlr", "zoo.classics:mlr", "multinomial logistic regression", _DIGITS, trained=7_850, family="mlr")
+_add("mlp", "zoo.classics:mlp", "one hidden layer of 128 ReLU units", _DIGITS, trained=101_770, family="mlp")
 _add(
     "lenet5",
     "zoo.classics:lenet5",
@@ -46,6 +47,7 @@ _add(
     _DIGITS,
     "LeNetOptions",
     trained=61_706,
+    family="cnn",
 )
 _add(
     "cnn_tutorial",
@@ -53,11 +55,17 @@ _add(
     "conv 6/16 5x5, fc 120/84 (Self-FL on CIFAR-10)",
     _CIFAR,
     trained=62_006,
+    family="cnn",
 )
-_add("cnn_fomo", "zoo.classics:cnn_fomo", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR, trained=122_570)
-_add("cnn", "zoo.classics:cnn", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR, trained=878_538)
+_add("cnn_fomo", "zoo.classics:cnn_fomo", "conv 32/64/64 3x3, fc 64 (FedFomo)", _CIFAR, trained=122_570, family="cnn")
+_add("cnn", "zoo.classics:cnn", "conv 32/64 5x5, fc 512 (CGPFL on CIFAR-10)", _CIFAR, trained=878_538, family="cnn")
 _add(
-    "cnn_small", "zoo.classics:cnn_small", "conv 16/32 3x3, fc 64, for images from 8x8", ((1, 8, 8), 10), trained=13_706
+    "cnn_small",
+    "zoo.classics:cnn_small",
+    "conv 16/32 3x3, fc 64, for images from 8x8",
+    ((1, 8, 8), 10),
+    trained=13_706,
+    family="cnn",
 )
 _add(
     "wakeword_cnn",
@@ -74,6 +82,7 @@ _add(
     _CIFAR,
     "ResNetOptions",
     trained=11_173_962,
+    family="resnet",
 )
 _add(
     "mobilenet",

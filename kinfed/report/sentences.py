@@ -20,6 +20,7 @@ from kinfed.report.statistics import (
     leader,
     summarize_gains,
 )
+from kinfed.runs.presets import PresetUse
 from kinfed.runs.reader import Kind, Run
 
 FEW_NAMES = 4  # clients that a sentence names
@@ -60,7 +61,13 @@ def facts(run: Run) -> dict[str, str]:
             for name in algorithms
         ]
         entries["Methods"] = ", ".join(methods)
+    entries["Preset"] = _preset(config.get("preset"))
     return {label: text for label, text in entries.items() if text and text != "None"}
+
+
+def _preset(use: Any) -> str:
+    """What a preset has set for which method, and which methods have their defaults."""
+    return "; ".join(PresetUse(**use).notes()) if isinstance(use, Mapping) else ""
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:

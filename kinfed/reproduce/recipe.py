@@ -122,6 +122,7 @@ class ResultColumn:
     factor: float = 100.0  # from the stored to the shown unit
     digits: int = 1
     lower_is_better: bool = False
+    against: str = ""  # a row: shown is the paired difference to it, with Student's 95 % interval over seeds
 
     @classmethod
     def by_part(cls, headings: Mapping[str, str], metric: str = ACCURACY, **options: Any) -> list[ResultColumn]:

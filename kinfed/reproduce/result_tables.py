@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import rich.table
 
 from kinfed.report.formats import format_number, plural
-from kinfed.report.statistics import Average, average
+from kinfed.report.statistics import Average, average, interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
 from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable
+from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference
 
 
 @dataclass(frozen=True)
 class ResultCell:
     ours: Average | None
     published: PublishedNumber | None
+    reach: float | None = None  # half of the 95 % interval of a difference to another row
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,31 @@ class FilledTable:
         for name, cells in self.rows:
             row = [TableCell(name)]
             for number, (cell, column) in enumerate(zip(cells, self.columns, strict=True)):
-                row.append(_our_cell(cell.ours, column))
+                row.append(_our_cell(cell, column))
                 if self.is_published(number):
                     row.append(TableCell("–" if cell.published is None else str(cell.published), tone="paper"))
             rows.append(row)
         return rows
 
 
-def _our_cell(ours: Average | None, column: ResultColumn) -> TableCell:
+def _our_cell(cell: ResultCell, column: ResultColumn) -> TableCell:
+    ours = cell.ours
     if ours is None:
         return TableCell("–")
-    spread = "" if ours.sd is None else f"{ours.sd * column.factor:.{column.digits}f}"
+    deviation = cell.reach if column.against else ours.sd
+    spread = "" if deviation is None else f"{deviation * column.factor:.{column.digits}f}"
     return TableCell(format_number(ours.mean * column.factor, column.digits), spread)
+
+
+def _cell(table: ResultTable, results: Results, row: str, column: ResultColumn) -> ResultCell:
+    values, published = results.get(column.part, row, column.metric), table.published.get((row, column.heading))
+    if not column.against:
+        return ResultCell(average(values), published)
+    values = (
+        difference(values, results.get(column.part, column.against, column.metric)) if row != column.against else {}
+    )
+    likely = interval(values)
+    return ResultCell(average(values), published, None if likely is None else likely.high - likely.mean)
 
 
 def fill(table: ResultTable, results: Results) -> FilledTable | None:
@@ -83,12 +97,7 @@ def fill(table: ResultTable, results: Results) -> FilledTable | None:
     columns = tuple(column for column in table.columns if column.part in results)
     rows = []
     for row, name in table.rows.items():
-        cells = tuple(
-            ResultCell(
-                average(results.get(column.part, row, column.metric)), table.published.get((row, column.heading))
-            )
-            for column in columns
-        )
+        cells = tuple(_cell(table, results, row, column) for column in columns)
         if any(cell.ours is not None for cell in cells):
             rows.append((name, cells))
     return FilledTable(table, columns, tuple(rows)) if rows else None

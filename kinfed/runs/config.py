@@ -36,6 +36,7 @@ from kinfed.runs.config_fields import (
     setting,
 )
 from kinfed.runs.plain_values import recordable
+from kinfed.runs.presets import PresetUse, as_preset, with_preset
 
 if TYPE_CHECKING:
     from kinfed.core.codecs import Codec
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from kinfed.server.staleness import StalenessRule
 
 DEFAULT_ALGORITHMS = ("local", "fedavg", "fedavg_smooth", "ditto", "selffl", "fedfomo", "cgpfl")
+DEFAULT_MODEL = "mlp"
 DEFAULT_STEPS = 20
 # Settings that say how and where to compute, not what: they change neither results nor the identity of a run. Of
 # plugins the content counts, not the place.
@@ -99,7 +101,7 @@ class RunConfig(BaseModel):
     )
     foreign_targets: bool = setting(False, DATA, "Shuffle validation and test sets among clients.")
     data: Path | None = setting(None, DATA, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
-    model: Choice = setting(Named(name="mlp"), MODEL, "Model (kinfed list models).", registry="model")
+    model: Choice = setting(Named(name=DEFAULT_MODEL), MODEL, "Model (kinfed list models).", registry="model")
     frozen: str = setting("", MODEL, "Parameters that are not trained: names or patterns, such as body.*,*.bias.")
     cache: bool = setting(
         True,
@@ -112,6 +114,10 @@ class RunConfig(BaseModel):
         lambda: list(DEFAULT_ALGORITHMS), METHODS,
         "Methods, e.g. local,fedavg,weak=ditto, or all,-mocha: all that can run here but one (kinfed list algorithms).",
         registry="algorithm",
+    )  # fmt: skip
+    preset: Annotated[PresetUse | None, BeforeValidator(as_preset)] = setting(
+        None, METHODS, "Settings of methods for the model's family: tuned, or tuned:cnn (kinfed list presets).",
+        registry="preset",
     )  # fmt: skip
     rounds: int = setting(40, ROUNDS, "Communication rounds.", ge=1)
     participation: float = setting(0.5, ROUNDS, "Share of clients active in a round, in (0, 1].")
@@ -224,8 +230,12 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _resolved(cls, values: Any) -> Any:
-        """Without steps or epochs the default number of steps applies, and is written down."""
-        if isinstance(values, Mapping) and values.get("steps") is None and values.get("epochs") is None:
+        """A preset becomes options of methods. Without steps or epochs the default number of steps applies, and is
+        written down."""
+        if not isinstance(values, Mapping):
+            return values
+        values = with_preset(values, DEFAULT_ALGORITHMS, DEFAULT_MODEL)
+        if values.get("steps") is None and values.get("epochs") is None:
             return {**values, "steps": DEFAULT_STEPS}
         return values
 
@@ -364,6 +374,11 @@ class RunConfig(BaseModel):
         from kinfed.server.schedule import Schedule
 
         return Schedule(self.participation, self.dropout, self.stragglers, self.sampling)
+
+    def fixed_options(self, label: str) -> dict[str, Any]:
+        """Options of a method that were set for it, without those of a preset."""
+        preset = {} if self.preset is None else self.preset.options.get(label, {})
+        return {name: value for name, value in self.algorithms[label].items() if name not in preset}
 
     def check_folds(self) -> None:
         """Refuse folds under privacy: they are several trainings on the same rows."""

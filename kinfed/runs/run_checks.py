@@ -62,7 +62,8 @@ def leave_out_what_cannot_run(inputs: RunInputs) -> None:
     if not choices:
         first, reason = next(iter(inputs.left_out.items()))
         raise ConfigError(f"no algorithm can run with these settings; {first}: {reason}")
-    inputs.narrow(config.model_copy(update={"algorithms": choices}))
+    preset = None if config.preset is None else config.preset.limited_to(choices)
+    inputs.narrow(config.model_copy(update={"algorithms": choices, "preset": preset}))
 
 
 def check_algorithm(inputs: RunInputs, label: str) -> None:

@@ -35,6 +35,8 @@ class RunInputs:
     def __init__(
         self, config: RunConfig, federation: Federation | None = None, model: Builder | None = None, fold: int = 0
     ) -> None:
+        if config.preset is not None:
+            config.preset.check_model(is_own=model is not None)
         self.config = config
         self.fold = fold
         self._own_federation = federation

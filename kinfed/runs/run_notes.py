@@ -24,6 +24,7 @@ def run_notes(inputs: RunInputs) -> list[str]:
     data, privacy, user_privacy = inputs.federation(seed), config.privacy, config.user_privacy
     notes = [
         *left_out_notes(inputs),
+        *([] if config.preset is None else config.preset.notes()),
         *data.notes,
         _note_on_calls(inputs, data.num_clients),
         _note_on_sample(inputs, seed),

@@ -30,22 +30,20 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core import rng, storage
 from kinfed.core.options import Range
 from kinfed.data.federation import Federation
-from kinfed.engine.measures import MEASURES, headline_measure
+from kinfed.engine.measures import MEASURES
 from kinfed.engine.models import Builder
 from kinfed.errors import ConfigError, DataError
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.folder import RunFolder
-from kinfed.runs.method_run import MethodRun
-from kinfed.runs.observer import Metrics, NullObserver, Observer
-from kinfed.runs.results import ClientTable
+from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.run_checks import check_run
 from kinfed.runs.run_files import RunFiles
 from kinfed.runs.run_notes import left_out_notes
+from kinfed.runs.trial_score import metric_of_trials, validation_score
 from kinfed.runs.tuning_result import Tuned, TuningTrial, best_toml
 from kinfed.runs.tuning_space import space_of
-from kinfed.server.loop import RoundReport
 
 try:
     import optuna
@@ -84,8 +82,9 @@ def tune(
     """Tune every method of the configuration with `trials` trials each, the first of them as configured.
 
     `ranges` replaces ranges that the algorithms declare, by label and option. Options that the configuration sets for a
-    method stay as they are. `prune` stops trials early that fall below the median of earlier ones. The observer hears
-    of every method that starts, with its trials as rounds, and a note about every trial."""
+    method stay as they are, but for those of a preset, where the first trial starts. `prune` stops trials early that
+    fall below the median of earlier ones. The observer hears of every method that starts, with its trials as rounds,
+    and a note about every trial."""
     if trials < 1:
         raise ConfigError(f"trials must be at least 1; got {trials}")
     if config.folds is not None:
@@ -100,7 +99,10 @@ def tune(
     config = experiment.inputs.config
     spaces = {
         label: space_of(
-            options["method"], options, (ranges or {}).get(label), options.get("optimizer", config.optimizer)
+            options["method"],
+            config.fixed_options(label),
+            (ranges or {}).get(label),
+            options.get("optimizer", config.optimizer),
         )
         for label, options in config.algorithms.items()
     }
@@ -116,14 +118,15 @@ def tune(
     contents = experiment.inputs.contents()
     identity = hashlib.sha256(json.dumps([config.fingerprint(contents), search]).encode()).hexdigest()[:16]
     with RunFolder.open(out, config.dump() | search, identity, contents=contents, resume=resume) as folder:
-        for note in (*left_out_notes(experiment.inputs), folder.version_change):
+        presets = [] if config.preset is None else config.preset.notes()
+        for note in (*left_out_notes(experiment.inputs), *presets, folder.version_change):
             if observer is not None and note:
                 observer.note(note)
         job = _Tuning(experiment, folder.path, trials, prune, observer or NullObserver())
         with _quiet_optuna():
             methods = [job.tune(label, space) for label, space in spaces.items()]
     algorithms = {tuned.label: {**config.algorithms[tuned.label], **tuned.best.settings} for tuned in methods}
-    best = config.model_copy(update={"algorithms": algorithms})
+    best = config.model_copy(update={"algorithms": algorithms, "preset": None})
     file = folder.path / "best.toml"
     metric = methods[0].metric if methods else "accuracy"
     shown = MEASURES[metric].shown
@@ -185,9 +188,7 @@ class _Tuning:
 
     @property
     def metric(self) -> str:
-        task = self.experiment.inputs.task()
-        assert task.problem is not None  # of every task that is built from a configuration
-        return headline_measure(task.problem, task.metric).name
+        return metric_of_trials(self.experiment)
 
     def _write_record(self) -> None:
         storage.write_json(self.folder / "tuning.json", {"trials_each": self.trials, "methods": self.record})
@@ -226,7 +227,7 @@ class _Tuning:
     def _default(self, study: optuna.Study, label: str, space: dict[str, Range]) -> None:
         """The method as configured. Part of the study where its values lie in their ranges."""
         algorithm = self.experiment.inputs.algorithms[label]
-        value = self._objective(algorithm, lambda step, value: None)
+        value = validation_score(self.experiment, algorithm)
         values = {name: algorithm.training.lr if name == "lr" else getattr(algorithm, name) for name in space}
         if space and all(values[name] in range_ for name, range_ in space.items()):
             study.add_trial(
@@ -249,7 +250,7 @@ class _Tuning:
 
         try:
             algorithm = self._algorithm(label, _rounded(trial.params))
-            value = self._objective(algorithm, report)
+            value = validation_score(self.experiment, algorithm, report)
         except (ConfigError, optuna.TrialPruned) as reason:
             trial.set_user_attr("reason", str(reason))
             study.tell(trial, state=TrialState.PRUNED)
@@ -265,47 +266,6 @@ class _Tuning:
             clients = self.experiment.inputs.federation(seed).population(seed, config.participation)
             algorithm.check(self.experiment.inputs.task(), clients)
         return algorithm
-
-    def _objective(self, algorithm: AnyAlgorithm, report: Callable[[int, float], None]) -> float:
-        """The mean of the headline metric over clients, on validation examples after the last round, averaged over
-        seeds."""
-        config = self.experiment.inputs.config
-        values = []
-        for place, seed in enumerate(config.seeds):
-            with self.experiment.make_loop(algorithm, seed) as loop:
-                run = MethodRun(
-                    type(algorithm).__name__,
-                    loop,
-                    ClientTable.from_federation(self.experiment.inputs.federation(seed)),
-                    config.rounds,
-                    eval_every=config.eval_every,
-                    split="val",
-                    observer=_TrialObserver(place * config.rounds - config.warm_start, report, f"{self.metric}_mean"),
-                    should_stop=self.experiment.should_stop,
-                )
-                value = run.execute().personal.get(f"{self.metric}_mean")
-                if value is None:
-                    raise ConfigError(
-                        f"no client with validation examples took part in the {config.rounds} rounds of seed {seed}; "
-                        "give more rounds or a larger participation"
-                    )
-                values.append(value)
-        return sum(values) / len(values)
-
-
-@dataclass(frozen=True)
-class _TrialObserver(NullObserver):
-    """Hands the validation figure of evaluated rounds to the pruner, which may end the trial."""
-
-    before: int  # steps before round 1
-    report: Callable[[int, float], None]
-    figure: str
-
-    def round(
-        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
-    ) -> None:
-        if personal and self.figure in personal:
-            self.report(self.before + report.round, personal[self.figure])
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def tune_while_training(
         ]
         storage.write_json(folder.path / "tuning.json", {"methods": {one.label: one.to_json() for one in found}})
         algorithms = {one.label: {**config.algorithms[one.label], **one.settings} for one in found}
-        best, file = config.model_copy(update={"algorithms": algorithms}), folder.path / "best.toml"
+        best, file = config.model_copy(update={"algorithms": algorithms, "preset": None}), folder.path / "best.toml"
         heading = f"Chosen while training (FedEx) by validation losses: {configurations} configuration(s) per method"
         comments = {
             one.label: f"{MEASURES[one.metric].shown(one.value)} on validation data at the end" for one in found
@@ -137,7 +137,8 @@ def _variants(
     config = experiment.inputs.config
     options = {name: value for name, value in config.algorithms[label].items() if name != "method"}
     method = config.algorithms[label]["method"]
-    space = space_of(method, options, (ranges or {}).get(label), options.get("optimizer", config.optimizer))
+    optimizer = options.get("optimizer", config.optimizer)
+    space = space_of(method, config.fixed_options(label), (ranges or {}).get(label), optimizer)
 
     def variant(settings: Mapping[str, Any]) -> AnyAlgorithm:
         return make_algorithm(method, config.training, {**options, **settings})

@@ -10,6 +10,7 @@ from kinfed.report.comparison import single_run
 from kinfed.report.statistics import gains
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SITES, BySeed, Measurements, Scale
+from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
 from kinfed.runs.reader import Run
 
 METHODS = {
@@ -64,8 +65,10 @@ SMOKE = ("iid", "rotation")
 
 
 def parts(scale: Scale) -> list[RunPart]:
+    algorithms = {name: own_defaults("kin") if name == "kin" else {} for name in METHODS}
     common: dict[str, Any] = {
-        "algorithms": ",".join(METHODS), "rounds": 40, "eval_every": 0, "validation": 0.2, "seeds": [0, 1, 2, 3, 4],
+        "algorithms": algorithms, "preset": PRESET, "rounds": 40, "eval_every": 0, "validation": 0.2,
+        "seeds": [0, 1, 2, 3, 4],
     }  # fmt: skip
     if scale == "smoke":
         common |= {"rounds": 2, "steps": 2, "seeds": [0, 1]}
@@ -134,8 +137,9 @@ RECIPE = Recipe(
     reproduces="our question on eighteen federations",
     title="Kin against nine methods, wherever clients may differ",
     about="Federations that differ in kind: alike, by labels, by hidden groups, in size, tiny, with targets of others, "
-    "by cameras, and real sites. Kin has its defaults on all of them. All methods have the same training rows; a fifth "
-    "of them is set aside for validation, which FedFomo and Kin use.",
+    "by cameras, and real sites. All methods have tuned settings for the family of the model, but for Kin's own "
+    "options, which have their defaults everywhere: of the preset it has the learning rate alone. All methods have the "
+    "same training rows; a fifth of them is set aside for validation, which FedFomo and Kin use.",
     parts=parts,
     tables=[
         ResultTable(
@@ -160,9 +164,10 @@ RECIPE = Recipe(
         *(_few_hurt(part) for part in FEDERATIONS),
     ],
     notes=[
-        "The other methods have kinfed's defaults, not settings tuned for each federation.",
+        "Settings are tuned for a family of models on other federations, not for each of these.",
         "The standard error of a client's loss takes both models' errors as independent, which they are not: it is too "
         "large, and some clients that are hurt are not counted.",
+        *preset_notes(parts("small")),
     ],
     stand_ins={
         "smoke": "Two federations of digits, two rounds of two steps.",

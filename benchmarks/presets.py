@@ -1,0 +1,309 @@
+"""Tuned settings of every method by model family: what `kinfed run --preset tuned` takes.
+
+    python benchmarks/presets.py mlp mlr cnn --data DIR       search; goes on where it was stopped
+    python benchmarks/presets.py mlp --methods ditto,apfl     some methods only
+    python benchmarks/presets.py                              only write the files again from the log
+
+Every method gets the same number of trials on the same federations, scored like those of `kinfed tune`: personal models
+on validation examples, one vote per client, averaged over the federations of the family. Test examples are never
+scored; of MNIST, Fashion-MNIST and CIFAR-10 the official test images are not even seen. Seeds are other ones than those
+of the tables that use the presets.
+
+A trial changes one option at a time, because eight trials are few: first the learning rate over its range, then the
+method's own options in turn, each from the best setting so far; a method without any takes the rest to look closer at
+the learning rate. A setting replaces the best so far only where it is better by MARGIN: what makes no difference stays
+at its default.
+
+    benchmarks/presets/FAMILY.jsonl      the log: settings of the search, then a line per method with all its trials
+    kinfed/runs/tuned/FAMILY.toml        the presets, written from the log after every method
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from kinfed.algorithms import ALGORITHMS, make_algorithm, tuning_space
+from kinfed.core import storage
+from kinfed.core.options import Range
+from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError, ModelError, unknown_name
+from kinfed.runs.build import build_federation
+from kinfed.runs.config import RunConfig
+from kinfed.runs.config_reading import make_config
+from kinfed.runs.experiment import Experiment
+from kinfed.runs.presets import PRESETS
+from kinfed.runs.run_checks import check_run
+from kinfed.runs.trial_score import validation_score
+
+LOGS = Path(__file__).with_suffix("")
+MARGIN = 0.003  # by which a setting must be better than the best so far to take its place
+RATES = (
+    0.35,
+    0.67,
+    0.77,
+    0.9,
+)  # where in the range of the learning rate to look: 0.011, 0.1, 0.2 and 0.5 of 0.001 to 1
+OTHERS = (0.2, 0.8, 0.5)  # and in those of other options
+
+Settings = dict[str, Any]
+Score = tuple[float, ...]  # by federation
+
+
+@dataclass(frozen=True)
+class Trial:
+    settings: Settings  # options that are not at their defaults
+    scores: Score | None  # None: the method refuses these settings
+
+    @property
+    def mean(self) -> float:
+        return -math.inf if self.scores is None else sum(self.scores) / len(self.scores)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one family of models is tuned on: by title, the settings of each federation's run."""
+
+    federations: Mapping[str, Settings]
+    common: Mapping[str, Any]
+    trials: int = 8
+    methods: tuple[str, ...] = ()  # none: all
+
+    def run_settings(self, title: str) -> Settings:
+        return {**self.common, **self.federations[title]}
+
+    def header(self, name: str) -> Settings:
+        return {
+            "family": name, "trials": self.trials, "margin": MARGIN, "common": dict(self.common),
+            "federations": dict(self.federations), "command": f"python benchmarks/presets.py {name}",
+        }  # fmt: skip
+
+
+def _images(name: str, examples: int, partition: Settings, seed: int, **more: Any) -> Settings:
+    return {"dataset": {"name": name, "examples": examples}, "partition": partition, "seeds": [seed], **more}
+
+
+def _dirichlet(alpha: float) -> Settings:
+    return {"name": "dirichlet", "alpha": alpha}
+
+
+TWO_CLASSES: Settings = {"name": "pathological", "shards": 2}
+COMMON: Settings = {
+    "clients": 10, "rounds": 20, "participation": 0.5, "steps": 20, "batch": 20, "validation": 0.25, "eval_every": 0,
+}  # fmt: skip
+
+
+def _dense(model: str) -> Family:
+    return Family(
+        {
+            "digits, Dirichlet 0.3": {"dataset": "digits", "partition": _dirichlet(0.3), "seeds": [101]},
+            "MNIST, two classes": _images("mnist", 2000, TWO_CLASSES, 102),
+            "Fashion-MNIST, Dirichlet 0.3": _images("fashion_mnist", 2000, _dirichlet(0.3), 103),
+        },
+        {**COMMON, "model": model},
+    )
+
+
+FAMILIES = {"mlp": _dense("mlp"), "mlr": _dense("mlr")}
+
+
+def search(
+    space: Mapping[str, Range], defaults: Mapping[str, Any], trials: int, score: Callable[[Settings], Score | None]
+) -> Iterator[Trial]:
+    """Trials one after the other, the first with the defaults, which are options by name (None: it follows another
+    one). Ends early only where no value is left to try."""
+    best, top, tried = Settings(), -math.inf, list[Settings]()
+    candidates = _candidates(space, defaults)
+    while len(tried) < trials:
+        change = Settings() if not tried else next(candidates, None) or _closer(space, {**defaults, **best}, tried)
+        if change is None:
+            return
+        settings = {**best, **change}
+        if settings in tried or (tried and all(settings[name] == defaults[name] for name in change)):
+            continue
+        tried.append(settings)
+        trial = Trial(settings, score(settings))
+        yield trial
+        if trial.mean > top + (MARGIN if len(tried) > 1 else 0):
+            best, top = settings, trial.mean
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial:
+    """As `search` has chosen: the last that was better than the best before it by MARGIN."""
+    best = trials[0]
+    for trial in trials[1:]:
+        if trial.mean > best.mean + MARGIN:
+            best = trial
+    return best
+
+
+def _candidates(space: Mapping[str, Range], defaults: Mapping[str, Any]) -> Iterator[Settings]:
+    """The learning rate first, then the other options in turn, values far from the default first."""
+    if "lr" in space:
+        yield from ({"lr": _at(space["lr"], place)} for place in RATES)
+    values = {name: _far_first(range_, defaults[name]) for name, range_ in space.items() if name != "lr"}
+    for place in range(len(OTHERS)):
+        yield from ({name: queue[place]} for name, queue in values.items())
+
+
+def _far_first(range_: Range, default: float | None) -> list[float]:
+    values = [_at(range_, place) for place in OTHERS]
+    return values if default is None else sorted(values, key=lambda value: -_distance(range_, value, default))
+
+
+def _closer(space: Mapping[str, Range], best: Settings, tried: Sequence[Settings]) -> Settings | None:
+    """Halfway from the best value of the first option to the farther one of its neighbours; None where there is no
+    value between."""
+    if not space:
+        return None
+    name, range_ = next(iter(space.items()))
+    values = sorted({range_.low, range_.high, best[name], *(s[name] for s in tried if name in s)})
+    here = values.index(best[name])
+    neighbours = [values[place] for place in (here - 1, here + 1) if 0 <= place < len(values)]
+    for other in sorted(neighbours, key=lambda value: -_distance(range_, value, best[name])):
+        middle = _value(range_, (_scaled(range_, best[name]) + _scaled(range_, other)) / 2)
+        if middle not in values:
+            return {name: middle}
+    return None
+
+
+def _at(range_: Range, place: float) -> float:
+    """The value at a place from 0 to 1 of the range."""
+    low, high = _scaled(range_, range_.low), _scaled(range_, range_.high)
+    return _value(range_, low + place * (high - low))
+
+
+def _value(range_: Range, scaled: float) -> float:
+    value = math.exp(scaled) if range_.log else scaled
+    return round(value) if range_.whole else float(f"{value:.2g}")
+
+
+def _scaled(range_: Range, value: float) -> float:
+    return math.log(max(value, 1e-12)) if range_.log else float(value)
+
+
+def _distance(range_: Range, a: float, b: float) -> float:
+    return abs(_scaled(range_, a) - _scaled(range_, b))
+
+
+class Bench:
+    """The federations of a family, made once and shared by all methods."""
+
+    def __init__(self, family: Family, data: Path | None) -> None:
+        self.family, self.data = family, data
+        self._federations: dict[str, Federation] = {}
+
+    def config(self, title: str, method: str) -> RunConfig:
+        settings = {**self.family.run_settings(title), "algorithms": method, "workers": 1}
+        return make_config(None, settings if self.data is None else settings | {"data": self.data})
+
+    def experiment(self, title: str, method: str) -> Experiment:
+        config = self.config(title, method)
+        if title not in self._federations:
+            self._federations[title] = build_federation(config, config.seeds[0])
+        experiment = Experiment(config, self._federations[title])
+        check_run(experiment.inputs)
+        return experiment
+
+    def tune(self, method: str, note: Callable[[str], None]) -> Settings:
+        """The line of the log about a method; with the reason where it does not go with the family's models."""
+        began, line = time.process_time(), {"method": method, "date": date.today().isoformat()}
+        try:
+            experiments = [self.experiment(title, method) for title in self.family.federations]
+        except (ConfigError, ModelError) as error:
+            return line | {"refused": str(error)}
+        space, training = tuning_space(method), experiments[0].config.training
+        configured = experiments[0].inputs.algorithms[method]
+        defaults = {name: training.lr if name == "lr" else getattr(configured, name) for name in space}
+
+        def score(settings: Settings) -> Score | None:
+            try:
+                algorithm = make_algorithm(method, training, settings)
+                return tuple(round(validation_score(one, algorithm), 4) for one in experiments)
+            except ConfigError:
+                return None  # a combination that the method refuses
+
+        trials = []
+        for trial in search(space, defaults, self.family.trials, score):
+            trials.append(trial)
+            note(f"{method} {trial.settings} {trial.scores}")
+        for experiment in experiments:
+            experiment.close()
+        best = best_trial(trials)
+        chosen = {name: best.settings.get(name, default) for name, default in defaults.items()}
+        return line | {
+            "seconds": round(time.process_time() - began, 1), "default": round(trials[0].mean, 4),
+            "best": round(best.mean, 4), "chosen": {name: value for name, value in chosen.items() if value is not None},
+            "trials": [[trial.settings, trial.scores] for trial in trials],
+        }  # fmt: skip
+
+
+def read_log(name: str) -> list[Settings]:
+    """The lines about methods; refused where the search had other settings than it would have now."""
+    file = LOGS / f"{name}.jsonl"
+    if not file.exists():
+        return []
+    header, *lines = (json.loads(line) for line in file.read_text("utf-8").splitlines())
+    if header != json.loads(json.dumps(FAMILIES[name].header(name))):
+        raise ConfigError(f"{file} was made with other settings than {Path(__file__).name} has now; remove one of them")
+    return lines
+
+
+def write(name: str, lines: Sequence[Settings]) -> None:
+    """The log, and the presets that follow from it."""
+    header = FAMILIES[name].header(name)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (header, *lines))
+    storage.make_folder(LOGS)
+    storage.write_atomically(LOGS / f"{name}.jsonl", text.encode())
+    storage.write_atomically(PRESETS["tuned"].target / f"{name}.toml", preset_toml(name, lines).encode())
+
+
+def preset_toml(name: str, lines: Sequence[Settings]) -> str:
+    """The file of a family: what every method has chosen, in the order of the registry."""
+    family, chosen = FAMILIES[name], {line["method"]: line for line in lines if "chosen" in line}
+    heading = (
+        f"Settings for models of the family {name}: {family.trials} trials per method on validation data of "
+        f"{'; '.join(family.federations)}.",
+        f"Written by benchmarks/presets.py from benchmarks/presets/{name}.jsonl, which has every trial; do not edit.",
+    )
+    text = "".join(f"# {line}\n" for line in heading)
+    for method in (method for method in ALGORITHMS if method in chosen):
+        line = chosen[method]
+        text += f"\n# {100 * line['best']:.1f} % on validation data, {100 * line['default']:.1f} % with the defaults\n"
+        text += tomli_w.dumps({"methods": {method: line["chosen"]}})
+    return text if chosen else text + "\n[methods]\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("presets.py")
+    parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}; none: only write the files again")
+    parser.add_argument("--methods", default="", help="names separated by commas; all where none is named")
+    parser.add_argument("--data", type=Path, default=os.environ.get("KINFED_DATA"), help="folder with data sets")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.families:
+        if name not in FAMILIES:
+            raise unknown_name("family", name, FAMILIES)
+        bench = Bench(FAMILIES[name], None if arguments.data is None else Path(arguments.data))
+        asked = [method for method in arguments.methods.split(",") if method]
+        for method in asked or FAMILIES[name].methods or ALGORITHMS:
+            lines = read_log(name)
+            if all(line["method"] != method for line in lines):
+                write(name, [*lines, bench.tune(method, print)])
+    for name in FAMILIES if not arguments.families else ():
+        write(name, read_log(name))
+
+
+if __name__ == "__main__":
+    main()

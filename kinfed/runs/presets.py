@@ -1,0 +1,147 @@
+"""Presets: settings of methods by the family of the model, such as those that tuning has found.
+
+    kinfed run --preset tuned --model cnn_tutorial --algorithms local,fedavg,ditto
+    kinfed.run(preset="tuned:cnn", model=my_network, algorithms="local,ditto")        # the family by name
+    kinfed.register("preset", "ours", Path("presets"), summary="tuned on our wards")
+
+A preset is a folder with one TOML file per family, FAMILY.toml, and a table of options for each method in it:
+
+    [methods.ditto]
+    lr = 0.1
+    lam = 0.3
+
+What a user says wins: an option of a method over that of the preset, `lr` of the run over all the preset's learning
+rates. A configuration holds the values themselves, so that a run does not change when files of presets do.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Container, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kinfed.core.registries import registry_of
+from kinfed.core.registry import Registry
+from kinfed.errors import ConfigError, unknown_name
+from kinfed.runs.algorithm_choice import METHOD, parse_algorithms
+from kinfed.runs.config_fields import Named, as_named, plugin_files
+
+PRESETS: Registry[Path] = Registry("preset")
+PRESETS.register(
+    "tuned",
+    Path(__file__).with_name("tuned"),
+    summary="settings found on validation data, every method with the same budget of trials (docs/tuning.md)",
+)
+
+
+class PresetUse(BaseModel):
+    """What a preset has set in a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    name: str
+    family: str | None = None  # None: that of the model, which has none
+    model: str | None = None  # whose family it is; None where the family was named
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by label of the method
+    missing: tuple[str, ...] = ()  # labels without a setting in the preset: they have their defaults
+
+    def notes(self) -> list[str]:
+        """What a reader should know before the figures."""
+        family, notes = self.family or f"{self.model}, which belongs to no family", []
+        if self.options:
+            shown = "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items())
+            notes.append(f"preset {self.name}, for {family}: {shown}")
+        if self.missing:
+            notes.append(f"no {self.name} setting for {', '.join(self.missing)} on {family}: defaults")
+        return notes
+
+    def limited_to(self, labels: Container[str]) -> PresetUse:
+        """Of some of the methods."""
+        options = {label: options for label, options in self.options.items() if label in labels}
+        missing = tuple(label for label in self.missing if label in labels)
+        return self.model_copy(update={"options": options, "missing": missing})
+
+    def check_model(self, is_own: bool) -> None:
+        """Refuse to guess the family of a user's own network."""
+        if is_own and self.model is not None:
+            raise ConfigError(
+                f"preset {self.name} has settings by the family of the model, and yours has no name; say which family "
+                f'it belongs to: preset = "{self.name}:cnn" ({", ".join(preset_families(self.name)) or "it has none"})'
+            )
+
+
+def in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in options.items())
+
+
+def as_preset(value: Any) -> Any:
+    """Also one word, tuned, or with a family, tuned:cnn."""
+    if isinstance(value, str):
+        name, _, family = value.partition(":")
+        return {"name": name, "family": family or None}
+    return value
+
+
+def with_preset(values: Mapping[str, Any], default_algorithms: Iterable[str], default_model: str) -> Mapping[str, Any]:
+    """The settings of a run with the options of the preset that they name beneath those of their algorithms, and with
+    what it has set. Settings that were recorded have them already."""
+    choice = as_preset(values.get("preset"))
+    if not isinstance(choice, Mapping) or "options" in choice:
+        return values  # none, recorded before, or nothing that a preset can be, which validation says
+    plugin_files(values.get("plugins", ()))  # which may register models and presets
+    name, family, model = str(choice.get("name")), choice.get("family"), None
+    if family is None:
+        chosen = values.get("model", default_model)
+        model = chosen.name if isinstance(chosen, Named) else Named(**as_named(chosen)).name
+        family = registry_of("model")[model].facts.get("family")
+    elif family not in (families := preset_families(name)):
+        raise unknown_name(f"family of preset {name}", str(family), families)
+    methods = preset_methods(name, family)
+    algorithms = parse_algorithms(values.get("algorithms", default_algorithms))
+    options: dict[str, dict[str, Any]] = {}
+    for label, chosen in algorithms.items():
+        preset = methods.get(chosen[METHOD], {})
+        taken = {key: preset[key] for key in preset if key not in chosen and (key != "lr" or "lr" not in values)}
+        if "lr" in taken:
+            _check_plain_sgd(name, label, {**values, **chosen})
+        if taken:
+            options[label] = taken
+    missing = [label for label, chosen in algorithms.items() if chosen[METHOD] not in methods]
+    return {
+        **values,
+        "algorithms": {label: {**chosen, **options.get(label, {})} for label, chosen in algorithms.items()},
+        "preset": {"name": name, "family": family, "model": model, "options": options, "missing": missing},
+    }
+
+
+def _check_plain_sgd(preset: str, label: str, settings: Mapping[str, Any]) -> None:
+    """A learning rate means another thing to another rule of local steps."""
+    optimizer, momentum = settings.get("optimizer") or "sgd", float(settings.get("momentum") or 0)
+    if optimizer != "sgd" or momentum:
+        rule = f"momentum = {momentum:g}" if optimizer == "sgd" else f"optimizer = {optimizer}"
+        raise ConfigError(
+            f"preset {preset} has learning rates of plain SGD, and {label} has {rule}; give lr yourself, or leave out "
+            "one of the two"
+        )
+
+
+def preset_methods(name: str, family: str | None) -> dict[str, dict[str, Any]]:
+    """Options by method of a preset for a family of models; empty where it has none for the family."""
+    folder = PRESETS[name].target
+    return {} if family not in preset_families(name) else _read(folder / f"{family}.toml")
+
+
+def preset_families(name: str) -> list[str]:
+    return sorted(file.stem for file in PRESETS[name].target.glob("*.toml"))
+
+
+@cache
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        methods = tomllib.loads(file.read_text("utf-8"))["methods"]
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
+        raise ConfigError(f"{file} is no file of a preset, TOML with tables [methods.NAME]: {error!r}") from error
+    return {str(method): dict(options) for method, options in methods.items()}
