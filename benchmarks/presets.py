@@ -100,7 +100,7 @@ def _dirichlet(alpha: float) -> Settings:
 
 TWO_CLASSES: Settings = {"name": "pathological", "shards": 2}
 COMMON: Settings = {
-    "clients": 10, "rounds": 20, "participation": 0.5, "steps": 20, "batch": 20, "validation": 0.25, "eval_every": 0,
+    "clients": 10, "rounds": 15, "participation": 0.5, "steps": 10, "batch": 20, "validation": 0.25, "eval_every": 0,
 }  # fmt: skip
 
 
@@ -115,7 +115,35 @@ def _dense(model: str) -> Family:
     )
 
 
-FAMILIES = {"mlp": _dense("mlp"), "mlr": _dense("mlr")}
+FAMILIES = {
+    "mlp": _dense("mlp"),
+    "mlr": _dense("mlr"),
+    "cnn": Family(
+        {
+            "digits, two classes": {
+                "dataset": "digits",
+                "partition": TWO_CLASSES,
+                "seeds": [104],
+                "model": "cnn_small",
+            },
+            "CIFAR-10, Dirichlet 0.3": _images("cifar10", 2000, _dirichlet(0.3), 105, model="cnn_tutorial"),
+        },
+        {**COMMON, "rounds": 10, "steps": 8, "batch": 16},
+        trials=5,
+    ),
+    "resnet": Family(
+        {
+            "CIFAR-10, Dirichlet 0.3": _images(
+                "cifar10", 2000, _dirichlet(0.3), 106, model={"name": "resnet18", "width": 8}
+            )
+        },
+        {**COMMON, "rounds": 8, "steps": 5, "batch": 16},
+        trials=4,
+        methods=("local", "fedavg", "ditto", "fedper", "fedrep", "apfl", "fedbn", "kin"),
+    ),
+}
+# First those that most comparisons have, so that a search that is stopped early has them.
+FIRST = ("local", "fedavg", "ditto", "selffl", "fedfomo", "cgpfl", "ifca", "apfl", "fedrep", "kin", "fedper", "fedprox")
 
 
 def search(
@@ -297,7 +325,7 @@ def main() -> None:
             raise unknown_name("family", name, FAMILIES)
         bench = Bench(FAMILIES[name], None if arguments.data is None else Path(arguments.data))
         asked = [method for method in arguments.methods.split(",") if method]
-        for method in asked or FAMILIES[name].methods or ALGORITHMS:
+        for method in asked or FAMILIES[name].methods or dict.fromkeys((*FIRST, *ALGORITHMS)):
             lines = read_log(name)
             if all(line["method"] != method for line in lines):
                 write(name, [*lines, bench.tune(method, print)])

@@ -230,6 +230,17 @@ def test_tables_as_text() -> None:
     assert latex.count(r"\begin{tabular}{lrrrr}") == 1
 
 
+def test_a_column_against_a_row_shows_paired_differences_with_their_interval() -> None:
+    """Of -1, 0 and 4 points: mean 1, standard deviation sqrt(7), Student's 4.303 with two degrees of freedom."""
+    seeds = {"a": {0: 0.80, 1: 0.70, 2: 0.60}, "b": {0: 0.79, 1: 0.70, 2: 0.64}, "c": {0: 0.5, 7: 0.5}}
+    measured = {row: {"personal.accuracy": values} for row, values in seeds.items()}
+    rows = {"a": "A", "b": "B", "c": "C"}
+    table = fill(ResultTable("T", rows, [ResultColumn("lead", "p", against="a")]), Results({"p": measured}))
+    assert table is not None
+    assert [str(row[1]) for row in table.page_table().rows] == ["1.0 ± 6.6", "−30.0"]
+    assert [name for name, _ in table.rows] == ["B", "C"]  # a row is not compared with itself
+
+
 def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:
     question = Question.above("a above b?", "p", "a", ["b"])
     recipe = replace(recipe_of(MEASURED), claims=[Claim.above("a above b", "p", "a", ["b"]), question])
