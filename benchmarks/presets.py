@@ -9,10 +9,10 @@ on validation examples, one vote per client, averaged over the federations of th
 scored; of MNIST, Fashion-MNIST and CIFAR-10 the official test images are not even seen. Seeds are other ones than those
 of the tables that use the presets.
 
-A trial changes one option at a time, because eight trials are few: first the learning rate over its range, then the
-method's own options in turn, each from the best setting so far; a method without any takes the rest to look closer at
-the learning rate. A setting replaces the best so far only where it is better by MARGIN: what makes no difference stays
-at its default.
+A trial changes one option at a time, because six trials are few: first the learning rate, doubled (or, where that does
+not help, halved) as long as it helps, then the method's own options in turn, each from the best setting so far; what
+is left goes to a closer look at the learning rate. A setting replaces the best so far only where it is better by
+MARGIN: what makes no difference stays at its default.
 
     benchmarks/presets/FAMILY.jsonl      the log: settings of the search, then a line per method with all its trials
     kinfed/runs/tuned/FAMILY.toml        the presets, written from the log after every method
@@ -49,13 +49,7 @@ from kinfed.runs.trial_score import validation_score
 
 LOGS = Path(__file__).with_suffix("")
 MARGIN = 0.003  # by which a setting must be better than the best so far to take its place
-RATES = (
-    0.35,
-    0.67,
-    0.77,
-    0.9,
-)  # where in the range of the learning rate to look: 0.011, 0.1, 0.2 and 0.5 of 0.001 to 1
-OTHERS = (0.2, 0.8, 0.5)  # and in those of other options
+OTHERS = (0.2, 0.8, 0.5)  # where in the ranges of other options than the learning rate to look
 
 Settings = dict[str, Any]
 Score = tuple[float, ...]  # by federation
@@ -77,7 +71,7 @@ class Family:
 
     federations: Mapping[str, Settings]
     common: Mapping[str, Any]
-    trials: int = 8
+    trials: int = 6
     methods: tuple[str, ...] = ()  # none: all
 
     def run_settings(self, title: str) -> Settings:
@@ -100,7 +94,7 @@ def _dirichlet(alpha: float) -> Settings:
 
 TWO_CLASSES: Settings = {"name": "pathological", "shards": 2}
 COMMON: Settings = {
-    "clients": 10, "rounds": 15, "participation": 0.5, "steps": 10, "batch": 20, "validation": 0.25, "eval_every": 0,
+    "clients": 10, "rounds": 16, "participation": 0.5, "steps": 20, "batch": 20, "validation": 0.25, "eval_every": 0,
 }  # fmt: skip
 
 
@@ -128,7 +122,7 @@ FAMILIES = {
             },
             "CIFAR-10, Dirichlet 0.3": _images("cifar10", 2000, _dirichlet(0.3), 105, model="cnn_tutorial"),
         },
-        {**COMMON, "rounds": 10, "steps": 8, "batch": 16},
+        {**COMMON, "rounds": 12, "steps": 10},
         trials=5,
     ),
     "resnet": Family(
@@ -151,24 +145,14 @@ def search(
 ) -> Iterator[Trial]:
     """Trials one after the other, the first with the defaults, which are options by name (None: it follows another
     one). Ends early only where no value is left to try."""
-    best, top, tried = Settings(), -math.inf, list[Settings]()
-    candidates = _candidates(space, defaults)
-    while len(tried) < trials:
-        change = Settings() if not tried else next(candidates, None) or _closer(space, {**defaults, **best}, tried)
-        if change is None:
-            return
-        settings = {**best, **change}
-        if settings in tried or (tried and all(settings[name] == defaults[name] for name in change)):
-            continue
-        tried.append(settings)
-        trial = Trial(settings, score(settings))
-        yield trial
-        if trial.mean > top + (MARGIN if len(tried) > 1 else 0):
-            best, top = settings, trial.mean
+    done: list[Trial] = []
+    while len(done) < trials and (settings := _next(space, defaults, done)) is not None:
+        done.append(Trial(settings, score(settings)))
+        yield done[-1]
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
-    """As `search` has chosen: the last that was better than the best before it by MARGIN."""
+    """The last that was better than the best before it by MARGIN."""
     best = trials[0]
     for trial in trials[1:]:
         if trial.mean > best.mean + MARGIN:
@@ -176,44 +160,56 @@ def best_trial(trials: Sequence[Trial]) -> Trial:
     return best
 
 
-def _candidates(space: Mapping[str, Range], defaults: Mapping[str, Any]) -> Iterator[Settings]:
-    """The learning rate first, then the other options in turn, values far from the default first."""
-    if "lr" in space:
-        yield from ({"lr": _at(space["lr"], place)} for place in RATES)
-    values = {name: _far_first(range_, defaults[name]) for name, range_ in space.items() if name != "lr"}
-    for place in range(len(OTHERS)):
-        yield from ({name: queue[place]} for name, queue in values.items())
-
-
-def _far_first(range_: Range, default: float | None) -> list[float]:
-    values = [_at(range_, place) for place in OTHERS]
-    return values if default is None else sorted(values, key=lambda value: -_distance(range_, value, default))
-
-
-def _closer(space: Mapping[str, Range], best: Settings, tried: Sequence[Settings]) -> Settings | None:
-    """Halfway from the best value of the first option to the farther one of its neighbours; None where there is no
-    value between."""
-    if not space:
-        return None
-    name, range_ = next(iter(space.items()))
-    values = sorted({range_.low, range_.high, best[name], *(s[name] for s in tried if name in s)})
-    here = values.index(best[name])
-    neighbours = [values[place] for place in (here - 1, here + 1) if 0 <= place < len(values)]
-    for other in sorted(neighbours, key=lambda value: -_distance(range_, value, best[name])):
-        middle = _value(range_, (_scaled(range_, best[name]) + _scaled(range_, other)) / 2)
-        if middle not in values:
-            return {name: middle}
+def _next(space: Mapping[str, Range], defaults: Mapping[str, Any], done: Sequence[Trial]) -> Settings | None:
+    """The first change of the best setting so far to a value that its option has not had yet."""
+    if not done:
+        return {}
+    best = best_trial(done).settings
+    tried = {name: {defaults[name], *(t.settings[name] for t in done if name in t.settings)} for name in space}
+    for name, value in _changes(space, defaults, {**defaults, **best}, tried):
+        if value not in tried[name]:
+            return {**best, name: value}
     return None
 
 
-def _at(range_: Range, place: float) -> float:
-    """The value at a place from 0 to 1 of the range."""
+def _changes(
+    space: Mapping[str, Range], defaults: Mapping[str, Any], best: Settings, tried: Mapping[str, set[float]]
+) -> Iterator[tuple[str, float]]:
+    """Options and values in the order in which they are tried."""
+    if "lr" in space:
+        for value in (_rounded(space["lr"], 2 * best["lr"]), _rounded(space["lr"], best["lr"] / 2)):
+            if value in space["lr"]:
+                yield "lr", value
+    others = {name: _far_first(range_, defaults[name]) for name, range_ in space.items() if name != "lr"}
+    for place in range(len(OTHERS)):
+        yield from ((name, values[place]) for name, values in others.items())
+    for name, range_ in space.items():
+        if best[name] is not None:
+            yield from ((name, value) for value in _closer(range_, best[name], tried[name]))
+
+
+def _far_first(range_: Range, default: float | None) -> list[float]:
+    """Values of an option, far from the default first."""
     low, high = _scaled(range_, range_.low), _scaled(range_, range_.high)
-    return _value(range_, low + place * (high - low))
+    values = [_unscaled(range_, low + place * (high - low)) for place in OTHERS]
+    return values if default is None else sorted(values, key=lambda value: -_distance(range_, value, default))
 
 
-def _value(range_: Range, scaled: float) -> float:
-    value = math.exp(scaled) if range_.log else scaled
+def _closer(range_: Range, best: float, tried: set[float]) -> list[float]:
+    """Halfway from the best value to its neighbours, to the farther one first."""
+    values = sorted({range_.low, range_.high, *(value for value in tried if value is not None)})
+    here = values.index(best)
+    neighbours = [values[place] for place in (here - 1, here + 1) if 0 <= place < len(values)]
+    neighbours.sort(key=lambda value: -_distance(range_, value, best))
+    return [_unscaled(range_, (_scaled(range_, best) + _scaled(range_, other)) / 2) for other in neighbours]
+
+
+def _unscaled(range_: Range, scaled: float) -> float:
+    return _rounded(range_, math.exp(scaled) if range_.log else scaled)
+
+
+def _rounded(range_: Range, value: float) -> float:
+    """Two digits say all that a tuned number can say."""
     return round(value) if range_.whole else float(f"{value:.2g}")
 
 

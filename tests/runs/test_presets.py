@@ -195,44 +195,56 @@ SPACE = {"lr": Range(1e-3, 1.0), "lam": Range(0.01, 1.9)}
 DEFAULTS = {"lr": 0.05, "lam": 1.0}
 
 
-def run_search(score: dict[tuple[float, float], float], trials: int = 8) -> list[search.Trial]:
+def run_search(
+    scores: dict[tuple[float, float], float], space: dict[str, Range] = SPACE, trials: int = 6
+) -> list[search.Trial]:
     """Scores by (lr, lam); 0.5 where none is given."""
 
-    def of(settings: dict[str, float]) -> tuple[float, ...]:
-        return (score.get((settings.get("lr", 0.05), settings.get("lam", 1.0)), 0.5),)
+    def score(settings: dict[str, float]) -> tuple[float, ...]:
+        return (scores.get((settings.get("lr", 0.05), settings.get("lam", 1.0)), 0.5),)
 
-    return list(search.search(SPACE, DEFAULTS, trials, of))
+    return list(search.search(space, {name: DEFAULTS[name] for name in space}, trials, score))
 
 
-def test_the_search_takes_the_rate_first_and_goes_on_from_the_best() -> None:
-    trials = run_search({(0.2, 1.0): 0.6, (0.2, 0.14): 0.7})
-    assert [t.settings.get("lr") for t in trials] == [None, 0.011, 0.1, 0.2, 0.5, 0.2, 0.2, 0.2]
-    assert [t.settings.get("lam") for t in trials[4:]] == [None, 0.029, 0.14, 0.67]
+def test_the_search_doubles_the_rate_while_that_helps_and_goes_on_from_the_best() -> None:
+    trials = run_search({(0.1, 1.0): 0.6, (0.2, 1.0): 0.61, (0.2, 0.14): 0.7})
+    assert [t.settings.get("lr") for t in trials] == [None, 0.1, 0.2, 0.4, 0.2, 0.2]
+    assert [t.settings.get("lam") for t in trials] == [None, None, None, None, 0.029, 0.14]
     assert search.best_trial(trials).settings == {"lr": 0.2, "lam": 0.14}
 
 
+def test_the_search_halves_the_rate_where_doubling_does_not_help() -> None:
+    trials = run_search({(0.025, 1.0): 0.6, (0.025, 0.67): 0.65})
+    assert [t.settings.get("lr") for t in trials] == [None, 0.1, 0.025, 0.013, 0.025, 0.025]
+    assert [t.settings.get("lam") for t in trials[4:]] == [0.029, 0.14]
+
+
 def test_what_is_better_by_less_than_the_margin_stays_at_its_default() -> None:
-    trials = run_search({(0.2, 1.0): 0.502, (0.05, 0.14): 0.5029})
+    trials = run_search({(0.1, 1.0): 0.502, (0.05, 0.14): 0.5029})
     assert search.best_trial(trials).settings == {}
-    assert len(trials) == 8
+    assert len(trials) == 6
 
 
-def test_a_method_with_one_option_looks_closer_at_it() -> None:
-    scores = {0.05: 0.5, 0.2: 0.6, 0.32: 0.7}
+def test_a_method_without_options_looks_closer_at_the_rate() -> None:
+    trials = run_search({(0.1, 1.0): 0.6}, {"lr": SPACE["lr"]})
+    assert [t.settings.get("lr") for t in trials] == [None, 0.1, 0.2, 0.071, 0.14, 0.084]
 
-    def score(settings: dict[str, float]) -> tuple[float, ...]:
-        return (scores.get(settings.get("lr", 0.05), 0.4),)
 
-    trials = list(search.search({"lr": SPACE["lr"]}, {"lr": 0.05}, 8, score))
-    assert [t.settings.get("lr") for t in trials] == [None, 0.011, 0.1, 0.2, 0.5, 0.32, 0.25, 0.4]
-    assert search.best_trial(trials).settings == {"lr": 0.32}
+def test_a_range_that_ends_at_the_default_is_searched_below_it() -> None:
+    trials = run_search({}, {"lr": Range(1e-3, 0.05)})
+    assert [t.settings.get("lr") for t in trials][:3] == [None, 0.025, 0.035]
 
 
 def test_refused_settings_count_as_trials_and_are_never_chosen() -> None:
-    trials = list(search.search(SPACE, DEFAULTS, 8, lambda s: (0.5,) if s.get("lr", 0.05) < 0.2 else None))
-    assert len(trials) == 8
+    trials = list(search.search(SPACE, DEFAULTS, 6, lambda s: (0.5,) if s.get("lr", 0.05) < 0.1 else None))
+    assert len(trials) == 6
     assert search.best_trial(trials).settings == {}
 
 
+def test_an_option_that_follows_another_one_is_tried_and_may_stay_so() -> None:
+    trials = list(search.search(SPACE, {"lr": 0.05, "lam": None}, 6, lambda s: (0.5,)))
+    assert [t.settings.get("lam") for t in trials] == [None, None, None, 0.029, 0.67, 0.14]
+
+
 def test_nothing_to_vary_is_one_trial() -> None:
-    assert [t.settings for t in search.search({}, {}, 8, lambda s: (0.5,))] == [{}]
+    assert [t.settings for t in search.search({}, {}, 6, lambda s: (0.5,))] == [{}]
