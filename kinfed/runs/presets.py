@@ -34,7 +34,7 @@ PRESETS: Registry[Path] = Registry("preset")
 PRESETS.register(
     "tuned",
     Path(__file__).with_name("tuned"),
-    summary="settings found on validation data, every method with the same budget of trials (docs/tuning.md)",
+    summary="settings found on validation data, every method with the same budget of trials (docs/presets.md)",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,12 @@ def test_tuned_presets_are_settings_that_the_methods_take() -> None:
         for method, options in preset_methods("tuned", family).items():
             make_algorithm(method, LocalTraining(), options)
             assert options.keys() <= tuning_space(method).keys()
+
+
+def test_the_python_of_the_page_on_presets_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs/presets.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(block, "presets.md", "exec"), {})
 
 
 # ---- the search ----
