@@ -6,6 +6,7 @@ import copy
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ def compare_steps(workload: StepWorkload, repeats: int, cores: Sequence[int], we
 
 def _whole_task(workload: StepWorkload, weights: str) -> ModuleTask:
     example = workload.federation().features.gather(torch.arange(2))
-    return make_task(lambda: workload.module(weights), example=example, batch=workload.batch)
+    # Compiled loops as in a long run.
+    return make_task(lambda: workload.module(weights), example=example, batch=workload.batch, examples=inf)
 
 
 def _sides(workload: StepWorkload, whole: ModuleTask) -> tuple[ModuleTask, nn.Module, Federation]:

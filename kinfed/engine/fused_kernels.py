@@ -9,7 +9,6 @@ read, code is compiled for this process alone.
 from __future__ import annotations
 
 import hashlib
-import math
 import pickle
 import threading
 from collections.abc import Callable
@@ -20,20 +19,11 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from kinfed.engine import fused_steps, products, tiles
-from kinfed.engine.fused_steps import (
-    DECAY,
-    KIND,
-    OUTPUTS,
-    PLAIN,
-    backward,
-    delta_of_cross_entropy,
-    floats,
-    forward,
-    move,
-    read_example,
-)
+from kinfed.engine import fused_choice, fused_recurrent, fused_steps, lstm_cells, products, tiles, vector_code
+from kinfed.engine.fused_choice import add_losses, backward, delta_of_loss, forward
+from kinfed.engine.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_example
 
+_CODE = (vector_code, tiles, products, lstm_cells, fused_steps, fused_recurrent, fused_choice)  # in kernels
 _LOCK = threading.Lock()
 # Of numba's cache: no place for it, files that cannot be read or written, and such as hold something else. Mistakes in
 # the code that is compiled are numba's own errors, none of these.
@@ -49,28 +39,31 @@ _CACHE_ERRORS = (
 )
 
 
-_INT, _FLOAT = types.intp, types.float64
+_INT = types.intp
 _INTS, _FLOATS, _SINGLES, _BYTES = (kind[::1] for kind in (types.int64, types.float64, types.float32, types.uint8))
-_NET, _SINGLE_ROWS, _INT_ROWS = types.int64[:, ::1], types.float32[:, ::1], types.int64[:, ::1]
+_NET, _SINGLE_ROWS = types.int64[:, ::1], types.float32[:, ::1]
+_NETS = {"dense": _NET, "recurrent": types.Tuple((_NET, types.int64))}
+_TARGETS = {"classes": types.int64, "numbers": types.float32}
 _ROWS = (_INT, _INT)  # address, and numbers from row to row
-_MODEL = (_NET, _NET, *_ROWS)  # net, trains, theta
-_SOURCE = (_INT, types.boolean, _SINGLES, _SINGLES, _INTS)  # raw, is_bytes, mean, factor, labels
+_SHAPE = (_INT, _INT, _INT)  # length, width, classes
+_SOURCE = (_INT, _INT, _SINGLES, _SINGLES, _INT)  # raw, kind, mean, factor, vectors
 # rows, start, count, steps, order, offset, importance, batch, by_epoch
 _WINDOWS = (*[_INTS] * 6, _SINGLES, _INT, types.boolean)
-_TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS)  # rates, lams, center, drift, rule
-_MEMORY = (_INT, _INT, _INT, _INT, _INTS, _SINGLES)  # x, hidden, delta, spare, y, weight
+_TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS, _FLOATS)  # rates, lams, center, drift, rule, loss_rule
 
 
 @cache
-def _kernel(name: str) -> Callable[..., None]:
-    make, signature = _KERNELS[name]
-    return _compile(make(_stamp()), types.void(*signature))
+def _kernel(name: str, network: str, target: str) -> Callable[..., None]:
+    make, arguments = _KERNELS[name]
+    signature = types.void(*arguments(_NETS[network], _TARGETS[target]))
+    return _compile(make(_stamp()), signature)
 
 
-def compiled_kernel(name: str) -> Callable[..., None]:
-    """`train`, `step` or `score`, compiled at the first call; threads that come at the same time wait."""
+def compiled_kernel(name: str, network: str, target: str) -> Callable[..., None]:
+    """`train`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, compiled at the first
+    call; threads that come at the same time wait."""
     with _LOCK:
-        return _kernel(name)
+        return _kernel(name, network, target)
 
 
 def _compile(function: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -85,22 +78,27 @@ def _compile(function: Callable[..., None], signature: Any) -> Callable[..., Non
 
 def _stamp() -> str:
     """Of all code that goes into a kernel: numba's cache looks at a kernel's own file and at what it closes over."""
-    files = [Path(str(module.__file__)).read_bytes() for module in (tiles, products, fused_steps)]
+    files = [Path(str(module.__file__)).read_bytes() for module in _CODE]
     return hashlib.blake2b(b"".join(files), digest_size=8).hexdigest()
+
+
+def _memory(target: Any) -> tuple[Any, ...]:
+    """x, hidden, delta, spare, y, weight."""
+    return *[_INT] * 4, target[::1], _SINGLES
 
 
 def _make_train(stamp: str) -> Callable[..., None]:
     def train(
-        net, trains, theta, theta_row, raw, is_bytes, mean, factor, labels,
+        net, trains, theta, theta_row, length, width, classes, raw, kind, mean, factor, vectors, labels,
         rows, start, count, steps, order, offset, importance, batch, by_epoch,
-        rates, lams, center, center_row, drift, drift_row, rule,
+        rates, lams, center, center_row, drift, drift_row, rule, loss_rule,
         mask, first, first_row, second, second_row, taken, gradient,
         x, hidden, delta, spare, y, weight,
     ):  # fmt: skip
         """All local steps of every client, on the windows of kinfed.data.windows: theta changes in place.
         `importance` is of every entry of `rows`, or empty where all count alike."""
         stamp  # noqa: B018  (closed over)
-        inputs, classes, columns, nothing = len(mean), net[len(net) - 1, OUTPUTS], len(mask), np.int64(0)
+        columns, nothing = len(mask), np.int64(0)
         for i in range(len(steps)):
             row = theta + 4 * i * theta_row
             near = center + 4 * i * center_row
@@ -117,12 +115,13 @@ def _make_train(stamp: str) -> Callable[..., None]:
                 for b in range(size):
                     place = start[i] + order[offset[i] + position + b]
                     number = rows[place]
-                    read_example(raw, is_bytes, number, mean, factor, x + 4 * b * inputs)
+                    read_example(raw, kind, number, mean, factor, vectors, length, width, size * width,
+                                 x + 4 * b * width)  # fmt: skip
                     y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
                     if len(importance) > 0:
                         weight[b] *= importance[place]
-                logits = forward(net, row, x, hidden, size)
-                delta_of_cross_entropy(logits, delta, y, weight, size, classes)
+                outputs = forward(net, row, x, hidden, spare, size)
+                delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
                 if rule[KIND] == PLAIN:
                     backward(net, trains, row, row, -rates[i], x, hidden, delta, spare, size,
                              rates[i], lams[i], near, along, rule[DECAY])  # fmt: skip
@@ -139,31 +138,36 @@ def _make_train(stamp: str) -> Callable[..., None]:
 
 def _make_step(stamp: str) -> Callable[..., None]:
     def step(
-        net, trains, theta, theta_row, x, x_row, labels, weights, times,
-        rates, lams, center, center_row, drift, drift_row, rule, gradient, gradient_row, columns,
-        hidden, delta, spare, y, weight,
+        net, trains, theta, theta_row, length, width, classes, examples, examples_row, labels, weights, times,
+        rates, lams, center, center_row, drift, drift_row, rule, loss_rule, gradient, gradient_row, columns,
+        x, hidden, delta, spare, y, weight,
     ):  # fmt: skip
         """On one batch per client, either its gradient or `times` steps of plain descent in place."""
         stamp  # noqa: B018  (closed over)
-        classes, nothing = net[len(net) - 1, OUTPUTS], np.int64(0)
+        nothing = np.int64(0)
         for i in range(len(labels)):
-            row, examples = theta + 4 * i * theta_row, x + 4 * i * x_row
+            row, values = theta + 4 * i * theta_row, examples + 4 * i * examples_row
             size = np.int64(0)
             for b in range(labels.shape[1]):
                 y[b], weight[b] = labels[i, b], weights[i, b]
                 if weight[b] != 0:
                     size = np.int64(b + 1)
+            if length > 1:  # [B, T, D] becomes [T, B, D]
+                for b in range(size):
+                    for t in range(length):
+                        copy(values + 4 * (b * length + t) * width, x + 4 * (t * size + b) * width, width)
+                values = x
             target = gradient + 4 * i * gradient_row
             if gradient != 0:
                 floats(target, columns)[:] = np.float32(0.0)
             for _ in range(times):
-                logits = forward(net, row, examples, hidden, size)
-                delta_of_cross_entropy(logits, delta, y, weight, size, classes)
+                outputs = forward(net, row, values, hidden, spare, size)
+                delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
                 if gradient != 0:
-                    backward(net, trains, row, target, 1.0, examples, hidden, delta, spare, size, 0.0, 0.0, nothing,
+                    backward(net, trains, row, target, 1.0, values, hidden, delta, spare, size, 0.0, 0.0, nothing,
                              nothing, 0.0)  # fmt: skip
                 else:
-                    backward(net, trains, row, row, -rates[i], examples, hidden, delta, spare, size,
+                    backward(net, trains, row, row, -rates[i], values, hidden, delta, spare, size,
                              rates[i], lams[i], center + 4 * i * center_row, drift + 4 * i * drift_row,
                              rule[DECAY])  # fmt: skip
 
@@ -172,55 +176,51 @@ def _make_step(stamp: str) -> Callable[..., None]:
 
 def _make_score(stamp: str) -> Callable[..., None]:
     def score(
-        net, trains, theta, theta_row, raw, is_bytes, mean, factor, labels, rows, start, count, width,
-        correct, loss, x, hidden, delta, spare, y, weight,
+        net, trains, theta, theta_row, length, width, classes, raw, kind, mean, factor, vectors, labels,
+        rows, start, count, together, loss_rule, correct, loss, everything,
+        x, hidden, delta, spare, y, weight,
     ):  # fmt: skip
-        """Correct predictions and summed cross-entropy of every client's model on its examples, `width` at a time."""
+        """Correct predictions and summed loss of every client's model on its examples, some at a time; outputs of all
+        examples [.., classes] are written to `everything`, client after client, where that is an address."""
         stamp  # noqa: B018  (closed over)
-        inputs, classes = len(mean), net[len(net) - 1, OUTPUTS]
+        written = np.int64(0)
         for i in range(len(start)):
             row = theta + 4 * i * theta_row
-            for begin in range(0, count[i], width):
-                size = min(width, count[i] - begin)
+            for begin in range(0, count[i], together):
+                size = min(together, count[i] - begin)
                 for b in range(size):
                     number = rows[start[i] + begin + b]
-                    read_example(raw, is_bytes, number, mean, factor, x + 4 * b * inputs)
+                    read_example(raw, kind, number, mean, factor, vectors, length, width, size * width,
+                                 x + 4 * b * width)  # fmt: skip
                     y[b] = labels[number]
-                z = floats(forward(net, row, x, hidden, size), size * classes)
-                for b in range(size):
-                    at = b * classes
-                    best = 0
-                    for c in range(1, classes):
-                        if z[at + c] > z[at + best]:
-                            best = c
-                    total = 0.0
-                    for c in range(classes):
-                        total += math.exp(z[at + c] - z[at + best])
-                    nll = math.log(total) + np.float64(z[at + best]) - np.float64(z[at + y[b]])
-                    loss[i] += nll
-                    # NaN has no largest entry; a model that gives it is never right, whatever `best` says.
-                    if best == y[b] and math.isfinite(nll):
-                        correct[i] += 1.0
+                outputs = forward(net, row, x, hidden, spare, size)
+                add_losses(outputs, y, size, classes, loss_rule, correct, loss, i)
+                if everything != 0:
+                    copy(outputs, everything + 4 * written * classes, size * classes)
+                    written += size
 
     return score
 
 
-_KERNELS = {
+_KERNELS: dict[str, tuple[Callable[[str], Callable[..., None]], Callable[[Any, Any], tuple[Any, ...]]]] = {
     "train": (
         _make_train,
-        (
-            *_MODEL,
-            *_SOURCE,
-            *_WINDOWS,
-            *_TERMS,
-            _BYTES,
-            *_ROWS,
-            *_ROWS,
-            _SINGLES,
-            _INT,
-            *_MEMORY,
+        lambda net, y: (
+            net, _NET, *_ROWS, *_SHAPE, *_SOURCE, y[::1], *_WINDOWS, *_TERMS, _BYTES, *_ROWS, *_ROWS, _SINGLES, _INT,
+            *_memory(y),
         ),
     ),
-    "step": (_make_step, (*_MODEL, _INT, _INT, _INT_ROWS, _SINGLE_ROWS, _INT, *_TERMS, *_ROWS, _INT, *_MEMORY[1:])),
-    "score": (_make_score, (*_MODEL, *_SOURCE, _INTS, _INTS, _INTS, _INT, _FLOATS, _FLOATS, *_MEMORY)),
-}
+    "step": (
+        _make_step,
+        lambda net, y: (
+            net, _NET, *_ROWS, *_SHAPE, _INT, _INT, y[:, ::1], _SINGLE_ROWS, _INT, *_TERMS, *_ROWS, _INT, *_memory(y),
+        ),
+    ),
+    "score": (
+        _make_score,
+        lambda net, y: (
+            net, _NET, *_ROWS, *_SHAPE, *_SOURCE, y[::1], _INTS, _INTS, _INTS, _INT, _FLOATS, _FLOATS, _FLOATS, _INT,
+            *_memory(y),
+        ),
+    ),
+}  # fmt: skip

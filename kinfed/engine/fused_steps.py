@@ -12,13 +12,15 @@ import numpy as np
 from numba import carray, njit
 
 from kinfed.engine.products import add_products, products_of_rows
-from kinfed.engine.tiles import pointer_to_bytes, pointer_to_floats
+from kinfed.engine.vector_code import pointer_to_bytes, pointer_to_floats, pointer_to_ints, pointer_to_longs
 
 INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
 ABSENT = -1  # the BIAS of a layer without one
 RELU, TANH = 1, 2
 KIND, DECAY, MOMENTUM, NESTEROV, CLIP, BETA_1, BETA_2, EPS = range(8)  # of an optimizer's `rule`
 PLAIN, SGD, ADAM, ADAMW = range(4)
+FLOATS, BYTES, INTS, LONGS = range(4)  # what examples are stored as; whole numbers of 4 or 8 bytes are of vectors
+SIGN, THRESHOLD = range(2)  # of a `loss` of residuals: whether only their signs count, and how large they may be
 CLIP_MARGIN = 1e-6  # as kinfed.engine.optimizers adds it to a norm that divides
 
 # numba compiles a function anew for a literal whole number among its arguments: np.int64(1) is none.
@@ -33,22 +35,40 @@ def floats(address, count):
 
 
 @compiled
-def read_example(raw, is_bytes, number, mean, factor, x):
-    """Write (raw - mean) * factor of one example to x; raw holds bytes, or float32."""
-    size = len(mean)
-    out = floats(x, size)
-    if is_bytes:
-        whole = carray(pointer_to_bytes(raw + number * size), size)
-        for d in range(size):
-            out[d] = (np.float32(whole[d]) - mean[d]) * factor[d]
-    else:
-        real = floats(raw + 4 * number * size, size)
-        for d in range(size):
-            out[d] = (real[d] - mean[d]) * factor[d]
+def copy(source, target, count):
+    """So many numbers from one address to another; assigning a slice does the same, and takes numba seconds more to
+    compile."""
+    a, b = floats(source, count), floats(target, count)
+    for i in range(count):
+        b[i] = a[i]
 
 
 @compiled
-def forward(net, row, x, hidden, batch):
+def read_example(raw, kind, number, mean, factor, vectors, length, width, distance, x):
+    """Write one example [length, width] to x, with so many numbers from piece to piece: (raw - mean) * factor, or
+    the vectors [V, width] of which raw holds the numbers."""
+    size = length * width
+    for t in range(length):
+        out = floats(x + 4 * t * distance, width)
+        if kind == BYTES:
+            whole = carray(pointer_to_bytes(raw + number * size + t * width), width)
+            for d in range(width):
+                out[d] = (np.float32(whole[d]) - mean[t * width + d]) * factor[t * width + d]
+        elif kind == FLOATS:
+            real = floats(raw + 4 * (number * size + t * width), width)
+            for d in range(width):
+                out[d] = (real[d] - mean[t * width + d]) * factor[t * width + d]
+        else:
+            place = number * length + t
+            if kind == INTS:
+                which = np.int64(carray(pointer_to_ints(raw + 4 * place), 1)[0])
+            else:
+                which = carray(pointer_to_longs(raw + 8 * place), 1)[0]
+            copy(vectors + 4 * which * width, x + 4 * t * distance, width)
+
+
+@compiled
+def dense_forward(net, row, x, hidden, batch):
     """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
     below = x
     for layer in range(len(net)):
@@ -91,6 +111,47 @@ def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
         d[at + y[b]] -= weight[b]
 
 
+@compiled
+def delta_of_residuals(outputs, delta, y, weight, batch, loss):
+    """weight * ∂loss/∂z, with the slope of the loss as in kinfed.engine.objective: sign(r), or r up to a threshold."""
+    z, d = floats(outputs, batch), floats(delta, batch)
+    most = np.float32(loss[THRESHOLD])
+    for b in range(batch):
+        r = z[b] - y[b]
+        slope = np.sign(r) if loss[SIGN] != 0 else min(max(r, -most), most)
+        d[b] = weight[b] * (slope if r == r else r)
+
+
+@compiled
+def add_cross_entropies(outputs, y, batch, classes, correct, loss, i):
+    """Add how many predictions are right, and the cross-entropies, to entry i."""
+    z = floats(outputs, batch * classes)
+    for b in range(batch):
+        at = b * classes
+        best = 0
+        for c in range(1, classes):
+            if z[at + c] > z[at + best]:
+                best = c
+        total = 0.0
+        for c in range(classes):
+            total += math.exp(z[at + c] - z[at + best])
+        nll = math.log(total) + np.float64(z[at + best]) - np.float64(z[at + y[b]])
+        loss[i] += nll
+        # NaN has no largest entry; a model that gives it is never right, whatever `best` says.
+        if best == y[b] and math.isfinite(nll):
+            correct[i] += 1.0
+
+
+@compiled
+def add_residual_losses(outputs, y, batch, rule, loss, i):
+    """|r|, or Huber's loss of r, which is r²/2 below the threshold."""
+    z = floats(outputs, batch)
+    for b in range(batch):
+        size = np.float64(abs(z[b] - y[b]))
+        inside = min(size, rule[THRESHOLD]) if size == size else size
+        loss[i] += size if rule[SIGN] != 0 else inside * (size - inside / 2)
+
+
 @inlined
 def _delta_below(net, layer, row, hidden, delta, below, batch):
     """The delta at the outputs of the layer before, from the delta at those of this one."""
@@ -125,7 +186,7 @@ def shift(row, begin, count, rate, lam, center, drift, decay):
 
 
 @compiled
-def backward(
+def dense_backward(
     net, trains, row, target, scale, x, hidden, delta, spare, batch, rate, lam, center, drift, decay
 ):  # fmt: skip
     """Add scale * gradient to `target`, layer by layer from the last one; where that is the row itself, its columns

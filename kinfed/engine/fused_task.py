@@ -1,8 +1,9 @@
-"""Dense networks in compiled loops: one call, without the interpreter's lock, takes all local steps of some clients.
+"""Dense and LSTM networks in compiled loops: one call, without the interpreter's lock, takes all local steps of some
+clients.
 
-Networks are those of kinfed.engine.dense, whose torch code serves where a cut changes the loss, and is the oracle in
-tests. Each client is trained by itself: its numbers depend neither on the clients beside it nor on the number of
-threads, bit for bit.
+Networks are those of kinfed.engine.dense and kinfed.engine.lstm, whose torch code serves where a cut changes the loss,
+and is the oracle in tests. Each client is trained by itself: its numbers depend neither on the clients beside it nor on
+the number of threads, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.features import Features
 from kinfed.engine.base import Score
 from kinfed.engine.cut import Cut
-from kinfed.engine.dense import FeedForwardNet
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
-from kinfed.engine.objective import Objective
+from kinfed.engine.fused_net import FusedNet, Shape, fused_net
+from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.engine.stacked_task import StackedTask
 from kinfed.errors import ModelError
 
 SCORED_TOGETHER = 48  # examples of a client: their activations stay in the cache, and tiles of three rows are full
 
-_ACTIVATIONS = {"": 0, "relu": 1, "tanh": 2}  # as kinfed.engine.fused_steps numbers them
-_KINDS = {"sgd": 1, "adam": 2, "adamw": 3}
+_KINDS = {"sgd": 1, "adam": 2, "adamw": 3}  # as kinfed.engine.fused_steps numbers them
+_STORED = {torch.float32: 0, torch.uint8: 1}
+_NUMBERED = {torch.int32: 2, torch.int64: 3}
 _PLAIN = 0
 _NO_RULE = np.zeros(8)
 _NOWHERE = (0, 0)
-_NO_WEIGHTS = np.zeros(0, np.float32)
+_NO_NUMBERS = np.zeros(0, np.float32)
 
 
 def is_installed() -> bool:
@@ -43,7 +45,7 @@ def is_installed() -> bool:
 
 def compiles(net: StackedNet | None, device: torch.device | str, objective: Objective) -> bool:
     """Whether there are compiled loops for such a network on this device."""
-    return isinstance(net, FeedForwardNet) and torch.device(device).type == "cpu" and objective.classifies
+    return fused_net(net) is not None and torch.device(device).type == "cpu" and _loss_rule(objective) is not None
 
 
 class FusedTask(StackedTask):
@@ -51,27 +53,21 @@ class FusedTask(StackedTask):
 
     def _prepare(self) -> None:
         super()._prepare()
-        if not isinstance(self.net, FeedForwardNet):
-            raise ModelError("the fused path takes chains of Flatten, Linear, ReLU and Tanh only")
-        if not self.objective.classifies:
+        fused, loss = fused_net(self.net), _loss_rule(self.objective)
+        if fused is None:
             raise ModelError(
-                f"the fused path knows the cross-entropy; use backend = stacked with loss {self.objective.name}"
+                "the fused path takes chains of Flatten, Linear, ReLU and Tanh only, or LSTM, LastOutput and Linear"
+            )
+        if loss is None:
+            raise ModelError(
+                f"the fused path does not know the loss {self.objective.name}; use backend = stacked with it"
             )
         if self.device.type != "cpu":
             raise ModelError(f"the fused path computes on the processor; use backend = stacked on {self.device}")
         if not is_installed():
             raise ModelError("backend = fused needs numba: pip install 'kinfed[fast]', or use backend = stacked")
-        self._layers = [dense for dense, _ in self.net.steps]
-        outputs = [dense.outputs for dense in self._layers]
-        self._table = np.array(
-            [
-                (d.inputs, d.outputs, d.weight, -1 if d.bias is None else d.bias, _ACTIVATIONS[act], sum(outputs[:i]))
-                for i, (d, act) in enumerate(self.net.steps)
-            ],
-            dtype=np.int64,
-        )
-        self._outputs_in_all, self._widest = sum(outputs), max(outputs)
-        self._all_train = np.ones((len(outputs), 2), dtype=np.int64)
+        self._fused, self._loss_rule = fused, loss
+        self._all_train, _ = fused.trained(None)
 
     def runs_whole_loops(self, batches: Batches) -> bool:
         training = batches.training
@@ -91,18 +87,19 @@ class FusedTask(StackedTask):
         lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
         drift = _readable(drift)
         windows = batches.windows()
-        trains, whole_layers = self._trained_layers(mask)
+        trains, whole_layers = self._fused.trained(mask)
         plain = training.is_plain and whole_layers
-        work = _WorkMemory(self, min(training.batch, int(split.count.max()) if n else 0), with_inputs=True)
+        shape = self._shape(split.features.shape)
+        work = _WorkMemory(self._fused, shape, min(training.batch, int(split.count.max()) if n else 0), split.labels)
         columns = np.ones(self.num_params, np.uint8) if mask is None else mask.numpy().astype(np.uint8)
         gradient = np.empty(0 if plain else self.num_params, np.float32)
         first = moments.get("velocity", moments.get("first"))
         taken = moments.get("steps", torch.zeros(n))
-        _compiled("train")(
-            self._table, trains, *_rows(theta), *_source(split.features, split.labels),
+        self._compiled("train")(
+            *self._model(shape, trains, theta), *_source(split.features), split.labels.numpy(),
             split.rows.numpy(), windows.start, windows.count, batches.steps.numpy(), windows.order, windows.offset,
-            _NO_WEIGHTS if split.weights is None else split.weights.numpy(), training.batch, windows.by_epoch,
-            _each(rate, n), _each(lam, n), *_rows(center), *_rows(drift), _rule(training, plain),
+            _NO_NUMBERS if split.weights is None else split.weights.numpy(), training.batch, windows.by_epoch,
+            _each(rate, n), _each(lam, n), *_rows(center), *_rows(drift), _rule(training, plain), self._loss_rule,
             columns, *_rows(first), *_rows(moments.get("second")), taken.numpy(), gradient.ctypes.data,
             *work.addresses,
         )  # fmt: skip
@@ -141,15 +138,24 @@ class FusedTask(StackedTask):
         return StepwiseDescent(self.descend_, theta, pull, drift)
 
     def score(self, theta: Tensor, part: Split) -> Score:
-        n = len(part.count)
-        if not self._reads(part.features) or theta.dtype != torch.float32 or theta.stride(1) != 1 or not n:
+        if not self._scores(theta, part):
             return super().score(theta, part)
+        return self._score(theta, part, None)
+
+    def _scores(self, theta: Tensor, part: Split) -> bool:
+        """Whether compiled loops score these models."""
+        return self._reads(part.features) and _is_readable(theta) and len(part.count) > 0
+
+    def _score(self, theta: Tensor, part: Split, outputs: np.ndarray | None) -> Score:
+        """Outputs of all examples go to `outputs` [examples, classes], client after client, where that is wanted."""
+        n = len(part.count)
         correct, loss = np.zeros(n), np.zeros(n)
-        work = _WorkMemory(self, min(SCORED_TOGETHER, int(part.count.max())), with_inputs=True)
-        _compiled("score")(
-            self._table, self._all_train, *_rows(theta), *_source(part.features, part.labels),
-            part.rows.numpy(), part.start.numpy(), part.count.numpy(), work.width, correct, loss,
-            *work.addresses,
+        shape = self._shape(part.features.shape)
+        work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(part.count.max())), part.labels)
+        self._compiled("score")(
+            *self._model(shape, self._all_train, theta), *_source(part.features), part.labels.numpy(),
+            part.rows.numpy(), part.start.numpy(), part.count.numpy(), work.width, self._loss_rule, correct, loss,
+            0 if outputs is None else outputs.ctypes.data, *work.addresses,
         )  # fmt: skip
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
@@ -158,73 +164,68 @@ class FusedTask(StackedTask):
     ) -> None:
         x, n = batch.x.contiguous(), len(theta)
         lam, center = (0.0, None) if pull is None else (pull[0], _readable(pull[1]))
-        work = _WorkMemory(self, batch.y.shape[1], with_inputs=False)
-        _compiled("step")(
-            self._table, self._all_train, *_rows(theta), x.data_ptr(), x[0].numel(), batch.y.contiguous().numpy(),
+        shape = self._shape(tuple(batch.x.shape[2:]))
+        work = _WorkMemory(self._fused, shape, batch.y.shape[1], batch.y)
+        self._compiled("step")(
+            *self._model(shape, self._all_train, theta), x.data_ptr(), x[0].numel(), batch.y.contiguous().numpy(),
             batch.weight.contiguous().numpy(), times, _each(lr, n), _each(lam, n), *_rows(center), *_NOWHERE, _NO_RULE,
-            *_rows(out), self.num_params, *work.addresses[1:],
+            self._loss_rule, *_rows(out), self.num_params, *work.addresses,
         )  # fmt: skip
+
+    def _compiled(self, name: str) -> Callable[..., None]:
+        from kinfed.engine.fused_kernels import compiled_kernel  # numba is optional
+
+        return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
+
+    def _model(self, shape: Shape, trains: np.ndarray, theta: Tensor) -> tuple[Any, ...]:
+        """What every kernel is told first."""
+        return self._fused.argument(shape), trains, *_rows(theta), shape.length, shape.width, self._fused.outputs
+
+    def _shape(self, example: tuple[int, ...]) -> Shape:
+        shape = self._fused.shape_of(example)
+        assert shape is not None  # whoever calls a kernel has asked before
+        return shape
 
     def _reads(self, features: Features) -> bool:
         """Whether compiled loops can read these examples where they are."""
-        raw = features.raw
+        shape, stored = self._fused.shape_of(features.shape), _STORED if features.vectors is None else _NUMBERED
         return (
             type(features) is Features  # others look up their examples in a way of their own
-            and raw.dtype in (torch.uint8, torch.float32)
-            and features.vectors is None
-            and raw.is_contiguous()
-            and self._takes(tuple(raw.shape[1:]))
+            and features.raw.dtype in stored
+            and features.raw.is_contiguous()
+            and shape is not None
+            and (features.vectors is None or _holds_numbers(features, shape.length))
         )
 
     def _fits(self, theta: Tensor, batch: Batch) -> bool:
         """Whether the compiled step takes these; the torch path says what is wrong with others."""
         return (
-            theta.dtype == batch.x.dtype == batch.weight.dtype == torch.float32
-            and theta.stride(1) == 1
+            _is_readable(theta)
+            and batch.x.dtype == batch.weight.dtype == torch.float32
             and len(theta) > 0
-            and self._takes(tuple(batch.x.shape[2:]))
+            and self._fused.shape_of(tuple(batch.x.shape[2:])) is not None
         )
-
-    def _takes(self, shape: tuple[int, ...]) -> bool:
-        assert isinstance(self.net, FeedForwardNet)
-        return int(np.prod(shape)) == self._layers[0].inputs and (self.net.flattens or len(shape) == 1)
-
-    def _trained_layers(self, mask: Tensor | None) -> tuple[np.ndarray, bool]:
-        """[layers, 2] whether weights and biases are trained, and whether the mask says all or nothing of each."""
-        if mask is None:
-            return self._all_train, True
-        trains, whole = np.zeros_like(self._all_train), True
-        for number, dense in enumerate(self._layers):
-            weight = mask[dense.weight : dense.weight + dense.inputs * dense.outputs]
-            bias = mask[:0] if dense.bias is None else mask[dense.bias : dense.bias + dense.outputs]
-            for column, part in enumerate((weight, bias)):
-                trains[number, column] = bool(part.any())
-                whole &= bool(part.all()) or not bool(part.any())
-        return trains, whole
 
 
 class _WorkMemory:
     """Of one call: a batch of `width` examples and what the layers make of it."""
 
-    def __init__(self, task: FusedTask, width: int, *, with_inputs: bool) -> None:
+    def __init__(self, net: FusedNet, shape: Shape, width: int, labels: Tensor) -> None:
         self.width = max(width, 1)
-        inputs = task._layers[0].inputs if with_inputs else 0
-        sizes = [self.width * size for size in (inputs, task._outputs_in_all, task._widest, task._widest)]
+        sizes = [self.width * shape.length * shape.width, *net.memory(shape, self.width)]
         self._numbers = np.empty(sum(sizes), np.float32)
         begins = np.cumsum([0, *sizes[:-1]])
-        y, weight = np.empty(self.width, np.int64), np.empty(self.width, np.float32)
+        y, weight = np.empty(self.width, labels.numpy().dtype), np.empty(self.width, np.float32)
         self.addresses: tuple[Any, ...] = (*(self._numbers.ctypes.data + 4 * int(b) for b in begins), y, weight)
 
 
-def _compiled(name: str) -> Callable[..., None]:
-    from kinfed.engine.fused_kernels import compiled_kernel  # numba is optional
-
-    return compiled_kernel(name)
+def _is_readable(rows: Tensor) -> bool:
+    return rows.dtype == torch.float32 and rows.stride(1) == 1
 
 
 def _readable(rows: Tensor | None) -> Tensor | None:
     """Rows [n, P] of float32 whose numbers lie side by side; one for all clients stays one."""
-    if rows is None or (rows.dtype == torch.float32 and rows.stride(1) == 1):
+    if rows is None or _is_readable(rows):
         return rows
     one_for_all = rows.stride(0) == 0
     dense = (rows[:1] if one_for_all else rows).to(torch.float32).contiguous()
@@ -236,10 +237,17 @@ def _rows(rows: Tensor | None) -> tuple[int, int]:
     return _NOWHERE if rows is None else (rows.data_ptr(), rows.stride(0))
 
 
-def _source(features: Features, labels: Tensor) -> tuple[Any, ...]:
+def _holds_numbers(features: Features, length: int) -> bool:
+    """Whether an example is so many numbers of vectors."""
+    assert features.vectors is not None
+    return features.vectors.is_contiguous() and tuple(features.raw.shape[1:]) == (length,)
+
+
+def _source(features: Features) -> tuple[Any, ...]:
     raw = features.raw
-    mean, factor = features.standardization()
-    return raw.data_ptr(), raw.dtype == torch.uint8, mean, factor, labels.numpy()
+    if features.vectors is not None:
+        return raw.data_ptr(), _NUMBERED[raw.dtype], _NO_NUMBERS, _NO_NUMBERS, features.vectors.data_ptr()
+    return raw.data_ptr(), _STORED[raw.dtype], *features.standardization(), 0
 
 
 def _each(value: float | Tensor, n: int) -> np.ndarray:
@@ -253,3 +261,11 @@ def _rule(training: LocalTraining, plain: bool) -> np.ndarray:
     return np.array(
         [kind, training.weight_decay, training.momentum, training.nesterov, clip, *training.betas, training.eps], float
     )
+
+
+def _loss_rule(objective: Objective) -> np.ndarray | None:
+    """Of a loss of residuals: whether only signs count, and how large residuals may be; None where it is another."""
+    if isinstance(objective, Huber):
+        return np.array([0.0, objective.threshold])
+    known = {CROSS_ENTROPY: (0.0, 0.0), SQUARED: (0.0, np.inf), ABSOLUTE: (1.0, np.inf)}
+    return np.array(known[objective]) if objective in known else None

@@ -6,11 +6,14 @@ Matrices are addresses of float32, with distances between rows counted in number
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from kinfed.engine.tiles import dot_tile, outer_tile
+from kinfed.engine.vector_code import pointer_to_floats
 
-PANEL_BYTES = 128 << 10  # of the right matrix of `add_products`, which many rows of the left one read: half a cache
+# Of the matrix that is read again and again, while the other one passes by: a quarter of a cache of the second level.
+PANEL_BYTES = 128 << 10
+TURNED_TOGETHER = 16  # rows and columns: a line of the cache each
 
 # A tile more is a function more to compile: rows and columns that are left over go into a few sizes.
 _DOT_34, _DOT_32, _DOT_31 = (dot_tile(3, n) for n in (4, 2, 1))
@@ -22,6 +25,14 @@ _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
 @njit(nogil=True)
 def products_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
     """C [m, n] = A [m, k] B', of rows of A and rows of B [n, k]."""
+    panel = max(3, PANEL_BYTES // (12 * max(k, 1)) * 3)
+    for begin in range(0, m, panel):
+        rows = min(panel, m - begin)
+        _panel_of_rows(rows, n, k, a + 4 * begin * a_row, a_row, b, b_row, c + 4 * begin * c_row, c_row)
+
+
+@njit(nogil=True)
+def _panel_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
     j = 0
     while j < n:
         columns = 4 if n - j >= 4 else 2 if n - j >= 2 else 1
@@ -77,3 +88,15 @@ def add_products(m, n, k, scale, a, a_row, a_step, b, b_row, c, c_row):
                         _EDGE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
                     j += 8
             i += rows
+
+
+@njit(nogil=True)
+def turn(m, n, a, a_row, c, c_row):
+    """C [n, m] = A [m, n]', in squares that stay in the cache."""
+    left, out = carray(pointer_to_floats(a), m * a_row), carray(pointer_to_floats(c), n * c_row)
+    for i in range(0, m, TURNED_TOGETHER):
+        below = min(m, i + TURNED_TOGETHER)
+        for j in range(0, n, TURNED_TOGETHER):
+            for column in range(j, min(n, j + TURNED_TOGETHER)):
+                for row in range(i, below):
+                    out[column * c_row + row] = left[row * a_row + column]

@@ -2,7 +2,7 @@
 
 `make_task` picks the backend per model:
 
-  fused    compiled loops over clients of dense networks, without the interpreter's lock (kinfed.engine.fused_task;
+  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock (kinfed.engine.fused_task;
            extra `fast`), for runs long enough to earn what loading compiled code costs
   stacked  hand-written forward and backward on [n, ...]: dense layers (kinfed.engine.dense), 5-9x a plain loop, and
            LSTM layers (kinfed.engine.lstm)
@@ -218,10 +218,10 @@ def _task_for(
         return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
+    if compiles(net, device, objective) and is_installed() and worth_compiling(layout.num_params, examples):
+        return FusedTask(build, device, module=module, net=net, objective=objective)
     if net is not None and net.is_faster_stacked(layout.num_params):
-        may = compiles(net, device, objective) and is_installed() and worth_compiling(layout.num_params, examples)
-        kind = FusedTask if may else StackedTask
-        return kind(build, device, module=module, net=net, objective=objective)
+        return StackedTask(build, device, module=module, net=net, objective=objective)
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)
     has_state = layout.has_statistics or bool(still_buffers(module))

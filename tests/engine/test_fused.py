@@ -20,7 +20,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.engine import fused_task
 from kinfed.engine.fused_task import FusedTask
-from kinfed.engine.objective import SQUARED
+from kinfed.engine.objective import ABSOLUTE, SQUARED, Huber, Objective, Squared
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import ModuleTask, make_task, worth_compiling
 from kinfed.errors import KinfedError, ModelError
@@ -40,6 +40,10 @@ RULES = {
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "eps": 1e-2},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "eps": 1e-2, "clip": 0.5},
 }
+
+
+class Cubic(Squared):
+    name = "cubic"
 
 
 class TwiceTheFeatures(Features):
@@ -192,6 +196,26 @@ def test_steps_on_a_batch_are_those_of_the_torch_path() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("objective", [SQUARED, ABSOLUTE, Huber(0.4)], ids=lambda one: one.name)
+def test_numbers_are_learned_as_on_the_torch_path(objective: Objective) -> None:
+    """Of examples that count unequally, in whole loops, and scores; every residual is on either side of δ somewhere."""
+    fused, stacked = (make_task(network([7, 5, 1]), backend=name, objective=objective) for name in ("fused", "stacked"))
+    split = random_split([12, 3, 30], 7, 2, as_bytes=False)
+    split.labels, split.weights = split.features.raw[:, 0].clone(), torch.linspace(0.2, 3, len(split.rows))
+    theta = torch.stack([fused.init(0, number) for number in range(3)])
+    training = LocalTraining(lr=0.05, batch=5, steps=4, momentum=0.5)
+    assert fused.runs_whole_loops(split.batches(training))
+    ours, theirs = (sgd(task, theta, split.batches(training)) for task in (fused, stacked))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    scores = [task.score(ours, split) for task in (fused, stacked)]
+    torch.testing.assert_close(scores[0].loss, scores[1].loss, rtol=1e-6, atol=1e-6)
+    assert not scores[0].correct.any()
+    _, batch = next(iter(split.batches(training)))
+    torch.testing.assert_close(fused.grad(theta, batch), stacked.grad(theta, batch), rtol=1e-4, atol=1e-6)
+    gone = fused.score(torch.full_like(theta, torch.nan), split)
+    assert bool(gone.loss.isnan().all())
+
+
 def test_a_model_that_left_the_numbers_is_never_right() -> None:
     task = make_task(network([4, 3, 2], nn.ReLU), backend="fused")
     split = random_split([5], 4, 2, as_bytes=False)
@@ -249,8 +273,8 @@ def test_a_task_travels_to_other_processes() -> None:
 def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="chains of Flatten, Linear, ReLU and Tanh"):
         make_task(lambda: nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)), backend="fused")
-    with pytest.raises(ModelError, match="use backend = stacked with loss squared"):
-        make_task(network([4, 1]), backend="fused", objective=SQUARED)
+    with pytest.raises(ModelError, match="does not know the loss cubic"):
+        make_task(network([4, 1]), backend="fused", objective=Cubic())
     with pytest.raises(ModelError, match="use backend = stacked on meta"):
         make_task(network([4, 3]), backend="fused", device="meta")
     monkeypatch.setattr(fused_task, "is_installed", lambda: False)

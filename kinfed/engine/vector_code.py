@@ -1,0 +1,142 @@
+"""Code of vectors of eight numbers in LLVM's own language, for compiled loops whose speed must not depend on what a
+compiler makes of them. What is summed, and in which order, does not depend on how wide the processor's vectors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 8  # of a vector; two SSE or NEON registers, one of AVX, half of one of AVX-512
+
+_F32, _I64, _I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+VECTOR, _MASK = ir.VectorType(_F32, LANES), ir.VectorType(ir.IntType(1), LANES)
+ZERO = ir.Constant(VECTOR, [0.0] * LANES)
+Builder = Any  # llvmlite has no types to check
+Value = Any
+
+
+def _pointer_to(kind: Any) -> Callable[..., Any]:
+    """Of an address, a pointer to numbers of that kind, of which numba.carray makes an array."""
+
+    @intrinsic
+    def pointer(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.intp), generate
+
+    return pointer
+
+
+pointer_to_floats, pointer_to_bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
+pointer_to_ints, pointer_to_longs = _pointer_to(types.int32), _pointer_to(types.int64)
+
+
+def calling(name: str, body: Callable[[Builder, list[Value]], None]) -> Callable[..., Value]:
+    """The code of an intrinsic that calls a function of this name, with this body. A function, and never part of its
+    callers: compiling the same tile at every place that needs it took three times as long in all."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        if not function.blocks:
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            function.attributes.add("nounwind")
+            inside = ir.IRBuilder(function.append_basic_block("entry"))
+            body(inside, list(function.args))
+            inside.ret_void()
+        builder.call(function, args)
+        return context.get_dummy_value()
+
+    return generate
+
+
+class Emitter:
+    """Instructions on vectors. Loads and stores take any alignment; with a mask they touch its lanes alone."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._b = builder
+
+    def pointer(self, address: Value) -> Value:
+        return self._b.inttoptr(address, _F32.as_pointer())
+
+    def at(self, pointer: Value, numbers: Value) -> Value:
+        return self._b.gep(pointer, [numbers])
+
+    def row(self, pointer: Value, distance: Value, number: int) -> Value:
+        return self.at(pointer, self._b.mul(distance, whole_number(number)))
+
+    def load(self, pointer: Value, mask: Value | None) -> Value:
+        vector = self._b.bitcast(pointer, VECTOR.as_pointer())
+        if mask is None:
+            return self._b.load(vector, align=4)
+        kind = ir.FunctionType(VECTOR, [vector.type, _I32, _MASK, VECTOR])
+        return self._call("llvm.masked.load.v8f32.p0", kind, [vector, ir.Constant(_I32, 4), mask, ZERO])
+
+    def store(self, value: Value, pointer: Value, mask: Value | None) -> None:
+        vector = self._b.bitcast(pointer, VECTOR.as_pointer())
+        if mask is None:
+            self._b.store(value, vector, align=4)
+            return
+        kind = ir.FunctionType(ir.VoidType(), [VECTOR, vector.type, _I32, _MASK])
+        self._call("llvm.masked.store.v8f32.p0", kind, [value, vector, ir.Constant(_I32, 4), mask])
+
+    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        return self._call("llvm.fmuladd.v8f32", ir.FunctionType(VECTOR, [VECTOR] * 3), [x, y, z])
+
+    def broadcast(self, value: Value) -> Value:
+        kind = ir.VectorType(value.type, LANES)
+        first = self._b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
+        return self._b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _lanes([0] * LANES))
+
+    def first_lanes(self, count: Value) -> Value:
+        """A mask of lanes 0 to count - 1."""
+        numbers = ir.Constant(ir.VectorType(_I64, LANES), list(range(LANES)))
+        return self._b.icmp_signed("<", numbers, self.broadcast(count))
+
+    def sum_of_lanes(self, value: Value) -> Value:
+        for distance in (4, 2, 1):
+            other = _lanes([(lane + distance) % LANES for lane in range(LANES)])
+            value = self._b.fadd(value, self._b.shuffle_vector(value, ir.Constant(VECTOR, ir.Undefined), other))
+        return self._b.extract_element(value, ir.Constant(_I32, 0))
+
+    def loop(
+        self, stop: Value, step: int, start: list[Value], body: Callable[[Value, list[Value]], list[Value]]
+    ) -> list[Value]:
+        """for at in range(0, stop, step): values = body(at, values)."""
+        b = self._b
+        before, inside, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
+        b.cbranch(b.icmp_signed(">", stop, whole_number(0)), inside, after)
+        b.position_at_end(inside)
+        at = b.phi(_I64)
+        values = [b.phi(VECTOR) for _ in start]
+        changed = body(at, values)
+        following, end = b.add(at, whole_number(step)), b.block
+        for phi, first, later in zip([at, *values], [whole_number(0), *start], [following, *changed], strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, end)
+        b.cbranch(b.icmp_signed("<", following, stop), inside, after)
+        b.position_at_end(after)
+        results = [b.phi(VECTOR) for _ in start]
+        for phi, first, later in zip(results, start, changed, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, end)
+        return results
+
+    def _call(self, name: str, kind: Any, args: list[Value]) -> Value:
+        return self._b.call(cgutils.get_or_insert_function(self._b.module, kind, name), args)
+
+
+def whole_number(value: int) -> Value:
+    return ir.Constant(_I64, value)
+
+
+def _lanes(numbers: list[int]) -> Value:
+    return ir.Constant(ir.VectorType(_I32, LANES), numbers)
