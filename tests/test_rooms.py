@@ -34,13 +34,23 @@ OPTIONAL: dict[str, set[str]] = {
     "onnxscript": {"runs.onnx_export"},
     "onnxruntime": set(),
     "soundfile": {"data.sources.speech"},
-    "numba": {"engine.tiles", "engine.products", "engine.fused_steps", "engine.fused_kernels"},
+    "numba": {
+        "engine.vector_code",
+        "engine.tiles",
+        "engine.products",
+        "engine.lstm_cells",
+        "engine.fused_steps",
+        "engine.fused_choice",
+        "engine.fused_kernels",
+    },
     "tokenizers": {"data.sources.wordpiece"},
     "IPython": set(),
 }
 
 # Files that others import only where they need an optional package, and that use its files themselves.
-BESIDE_OPTIONAL = {f"deploy.secure_{part}" for part in ("messages", "session", "round", "pool")}
+BESIDE_OPTIONAL = {f"deploy.secure_{part}" for part in ("messages", "session", "round", "pool")} | {
+    "engine.fused_recurrent"
+}
 
 
 @dataclass

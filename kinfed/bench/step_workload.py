@@ -137,6 +137,9 @@ _ALL = (
     ),
     StepWorkload("lstm", "model lstm, two layers of 256", _own("lstm", _VECTORS), _VECTORS, 4, 5, 10),
     StepWorkload(
+        "lstm-small", "model lstm, one layer of 80", _own("lstm", (40, 50), hidden=80, layers=1), (40, 50), 20, 10, 10
+    ),
+    StepWorkload(
         "user-transformer", "nn.TransformerEncoder of 2 x 64", lambda _: PlainTransformer(2000, 64, 2), (32,),
         8, 10, 16, vocabulary=2000,
     ),

@@ -15,9 +15,9 @@ def bench(
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Rounds: mlr, mlp, cnn, mlr-10k. Steps: user-mlp, user-dropout, user-lstm, lstm, user-transformer, "
-            "transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, minilm-head. "
-            "All where absent."
+            help="Rounds: mlr, mlp, cnn, mlr-10k. Steps: user-mlp, user-dropout, user-lstm, lstm, lstm-small, "
+            "user-transformer, transformer, resnet18, resnet18-momentum, minilm, minilm-small, minilm-last2, "
+            "minilm-head. All where absent."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,

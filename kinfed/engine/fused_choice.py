@@ -8,7 +8,6 @@ One text of a kernel serves all; numba keeps one code in its cache for each.
 
 from __future__ import annotations
 
-
 from numba import types
 from numba.extending import overload
 

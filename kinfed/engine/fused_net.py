@@ -115,8 +115,9 @@ class RecurrentTable(FusedNet):
     def memory(self, shape: Shape, width: int) -> tuple[int, int, int]:
         widest, rows = max(self._units), shape.length * width
         layers = sum(_layer_memory(shape.length, units) for units in self._units) * width + width * self.outputs
-        turned = 4 * widest * max(widest, rows)
-        return layers, width * self.outputs, max(4 * widest * (1 + width), (2 * width + rows) * widest + turned)
+        inputs = max(widest, shape.width)
+        panels = max(_panels(4 * widest) * inputs, _panels(inputs) * max(rows, 4 * widest))
+        return layers, width * self.outputs, (width + 5 * rows) * widest + panels
 
 
 def fused_net(net: StackedNet | None) -> FusedNet | None:
@@ -130,6 +131,11 @@ def _layer_memory(length: int, units: int) -> int:
     """Numbers per example of an LSTM layer (kinfed.engine.fused_recurrent): h and c at T + 1 times, four gates and tanh
     c at T."""
     return (7 * length + 2) * units
+
+
+def _panels(columns: int) -> int:
+    """Columns of whole panels (kinfed.engine.products)."""
+    return -(-columns // 16) * 16
 
 
 def _bias(dense: Dense) -> int:

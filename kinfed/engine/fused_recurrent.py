@@ -1,7 +1,8 @@
 """A step of one client's LSTM network, compiled: forward, and backward through time.
 
 Time is the outermost axis, [T, B, ...]: what enters the gates of all steps is one product, and so are the gradients;
-the loop over time is left with one product, and with gates (kinfed.engine.lstm_cells). A network is (table, T), with
+the loop over time is left with one product, and with gates (kinfed.engine.lstm_cells). Weights that are used at every
+time are put into panels once (kinfed.engine.products). A network is (table, T), with
 one row of the table for each LSTM layer and one for the head. Nothing here allocates memory, and no sum depends on
 other clients.
 """
@@ -12,7 +13,7 @@ import numpy as np
 
 from kinfed.engine.fused_steps import ABSENT, BIAS, INPUTS, OUTPUTS, PLACE, WEIGHT, compiled, floats, shift
 from kinfed.engine.lstm_cells import backward_cell, forward_cell
-from kinfed.engine.products import add_products, products_of_rows, turn
+from kinfed.engine.products import add_panel_products, add_products, pack, products_of_rows, turn
 
 # Columns of the table beside those of kinfed.engine.fused_steps, whose OUTPUTS are the units H of a layer: PLACE is in
 # numbers per example of the batch.
@@ -32,28 +33,29 @@ def _places(hidden, place, length, units, batch):
 def recurrent_forward(net, row, x, hidden, spare, batch):
     """As fused_steps.dense_forward, for x [T, B, D]."""
     table, length = net
-    below = x
+    below, panels, one = x, spare, np.int64(1)
     for layer in range(len(table) - 1):
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
         h, c, gates, tanh = _places(hidden, table[layer, PLACE], length, units, batch)
-        weight, again = row + 4 * table[layer, WEIGHT], row + 4 * table[layer, AGAIN_WEIGHT]
-        bias, recurrent = spare, spare + 16 * units
-        total, one = floats(bias, 4 * units), floats(row + 4 * table[layer, BIAS], 4 * units)
-        other = floats(row + 4 * table[layer, AGAIN_BIAS], 4 * units)
-        for i in range(4 * units):
-            total[i] = one[i] + other[i]
+        bias = floats(row + 4 * table[layer, BIAS], 4 * units)
+        more = floats(row + 4 * table[layer, AGAIN_BIAS], 4 * units)
+        z = floats(gates, 4 * length * batch * units)
+        for i in range(length * batch):
+            for o in range(4 * units):
+                z[i * 4 * units + o] = bias[o] + more[o]
+        pack(inputs, 4 * units, row + 4 * table[layer, WEIGHT], inputs, one, panels)
+        add_panel_products(length * batch, 4 * units, inputs, 1.0, below, inputs, panels, gates, 4 * units)
+        pack(units, 4 * units, row + 4 * table[layer, AGAIN_WEIGHT], units, one, panels)
         floats(h, batch * units)[:] = np.float32(0.0)
         floats(c, batch * units)[:] = np.float32(0.0)
-        floats(recurrent, 4 * batch * units)[:] = np.float32(0.0)
-        products_of_rows(length * batch, 4 * units, inputs, below, inputs, weight, inputs, gates, 4 * units)
         step = 4 * batch * units  # bytes of [B, H]
         for t in range(length):
             if t > 0:
-                products_of_rows(batch, 4 * units, units, h + t * step, units, again, units, recurrent, 4 * units)
+                add_panel_products(batch, 4 * units, units, 1.0, h + t * step, units, panels, gates + 4 * t * step,
+                                   4 * units)  # fmt: skip
             for b in range(batch):
                 at = t * step + 4 * b * units
-                forward_cell(gates + 4 * at, recurrent + 16 * b * units, bias, c + at, c + step + at,
-                             tanh + at, h + step + at, units)  # fmt: skip
+                forward_cell(gates + 4 * at, c + at, c + step + at, tanh + at, h + step + at, units)
         below = h + step
     return _head_forward(table, row, below + 4 * (length - 1) * batch * table[len(table) - 1, INPUTS], hidden, batch)
 
@@ -82,21 +84,26 @@ def _add_sums(delta, rows, outputs, scale, target):
 
 
 @compiled
-def _through_time(length, units, batch, gates, tanh, c, again, from_above, from_later, through_c, turned):
-    """gates [T, B, 4 H] become the delta at what entered them, from the delta [T, B, H] at the layer's outputs."""
-    turn(4 * units, units, again, units, turned, 4 * units)
+def _through_time(length, units, batch, gates, tanh, c, again, at_h, through_c, panels):
+    """gates [T, B, 4 H] become the delta at what entered them, from the delta [T, B, H] at the layer's outputs, to
+    which each time step adds what it passes on to the one before."""
+    pack(4 * units, units, again, np.int64(1), units, panels)
     floats(through_c, batch * units)[:] = np.float32(0.0)
-    floats(from_later, batch * units)[:] = np.float32(0.0)
     step = 4 * batch * units
     for t in range(length - 1, -1, -1):
         if t < length - 1:
-            products_of_rows(batch, units, 4 * units, gates + 4 * (t + 1) * step, 4 * units, turned, 4 * units,
-                             from_later, units)  # fmt: skip
+            add_panel_products(batch, units, 4 * units, 1.0, gates + 4 * (t + 1) * step, 4 * units, panels,
+                               at_h + t * step, units)  # fmt: skip
         for b in range(batch):
-            inside = 4 * b * units
-            at = t * step + inside
-            backward_cell(gates + 4 * at, tanh + at, c + at, from_above + at, from_later + inside,
-                          through_c + inside, units)  # fmt: skip
+            at = t * step + 4 * b * units
+            backward_cell(gates + 4 * at, tanh + at, c + at, at_h + at, through_c + 4 * b * units, units)
+
+
+@compiled
+def _add_outer(rows, outputs, inputs, scale, turned, values, panels, target):
+    """Add scale * Σ over rows of delta' value to a weight [outputs, inputs], for deltas turned [outputs, rows]."""
+    pack(rows, inputs, values, np.int64(1), inputs, panels)
+    add_panel_products(outputs, inputs, rows, scale, turned[0], turned[1], panels, target, inputs)
 
 
 @compiled
@@ -114,16 +121,16 @@ def recurrent_backward(
     widest = np.int64(0)
     for layer in range(head):
         widest = max(widest, table[layer, OUTPUTS])
-    from_later = spare
-    through_c = from_later + 4 * batch * widest
-    from_above = through_c + 4 * batch * widest
-    turned = from_above + 4 * rows * widest  # [H, 4 H] of weights, or [4 H, T B] of deltas
+    through_c = spare  # [B, H]
+    at_h = through_c + 4 * batch * widest  # [T, B, H]
+    turned = at_h + 4 * rows * widest  # [4 H, T B]
+    panels = turned + 16 * rows * widest
     top_h = _places(hidden, table[head - 1, PLACE], length, inputs, batch)[0]
     if lowest < head:
         last = (length - 1) * batch * inputs
-        floats(from_above, rows * inputs)[:] = np.float32(0.0)
+        floats(at_h, rows * inputs)[:] = np.float32(0.0)
         add_products(batch, inputs, classes, 1.0, delta, classes, np.int64(1), row + 4 * table[head, WEIGHT], inputs,
-                     from_above + 4 * last, inputs)  # fmt: skip
+                     at_h + 4 * last, inputs)  # fmt: skip
     features = top_h + 4 * length * batch * inputs
     if trains[head, 0]:
         begin = table[head, WEIGHT]
@@ -139,24 +146,24 @@ def recurrent_backward(
         inputs, units = table[layer, INPUTS], table[layer, OUTPUTS]
         h, c, gates, tanh = _places(hidden, table[layer, PLACE], length, units, batch)
         weight, again = table[layer, WEIGHT], table[layer, AGAIN_WEIGHT]
-        _through_time(length, units, batch, gates, tanh, c, row + 4 * again, from_above, from_later, through_c, turned)
+        _through_time(length, units, batch, gates, tanh, c, row + 4 * again, at_h, through_c, panels)
         values = x
         if layer > 0:
             values = _places(hidden, table[layer - 1, PLACE], length, inputs, batch)[0] + 4 * batch * inputs
         if layer > lowest:
-            turn(4 * units, inputs, row + 4 * weight, inputs, turned, 4 * units)
-            products_of_rows(rows, inputs, 4 * units, gates, 4 * units, turned, 4 * units, from_above, inputs)
+            floats(at_h, rows * inputs)[:] = np.float32(0.0)
+            pack(4 * units, inputs, row + 4 * weight, np.int64(1), inputs, panels)
+            add_panel_products(rows, inputs, 4 * units, 1.0, gates, 4 * units, panels, at_h, inputs)
         turn(rows, 4 * units, gates, 4 * units, turned, rows)
         if trains[layer, 0]:
             if target == row:
                 shift(row, weight, 4 * units * inputs, rate, lam, center, drift, decay)
-            add_products(4 * units, inputs, rows, scale, turned, rows, np.int64(1), values, inputs,
-                         target + 4 * weight, inputs)  # fmt: skip
-        if trains[layer, 2]:
+            _add_outer(rows, 4 * units, inputs, scale, (turned, rows), values, panels, target + 4 * weight)
+        if trains[layer, 2]:  # at the first time step there was no output before
             if target == row:
                 shift(row, again, 4 * units * units, rate, lam, center, drift, decay)
-            add_products(4 * units, units, rows - batch, scale, turned + 4 * batch, rows, np.int64(1),
-                         h + 4 * batch * units, units, target + 4 * again, units)  # fmt: skip
+            _add_outer(rows - batch, 4 * units, units, scale, (turned + 4 * batch, rows), h + 4 * batch * units,
+                       panels, target + 4 * again)  # fmt: skip
         for column, place in ((1, BIAS), (3, AGAIN_BIAS)):
             if trains[layer, column]:
                 if target == row:

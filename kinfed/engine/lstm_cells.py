@@ -24,13 +24,11 @@ TANH_Q = (1.0, 0.4671429677369428, 0.02587677992358743, 0.0003285546251904836, 7
 
 
 @intrinsic
-def forward_cell(
-    context: Any, gates: Any, recurrent: Any, bias: Any, c: Any, c_next: Any, tanh_c: Any, h: Any, units: Any
-) -> Any:
-    """gates [4, H] <- i, f, g, o of gates + recurrent + bias; c_next, tanh_c and h [H] of them and of c [H]."""
+def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: Any, units: Any) -> Any:
+    """gates [4, H] of z <- i, f, g, o; c_next, tanh_c and h [H] of them and of c [H]."""
 
     def body(builder: Builder, args: list[Value]) -> None:
-        gates, recurrent, bias, c, c_next, tanh_c, h, units = args
+        gates, c, c_next, tanh_c, h, units = args
         emit = Emitter(builder)
 
         def piece(at: Value, mask: Value | None) -> None:
@@ -38,8 +36,6 @@ def forward_cell(
             for gate in range(4):
                 place = builder.add(builder.mul(units, whole_number(gate)), at)
                 z = emit.load(emit.at(emit.pointer(gates), place), mask)
-                for term in (recurrent, bias):
-                    z = builder.fadd(z, emit.load(emit.at(emit.pointer(term), place), mask))
                 values.append(_tanh(emit, builder, z) if gate == 2 else _sigmoid(emit, builder, z))
                 emit.store(values[-1], emit.at(emit.pointer(gates), place), mask)
             i, f, g, o = values
@@ -51,17 +47,15 @@ def forward_cell(
 
         _over_units(emit, builder, units, piece)
 
-    return types.void(*[types.intp] * 8), calling("kinfed_lstm_forward_cell", body)
+    return types.void(*[types.intp] * 6), calling("kinfed_lstm_forward_cell", body)
 
 
 @intrinsic
-def backward_cell(
-    context: Any, gates: Any, tanh_c: Any, c: Any, from_above: Any, from_later: Any, through_c: Any, units: Any
-) -> Any:
-    """gates [4, H] <- delta at z, from the deltas at h, whose sum counts, and at c', which becomes that at c [H]."""
+def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, through_c: Any, units: Any) -> Any:
+    """gates [4, H] <- delta at z, from the deltas [H] at h and, in `through_c`, at c', which becomes that at c."""
 
     def body(builder: Builder, args: list[Value]) -> None:
-        gates, tanh_c, c, from_above, from_later, through_c, units = args
+        gates, tanh_c, c, at_h, through_c, units = args
         emit, multiply = Emitter(builder), builder.fmul
         one = _constant(1.0)
 
@@ -75,7 +69,7 @@ def backward_cell(
             ]
             i, f, g, o = (emit.load(place, mask) for place in places)
             tanh, before = number(tanh_c), number(c)
-            dh = builder.fadd(number(from_above), number(from_later))
+            dh = number(at_h)
             dc = builder.fadd(
                 number(through_c), multiply(dh, multiply(o, builder.fsub(one, multiply(tanh, tanh))))
             )  # ∂h/∂c' = o (1 − tanh² c')
@@ -95,7 +89,7 @@ def backward_cell(
 
         _over_units(emit, builder, units, piece)
 
-    return types.void(*[types.intp] * 7), calling("kinfed_lstm_backward_cell", body)
+    return types.void(*[types.intp] * 6), calling("kinfed_lstm_backward_cell", body)
 
 
 def _over_units(emit: Emitter, builder: Builder, units: Value, piece: Callable[[Value, Value | None], None]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from kinfed.engine.tiles import dot_tile, outer_tile
+from kinfed.engine.tiles import dot_tile, outer_tile, turned_tile
 from kinfed.engine.vector_code import pointer_to_floats
 
-# Of the matrix that is read again and again, while the other one passes by: a quarter of a cache of the second level.
+# Of what is read again and again while the other matrix passes by: a quarter of a cache of the second level.
 PANEL_BYTES = 128 << 10
-TURNED_TOGETHER = 16  # rows and columns: a line of the cache each
+PANEL = 16  # columns of the widest tile
 
 # A tile more is a function more to compile: rows and columns that are left over go into a few sizes.
 _DOT_34, _DOT_32, _DOT_31 = (dot_tile(3, n) for n in (4, 2, 1))
@@ -25,14 +25,6 @@ _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
 @njit(nogil=True)
 def products_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
     """C [m, n] = A [m, k] B', of rows of A and rows of B [n, k]."""
-    panel = max(3, PANEL_BYTES // (12 * max(k, 1)) * 3)
-    for begin in range(0, m, panel):
-        rows = min(panel, m - begin)
-        _panel_of_rows(rows, n, k, a + 4 * begin * a_row, a_row, b, b_row, c + 4 * begin * c_row, c_row)
-
-
-@njit(nogil=True)
-def _panel_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
     j = 0
     while j < n:
         columns = 4 if n - j >= 4 else 2 if n - j >= 2 else 1
@@ -57,6 +49,24 @@ def _panel_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
         j += columns
 
 
+@njit(nogil=True, inline="always")
+def _outer(rows, wide, out, c_row, left, a_row, a_step, right, b_row, k, factor, width):
+    """The tile of so many rows, of PANEL columns, or of `width` up to 8."""
+    if wide:
+        if rows == 6:
+            _WIDE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+        elif rows == 4:
+            _WIDE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+        else:
+            _WIDE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+    elif rows == 6:
+        _EDGE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+    elif rows == 4:
+        _EDGE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+    else:
+        _EDGE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+
+
 @njit(nogil=True)
 def add_products(m, n, k, scale, a, a_row, a_step, b, b_row, c, c_row):
     """C [m, n] += scale * A [m, k] B [k, n], with A[i, k] at a + i * a_row + k * a_step: A may be transposed."""
@@ -71,32 +81,55 @@ def add_products(m, n, k, scale, a, a_row, a_step, b, b_row, c, c_row):
             j = begin
             while j < end:
                 right, out, width = b + 4 * j, c + 4 * (i * c_row + j), min(8, end - j)
-                if end - j >= 16:
-                    if rows == 6:
-                        _WIDE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    elif rows == 4:
-                        _WIDE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    else:
-                        _WIDE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    j += 16
-                else:
-                    if rows == 6:
-                        _EDGE_6(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    elif rows == 4:
-                        _EDGE_4(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    else:
-                        _EDGE_1(out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
-                    j += 8
+                wide = end - j >= PANEL
+                _outer(rows, wide, out, c_row, left, a_row, a_step, right, b_row, k, factor, width)
+                j += PANEL if wide else 8
             i += rows
 
 
 @njit(nogil=True)
 def turn(m, n, a, a_row, c, c_row):
-    """C [n, m] = A [m, n]', in squares that stay in the cache."""
+    """C [n, m] = A [m, n]'."""
     left, out = carray(pointer_to_floats(a), m * a_row), carray(pointer_to_floats(c), n * c_row)
-    for i in range(0, m, TURNED_TOGETHER):
-        below = min(m, i + TURNED_TOGETHER)
-        for j in range(0, n, TURNED_TOGETHER):
-            for column in range(j, min(n, j + TURNED_TOGETHER)):
-                for row in range(i, below):
-                    out[column * c_row + row] = left[row * a_row + column]
+    for i in range(0, m, 8):
+        for j in range(0, n, 8):
+            if m - i >= 8 and n - j >= 8:
+                turned_tile(a + 4 * (i * a_row + j), a_row, c + 4 * (j * c_row + i), c_row)
+            else:
+                for row in range(i, min(m, i + 8)):
+                    for column in range(j, min(n, j + 8)):
+                        out[column * c_row + row] = left[row * a_row + column]
+
+
+@njit(nogil=True)
+def pack(k, n, b, b_row, b_step, panels):
+    """B [k, n] as panels [n / 16, k, 16], whose last columns may be anything, for `add_panel_products`; B[k, j] lies at
+    b + k * b_step + j * b_row: one of these distances is 1."""
+    for j in range(0, n, PANEL):
+        out, columns = panels + 4 * j * k, min(PANEL, n - j)
+        if b_step == 1:
+            turn(columns, k, b + 4 * j * b_row, b_row, out, np.int64(PANEL))
+        else:
+            source, target = carray(pointer_to_floats(b), k * b_step), carray(pointer_to_floats(out), k * PANEL)
+            for row in range(k):
+                for column in range(columns):
+                    target[row * PANEL + column] = source[row * b_step + j + column]
+
+
+@njit(nogil=True)
+def add_panel_products(m, n, k, scale, a, a_row, panels, c, c_row):
+    """C [m, n] += scale * A [m, k] B [k, n], with B in panels: where B is used many times, as fast as the processor
+    multiplies."""
+    factor, block = np.float32(scale), max(6, PANEL_BYTES // (24 * max(k, 1)) * 6)
+    for begin in range(0, m, block):
+        end = min(m, begin + block)
+        j = 0
+        while j < n:
+            wide, inside, width = n - j >= PANEL, j % PANEL, np.int64(min(8, n - j))
+            right, i = panels + 4 * ((j - inside) * k + inside), begin
+            while i < end:
+                rows = 6 if end - i >= 6 else 4 if end - i >= 4 else 1
+                left, out = a + 4 * i * a_row, c + 4 * (i * c_row + j)
+                _outer(rows, wide, out, c_row, left, a_row, np.int64(1), right, np.int64(PANEL), k, factor, width)
+                i += rows
+            j += PANEL if wide else 8

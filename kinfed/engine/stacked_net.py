@@ -27,6 +27,10 @@ class StackedNet(ABC):
         """Whether clients of so many parameters train faster together than one after the other."""
         return True
 
+    def is_faster_compiled(self, num_params: int) -> bool:
+        """Whether compiled loops, where there are any for such a network, are faster than both."""
+        return True
+
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """[n, B, C] for x [n, B, ...]."""

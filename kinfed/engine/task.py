@@ -2,8 +2,8 @@
 
 `make_task` picks the backend per model:
 
-  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock (kinfed.engine.fused_task;
-           extra `fast`), for runs long enough to earn what loading compiled code costs
+  fused    compiled loops over clients of dense and LSTM networks, without the interpreter's lock
+           (kinfed.engine.fused_task; extra `fast`), for runs long enough to earn what loading compiled code costs
   stacked  hand-written forward and backward on [n, ...]: dense layers (kinfed.engine.dense), 5-9x a plain loop, and
            LSTM layers (kinfed.engine.lstm)
   rows     one row after the other: by hand for chains of convolutions (kinfed.engine.cnn), which gain nothing
@@ -218,7 +218,8 @@ def _task_for(
         return _BACKENDS[backend](build, device, module=module, objective=objective)
     layout = RowLayout.of(module)
     net = stacked_net(module, objective) if layout.is_plain(module) else None
-    if compiles(net, device, objective) and is_installed() and worth_compiling(layout.num_params, examples):
+    may = net is not None and compiles(net, device, objective) and net.is_faster_compiled(layout.num_params)
+    if may and is_installed() and worth_compiling(layout.num_params, examples):
         return FusedTask(build, device, module=module, net=net, objective=objective)
     if net is not None and net.is_faster_stacked(layout.num_params):
         return StackedTask(build, device, module=module, net=net, objective=objective)

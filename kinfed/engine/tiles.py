@@ -2,6 +2,7 @@
 
     dot_tile(m, n)            C[i, j] = Σ_k A[i, k] B[j, k]                   i < m, j < n
     outer_tile(m, vectors)    C[i, j] += scale Σ_k A[i, k] B[k, j]            i < m, j < 8 vectors
+    turned_tile               C[j, i] = A[i, j]                               i, j < 8
 
 Batches of local training are small, and packing matrices for a library's product takes as long as the product: these
 tiles read them where they are. What a number of the result is summed from, and in which order, depends neither on the
@@ -88,3 +89,24 @@ def outer_tile(m: int, vectors: int, masked: bool = False) -> Callable[..., None
         return types.void(*[types.intp] * 8, types.float32, types.intp), calling(name, body)
 
     return tile
+
+
+@intrinsic
+def turned_tile(context: Any, a: Any, a_row: Any, c: Any, c_row: Any) -> Any:
+    """Rows become columns in three exchanges of halves, between vectors 1, 2 and 4 apart."""
+
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit = Emitter(builder)
+        a, a_row, c, c_row = args
+        rows = [emit.load(emit.row(emit.pointer(a), a_row, i), None) for i in range(LANES)]
+        for distance in (1, 2, 4):
+            low = [lane if not lane & distance else lane - distance + LANES for lane in range(LANES)]
+            high = [lane + distance if not lane & distance else lane + LANES for lane in range(LANES)]
+            for i in range(LANES):
+                if not i & distance:
+                    one, other = rows[i], rows[i + distance]
+                    rows[i], rows[i + distance] = emit.mixed(one, other, low), emit.mixed(one, other, high)
+        for j, row in enumerate(rows):
+            emit.store(row, emit.row(emit.pointer(c), c_row, j), None)
+
+    return types.void(*[types.intp] * 4), calling("kinfed_turned_8_8", body)

@@ -96,6 +96,10 @@ class Emitter:
         first = self._b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
         return self._b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), _lanes([0] * LANES))
 
+    def mixed(self, one: Value, other: Value, lanes: list[int]) -> Value:
+        """Lanes of two vectors: numbers from LANES on are those of the other one."""
+        return self._b.shuffle_vector(one, other, _lanes(lanes))
+
     def first_lanes(self, count: Value) -> Value:
         """A mask of lanes 0 to count - 1."""
         numbers = ir.Constant(ir.VectorType(_I64, LANES), list(range(LANES)))

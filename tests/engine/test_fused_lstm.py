@@ -173,3 +173,4 @@ def test_long_runs_of_the_shipped_model_are_compiled() -> None:
 
     assert make_task(build, examples=1e9).backend == "fused"
     assert make_task(build).backend == "rows"
+    assert make_task(lambda: build_model("lstm", (25, 300), 2, {"hidden": 512}), examples=1e9).backend == "rows"
