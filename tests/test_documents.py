@@ -133,6 +133,15 @@ def test_the_python_of_the_page_about_results_runs(monkeypatch: pytest.MonkeyPat
     assert Path("runs/first/report.html").exists()
 
 
+def test_the_page_about_growing_runs_does_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in blocks("docs/growing-runs.md", "")[0].strip().splitlines():
+        app([*shlex.split(line, comments=True)[1:], *(["--no-report"] if " run " in line else [])], standalone_mode=False)
+    assert capsys.readouterr().out.endswith("same results\n")
+
+
 def test_the_page_about_tables_does_what_it_shows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

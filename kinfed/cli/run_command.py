@@ -24,6 +24,10 @@ def run(
     context: typer.Context,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    extend: Annotated[
+        bool,
+        typer.Option("--extend", help="Give the run in --out more --rounds (in all), --seeds or --algorithms."),
+    ] = False,
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
 ) -> None:
     """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
@@ -32,13 +36,15 @@ def run(
     from kinfed.runs import experiment
     from kinfed.runs.method_run import Interrupted
 
-    config = _config(settings_of(context), out, resume)
+    config = _config(settings_of(context), out, resume, extend)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
     with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as observer:
         try:
-            result = experiment.run(config, out=folder, resume=resume, observer=observer, should_stop=stop)
+            result = experiment.run(
+                config, out=folder, resume=resume, extend=extend, observer=observer, should_stop=stop
+            )
         except (Interrupted, KeyboardInterrupt):
             say(f"stopped; what is done is saved. To continue: {continuation}")
             raise typer.Exit(130) from None
@@ -55,10 +61,16 @@ def run(
         say(f"report   {build([folder], folder / 'report.html')}")
 
 
-def _config(typed: TypedSettings, out: Path | None, resume: bool) -> RunConfig:
+def _config(typed: TypedSettings, out: Path | None, resume: bool, extend: bool) -> RunConfig:
     from kinfed.runs.config_reading import make_config
     from kinfed.runs.experiment import read_config
 
+    if extend:
+        if out is None:
+            raise ConfigError("--extend needs --out, the folder of the run to extend")
+        from kinfed.runs.growth import grown_config
+
+        return grown_config(out, typed.file, typed.values, typed.sets)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to continue")
     if not resume or out is None or typed.change_results:

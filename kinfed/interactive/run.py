@@ -20,6 +20,7 @@ def run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
+    extend: bool = False,
     federation: Federation | None = None,
     model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
@@ -32,15 +33,18 @@ def run(
     `federation` replaces the data set and its partition; `model` is a name, with options
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
     the number of classes.
-    With `out` the run writes its folder and can be resumed (`resume`); without, everything stays in memory.
+    With `out` the run writes its folder and can be resumed (`resume`), or extended (`extend`): `rounds` in all, `seeds`
+    and `algorithms` beside those it has, with the same results as asked for at once. Without, all stays in memory.
     `progress` shows a bar (True) or nothing (False); by default a bar on a terminal, a line in a notebook, nothing
     elsewhere. An `observer` hears of every round (kinfed.runs.observer); `should_stop` is asked after every round."""
-    chosen, build = experiment.chosen_config(config, model, settings)
+    grown = Path(out) if extend and out is not None else None
+    chosen, build = experiment.chosen_config(config, model, settings, grown)
     with progress_display(chosen, progress) as display:
         outcome = experiment.run(
             chosen,
             out=out,
             resume=resume,
+            extend=extend,
             federation=federation,
             model=build,
             observer=display if observer is None else Observers((display, observer)),

@@ -14,7 +14,7 @@ __all__ = ["build", "write_page"]
 
 
 def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report and return its path.
+    """Write the report and return its path. Seeds of runs with equal settings are averaged together.
 
     Without `out` the report of a single run goes into its folder as report.html, and one of several runs to
     comparison.html in the current directory: the page of one of them is left alone. The file appears whole or not at
@@ -22,10 +22,12 @@ def build(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     """
     from kinfed.report.comparison import compare
     from kinfed.report.page import report_page
+    from kinfed.report.pooling import pool_seeds
     from kinfed.runs.reader import load_runs
 
     runs = load_runs([Path(folder) for folder in run_dirs])
-    page = report_page(runs, compare(runs))
+    pooled = pool_seeds(runs)
+    page = report_page(pooled, compare(pooled))
     target = out or (runs[0].path / "report.html" if len(runs) == 1 else Path("comparison.html"))
     return write_page(target, page)
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,14 @@ class Snapshot:
 
 
 class Checkpoints:
-    def __init__(self, folder: Path, fingerprint: str, keep: int = 2):
+    def __init__(self, folder: Path, fingerprint: str, keep: int = 2, *, earlier: Collection[str] = ()):
+        """`earlier` are fingerprints of the run before it grew (kinfed.runs.growth): their snapshots are its own."""
         if keep < 1:
             raise ValueError(f"at least one snapshot must be kept; got keep={keep}")
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.keep = keep
+        self.earlier = frozenset(earlier)
 
     def save(self, label: str, round: int, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
         """Store the state after `round`; afterwards the newest `keep` snapshots of this label exist."""
@@ -132,7 +134,7 @@ class Checkpoints:
                     )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {path} is damaged: not a complete JSON document ({error})") from None
-        if document["fingerprint"] != self.fingerprint:
+        if document["fingerprint"] != self.fingerprint and document["fingerprint"] not in self.earlier:
             raise CheckpointError(
                 f"checkpoint {path} belongs to another configuration (fingerprint {document['fingerprint']}; "
                 f"this run has {self.fingerprint})"

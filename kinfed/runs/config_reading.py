@@ -23,7 +23,7 @@ def make_config(
 
     The owner is `dataset`, `partition`, `model`, `robust`, `compress`, `mode`, `clock`, the label of an algorithm, or
     absent for a setting of the run."""
-    values: dict[str, Any] = _read_toml(file) if file is not None else {}
+    values: dict[str, Any] = read_toml(file) if file is not None else {}
     values |= {name: value for name, value in (settings or {}).items() if value is not None}
     if unknown := values.keys() - RunConfig.model_fields.keys():
         raise unknown_name("setting", min(unknown), RunConfig.model_fields)
@@ -43,7 +43,8 @@ def make_config(
     return config
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The settings in a file, as they are written."""
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:

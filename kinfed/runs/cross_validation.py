@@ -33,6 +33,7 @@ from kinfed.runs.folder import RunFolder
 from kinfed.runs.observer import Observer
 from kinfed.runs.results import ClientTable, EvaluationMetrics, MethodResult, RunOutcome, took_part
 from kinfed.runs.run_checks import check_privacy, check_run
+from kinfed.runs.run_inputs import RunInputs
 from kinfed.runs.run_notes import description, run_notes
 
 
@@ -57,6 +58,11 @@ class CrossValidation:
         for experiment in others:
             experiment.share_workers(first)
         self.folds = [first, *others]
+
+    @property
+    def inputs(self) -> RunInputs:
+        """Of the first fold."""
+        return self.folds[0].inputs
 
     @property
     def keep_journal(self) -> bool:
@@ -100,6 +106,8 @@ class CrossValidation:
                     if result.curves is not None:
                         folder.write_curves(label, seed, result.curves.to_json())
         if folder is not None:
+            if folder.has_grown:
+                folder.sort_rounds(list(first.inputs.algorithms), self.config.seeds)
             folder.write_summary({"results": [result.summary() for result in results]})
         path = None if folder is None else folder.path
         inputs = first.inputs

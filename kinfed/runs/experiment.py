@@ -27,6 +27,7 @@ from kinfed.runs.config_reading import make_config
 from kinfed.runs.curves import evaluated_curves
 from kinfed.runs.export import save_layout
 from kinfed.runs.folder import RunFolder
+from kinfed.runs.growth import grown_config, refuse_changes
 from kinfed.runs.loop_factory import CommonStart, LoopFactory
 from kinfed.runs.method_run import MethodRun
 from kinfed.runs.observer import NullObserver, Observer, RunInfo
@@ -43,6 +44,7 @@ def run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
+    extend: bool = False,
     federation: Federation | None = None,
     model: str | Mapping[str, Any] | Builder | None = None,
     observer: Observer | None = None,
@@ -56,9 +58,12 @@ def run(
     `federation` replaces the data set and its partition; `model` is a name, with options
     {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
     the number of classes.
-    With `out` the run writes its folder and can be resumed; without, everything stays in memory: the lines about rounds
-    too, with `keep_journal`."""
-    config, build = chosen_config(config, model, settings)
+    With `out` the run writes its folder and can be resumed, or extended by more rounds, seeds and methods, where
+    `settings` says what the folder's run is to have besides (kinfed.runs.growth); without, everything stays in memory:
+    the lines about rounds too, with `keep_journal`."""
+    grown = None if not extend else _folder_to_extend(out)
+    before = None if grown is None else RunFiles(grown).config
+    config, build = chosen_config(config, model, settings, grown)
     from kinfed.runs.cross_validation import CrossValidation  # it is made of experiments
 
     kind = Experiment if config.folds is None else CrossValidation
@@ -72,8 +77,12 @@ def run(
             return experiment.execute(None)
         contents = experiment.contents()
         experiment.check()  # before a folder exists: a refused configuration leaves nothing behind
+        if before is not None:
+            refuse_changes(before, RunFiles(grown or "").envelope.get("contents", {}), experiment.inputs, contents)
         identity, values = experiment.config.fingerprint(contents), experiment.config.dump()
-        folder = stack.enter_context(RunFolder.open(out, values, identity, contents=contents, resume=resume))
+        folder = stack.enter_context(
+            RunFolder.open(out, values, identity, contents=contents, resume=resume, extend=extend)
+        )
         stack.callback(experiment.observer.ended)
         experiment.observer.begun(RunInfo(values, folder.path, identity))
         if folder.version_change:
@@ -82,16 +91,30 @@ def run(
 
 
 def chosen_config(
-    config: RunConfig | Path | str | None, model: str | Mapping[str, Any] | Builder | None, settings: Mapping[str, Any]
+    config: RunConfig | Path | str | None,
+    model: str | Mapping[str, Any] | Builder | None,
+    settings: Mapping[str, Any],
+    grown: Path | None = None,
 ) -> tuple[RunConfig, Builder | None]:
-    """The configuration that a caller means, and what makes the module where it is the caller's own."""
+    """The configuration that a caller means, and what makes the module where it is the caller's own. `grown` is the
+    folder of a run that gets more rounds, seeds or methods."""
     if isinstance(model, str | Mapping):
         settings, model = {**settings, "model": model}, None
+    if grown is not None:
+        if isinstance(config, RunConfig):
+            config, settings = None, config.dump() | dict(settings)
+        return grown_config(grown, None if config is None else Path(config), settings), model
     if not isinstance(config, RunConfig):
         return make_config(None if config is None else Path(config), settings), model
     if settings:
         raise ConfigError("give either a RunConfig or settings by name, not both")
     return config, model
+
+
+def _folder_to_extend(out: Path | str | None) -> Path:
+    if out is None:
+        raise ConfigError("a run in a folder can be extended; say which one with out (--out)")
+    return Path(out)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -149,6 +172,8 @@ class Experiment:
                 results.append(self.run_method(label, seed, folder))
                 self.observer.finished(results[-1])
         if folder is not None:
+            if folder.has_grown:
+                folder.sort_rounds(list(inputs.algorithms), inputs.config.seeds)
             folder.write_summary({"results": [result.summary() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         describe = partial(description, inputs)

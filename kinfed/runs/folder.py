@@ -2,7 +2,8 @@
 
     config.json              {"kinfed", "versions", "fingerprint", "contents", "config"}; written first. "contents" are
                              digests of the data and of code that is not kinfed's; "continued" has the versions of
-                             whoever resumed the run with others
+                             whoever resumed the run with others, "grown_from" the fingerprints of the run before
+                             it got more rounds, seeds or methods
     rounds.jsonl             one line per (algorithm, seed, round), and fold in a cross-validation
     clients.csv              one line per (algorithm, seed, client)
     summary.json             final results; written last
@@ -47,6 +48,7 @@ from kinfed.core.spreadsheet import escape_formula
 from kinfed.errors import StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.compare import differences
+from kinfed.runs.growth import growth_differences
 from kinfed.runs.run_files import RunFiles, TrialKey, curves_path, models_path, read_journal, trial_key
 from kinfed.version import __version__
 
@@ -96,6 +98,7 @@ class RunFolder:
         self._client_columns: list[str] | None = None  # of clients.csv, once this process has begun it
         self._rounds: int | None = None  # rounds.jsonl, open for appending
         self._marks: dict[TrialKey, JournalMark] = {}
+        self.has_grown = False  # since it was begun: its journal is not in the order of a run in one go
         self.version_change = ""  # a sentence, where this run was begun with other versions of kinfed or torch
 
     # Opening and closing
@@ -109,8 +112,10 @@ class RunFolder:
         *,
         contents: Mapping[str, str] | None = None,
         resume: bool = False,
+        extend: bool = False,
     ) -> Self:
-        """Make the folder this run's, or with `resume` take up the run that it holds.
+        """Make the folder this run's, or with `resume` take up the run that it holds; with `extend` the one that it
+        holds may have fewer rounds, seeds or methods so far (kinfed.runs.growth).
 
         `fingerprint` is the run's identity; `contents` are digests that it covers besides the configuration, by names
         in which a refusal says what has changed.
@@ -121,11 +126,12 @@ class RunFolder:
         run._refuse_unrelated_files()
         storage.make_folder(run.path)
         run._lock = run._take_lock()
-        run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint)
         try:
             storage.remove_drafts(run.path)
             if run._config_path.exists():
-                run._refuse_other_run(config, fingerprint, contents or {}, resume)
+                if extend:
+                    run._grow(config, fingerprint, contents or {})
+                run._refuse_other_run(config, fingerprint, contents or {}, resume or extend)
                 run._note_versions()
             else:
                 envelope = {
@@ -136,6 +142,9 @@ class RunFolder:
                 }
                 # Unsorted: the order of algorithms in the configuration is their order in reports.
                 storage.write_json(run._config_path, envelope, sort_keys=False)
+            earlier = RunFiles(run.path).earlier_fingerprints
+            run._checkpoints = Checkpoints(run.path / "checkpoints", fingerprint, earlier=earlier)
+            run.has_grown = bool(earlier)
         except BaseException:
             run.close()
             raise
@@ -196,12 +205,37 @@ class RunFolder:
         # A name on one side only goes with a change of the configuration, such as another seed.
         names = before.keys() & contents.keys() if changes else before.keys() | contents.keys()
         changes += [f"other {name}" for name in sorted(names) if before.get(name) != contents.get(name)]
-        listed = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
+        listed = _listed(changes)
         remedy = "resume it with the configuration it was started with, or choose another folder with --out"
         raise StorageError(
             f"{self.path} holds another run ({listed or 'made from other data or code'}); "
             + (remedy if resume else "choose another folder with --out")
         )
+
+    def _grow(self, config: Mapping[str, Any], fingerprint: str, contents: Mapping[str, str]) -> None:
+        """Make the run that is here one of more rounds, seeds or methods, which is unfinished from then on. What would
+        keep it from having been that from the start is refused before anything changes."""
+        files = RunFiles(self.path)
+        there = files.envelope
+        if there["fingerprint"] == fingerprint:
+            return
+        now = json.loads(storage.to_json(config, sort_keys=False))
+        backend = files.layout().get("backend") if (self.path / "model.json").exists() else None
+        if changes := growth_differences(there, now, contents, backend):
+            raise StorageError(
+                f"{self.path} cannot grow into this run ({_listed(changes)}); more rounds, seeds and methods may be "
+                "added, all else must be as it is there, or choose another folder with --out"
+            )
+        with storage.storage_errors("clear results in", self.path):
+            for name in ("summary.json", "clients.csv"):  # of the smaller run; written again at the end
+                (self.path / name).unlink(missing_ok=True)
+        grown = {
+            "fingerprint": fingerprint,
+            "contents": dict(contents),
+            "config": config,
+            "grown_from": [*files.earlier_fingerprints, there["fingerprint"]],
+        }
+        storage.write_json(self._config_path, there | grown, sort_keys=False)
 
     def _take_lock(self) -> FileLock:
         path = self.path / ".lock"
@@ -273,11 +307,12 @@ class RunFolder:
         mark: Mapping[str, Any] | None = None,
         *,
         fold: int | None = None,
+        other_mark: Mapping[str, Any] | None = None,
     ) -> None:
         """Forget what the journal says about this algorithm, seed and fold after `round`, the checkpoint's.
 
         None forgets all of it (there is no checkpoint). A last line that a crash cut is dropped as well. What remains
-        must be what the checkpoint's `mark` says.
+        must be what the checkpoint's `mark` says, or its `other_mark`, where it has one.
         """
         self._require_lock()
 
@@ -293,7 +328,7 @@ class RunFolder:
             if trial_key(record) == (algorithm, seed, fold) and keep(record):
                 remaining.add(line)
         expected = JournalMark(**mark) if mark else JournalMark()
-        if remaining != expected:
+        if remaining != expected and (other_mark is None or remaining != JournalMark(**other_mark)):
             change = (
                 f"{remaining.lines} lines of {expected.lines}"
                 if remaining.lines != expected.lines
@@ -305,6 +340,44 @@ class RunFolder:
             )
         self._rewrite_rounds(keep)
         self._marks[algorithm, seed, fold] = remaining
+
+    def lines_of(self, algorithm: str, seed: int, fold: int | None = None) -> list[dict[str, Any]]:
+        """What the journal says about an algorithm, seed and fold."""
+        return [record for _, record in read_journal(self._rounds_path) if trial_key(record) == (algorithm, seed, fold)]
+
+    def mark_with_last(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What `journal_mark` would say if this were the last line about its algorithm, seed and fold."""
+        mark = JournalMark()
+        *before, _ = (line for line, one in read_journal(self._rounds_path) if trial_key(one) == trial_key(record))
+        for line in (*before, storage.to_json(record).encode()):
+            mark.add(line)
+        return asdict(mark)
+
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Put this line in the place of the last one about its algorithm, seed and fold."""
+        self._require_lock()
+        entries = read_journal(self._rounds_path)
+        place = max(index for index, (_, one) in enumerate(entries) if trial_key(one) == trial_key(record))
+        lines = [line for line, _ in entries]
+        lines[place] = storage.to_json(record).encode()
+        self._marks[trial_key(record)] = JournalMark(**self.mark_with_last(record))
+        self._replace_rounds(lines)
+
+    def sort_rounds(self, labels: Sequence[str], seeds: Sequence[int]) -> None:
+        """Bring the journal into the order of a run in one go: by seed, algorithm, fold and round."""
+        self._require_lock()
+
+        def place(entry: tuple[bytes, dict[str, Any]]) -> tuple[int, int, int, int]:
+            algorithm, seed, fold = trial_key(entry[1])
+            return seeds.index(seed), labels.index(algorithm), fold or 0, entry[1]["round"]
+
+        self._replace_rounds([line for line, _ in sorted(read_journal(self._rounds_path), key=place)])
+
+    def _replace_rounds(self, lines: Sequence[bytes]) -> None:
+        if self._rounds is not None:
+            os.close(self._rounds)
+            self._rounds = None
+        storage.write_atomically(self._rounds_path, b"".join(line + b"\n" for line in lines))
 
     @property
     def _rounds_path(self) -> Path:
@@ -397,6 +470,10 @@ def run_versions() -> dict[str, Any]:
         "kinfed": __version__,
         "versions": {"python": platform.python_version(), **packages},
     }
+
+
+def _listed(changes: Sequence[str]) -> str:
+    return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
 
 
 def _append(file: int, data: bytes, durably: bool = False) -> None:

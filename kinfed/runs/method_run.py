@@ -27,6 +27,7 @@ from kinfed.core.threads import one_thread
 from kinfed.engine.measures import headline_measure
 from kinfed.errors import KinfedError
 from kinfed.pools.base import Evaluation
+from kinfed.runs.checkpoint import Snapshot
 from kinfed.runs.folder import RunFolder
 from kinfed.runs.metrics import has_diverged
 from kinfed.runs.observer import NullObserver, Observer
@@ -35,6 +36,7 @@ from kinfed.server.loop import Loop, RoundReport
 
 CHECKPOINT_SECONDS = 20.0  # what a killed run loses at most, or a round; states of many clients take long to write
 DIVERGED = "losses or updates are not finite or out of all bounds, so its figures mean nothing; try a lower lr"
+_NOT_EVALUATED = "journal_not_evaluated"  # of a snapshot: the mark of its lines, had the last not been evaluated
 _NAMED_CLIENTS = 5  # in a note about rejected updates
 
 
@@ -182,7 +184,25 @@ class MethodRun:
             return
         self.loop.load(snapshot.round, snapshot.tensors)
         self.totals = Totals(**snapshot.extra["totals"])
-        self.folder.rewind(self.label, self.seed, snapshot.round, snapshot.extra["journal"], fold=self.fold)
+        self.folder.rewind(
+            self.label, self.seed, snapshot.round, snapshot.extra["journal"], fold=self.fold,
+            other_mark=snapshot.extra.get(_NOT_EVALUATED),
+        )  # fmt: skip
+        if snapshot.round < self.last_round and not self._evaluation_due(snapshot.round):
+            self._forget_evaluation(snapshot)
+
+    def _forget_evaluation(self, snapshot: Snapshot) -> None:
+        """A run that has grown was evaluated after what was its last round, and would not have been there, had it been
+        as long from the start: its line is written as that of any other round. The snapshot gets the mark of the new
+        line first and keeps the old one, so that a crash between the two leaves a journal that it knows."""
+        assert self.folder is not None
+        last = self.folder.lines_of(self.label, self.seed, self.fold)[-1]
+        if last["personal"] is None:
+            return
+        nothing = {"personal": None, "server": None, "all_clients": None, "method": self._figures(None, None)}
+        extra = snapshot.extra | {_NOT_EVALUATED: self.folder.mark_with_last(last | nothing)}
+        self.folder.checkpoints.save(self._checkpoint, snapshot.round, self.loop.state(), extra)
+        self.folder.replace_last(last | nothing)
 
     def _checkpoint_due(self, round: int, seconds: float) -> bool:
         if round == self.last_round:
@@ -206,7 +226,7 @@ class MethodRun:
         """Evaluate where due and write the round's line; the metrics of the clients that took part."""
         last = report.round == self.last_round
         evaluation = None
-        if last or (self.eval_every > 0 and report.round % self.eval_every == 0):
+        if last or self._evaluation_due(report.round):
             evaluation = self._evaluate(last)
         metrics, everyone = (None, None) if evaluation is None else self._metrics(evaluation)
         if self.folder is not None or self.keep_journal:
@@ -222,6 +242,9 @@ class MethodRun:
                 **{name: value for name in ("clock", "staleness") if (value := getattr(report, name)) is not None},
             })  # fmt: skip
         return metrics
+
+    def _evaluation_due(self, round: int) -> bool:
+        return self.eval_every > 0 and round % self.eval_every == 0
 
     def _write_line(self, record: dict[str, Any]) -> None:
         if self.folder is not None:

@@ -59,6 +59,11 @@ class RunFiles:
         return envelope
 
     @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Of the run before it grew."""
+        return tuple(self.envelope.get("grown_from", ()))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values."""
         settings: dict[str, Any] = self.envelope["config"]
@@ -124,7 +129,8 @@ class RunFiles:
         """The checkpoint of a part of the run after its last round."""
         if self.settings.get("folds") is not None:
             raise ConfigError(f"{self.path} is a cross-validation, of which no model goes on; run without folds")
-        snapshot = Checkpoints(self.path / "checkpoints", self.envelope["fingerprint"]).latest(name)
+        own, earlier = self.envelope["fingerprint"], self.earlier_fingerprints
+        snapshot = Checkpoints(self.path / "checkpoints", own, earlier=earlier).latest(name)
         if snapshot is None or snapshot.round < last:
             progress = "has not begun" if snapshot is None else f"has reached round {snapshot.round} of {last}"
             raise ConfigError(f"{name} {progress}; finish the run first: kinfed run --out {self.path} --resume")

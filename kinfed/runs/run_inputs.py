@@ -24,6 +24,8 @@ from kinfed.runs.algorithm_choice import split_choice
 from kinfed.runs.build import build_federation, build_task, example_batch, local_examples
 from kinfed.runs.config import RunConfig
 
+FUSED_CONTENT = "backend (fused needs numba)"  # among the contents of a run whose gradients compiled loops compute
+
 
 class RunInputs:
     """Data, model and algorithms of a configuration, made when they are first asked for.
@@ -63,10 +65,10 @@ class RunInputs:
 
     def narrow(self, config: RunConfig) -> None:
         """Go on with fewer algorithms; data are made again where they now need no validation examples."""
-        share = self._validation_share()
+        share = self.validation_share()
         self.config = config
         self.algorithms = {label: self.algorithms[label] for label in config.algorithms}
-        if self._validation_share() != share:
+        if self.validation_share() != share:
             self._federations.clear()
 
     @property
@@ -98,7 +100,7 @@ class RunInputs:
         if digest := self.task().constants_digest():
             contents["frozen weights"] = digest
         if self.task().backend == "fused":
-            contents["backend (fused needs numba)"] = "fused"
+            contents[FUSED_CONTENT] = "fused"
         for label, algorithm in self.algorithms.items():
             if (source := _foreign_source(type(algorithm))) is not None:
                 contents[f"code of {label}"] = _digest(source)
@@ -107,11 +109,11 @@ class RunInputs:
     def federation(self, seed: int) -> Federation:
         if seed not in self._federations:
             data = self._split_federation(seed)
-            share = self._validation_share()
+            share = self.validation_share()
             if share and not int(data.val.count.sum()):
                 by_label = self.config.stratify or self.config.folds is not None
                 data = data.with_validation(share, seed, stratify=by_label)
-            if (public := self._public_share()) and data.public is None:
+            if (public := self.public_share()) and data.public is None:
                 data = data.with_public(public, seed)
             if self.config.foreign_targets:
                 data = data.with_foreign_targets(seed)
@@ -128,12 +130,14 @@ class RunInputs:
             return self._own_federation
         return fold_of_federation(self._own_federation, self.config.folds, self.fold, seed)
 
-    def _validation_share(self) -> float:
+    def validation_share(self) -> float:
+        """Of training rows, where the data have no validation rows of their own."""
         if self.config.validation != "auto":
             return self.config.validation
         return 0.2 if any("needs validation" in a.traits for a in self.algorithms.values()) else 0.0
 
-    def _public_share(self) -> float:
+    def public_share(self) -> float:
+        """Of training rows, where the data have no public rows of their own."""
         if self.config.public != "auto":
             return self.config.public
         return 0.1 if any("needs public data" in a.traits for a in self.algorithms.values()) else 0.0

@@ -1,0 +1,139 @@
+"""Runs that grow: more rounds, seeds or methods on a folder that holds a run, to the same bits as asked for at once.
+
+A method and seed of a run depends on nothing that may grow here but on how many rounds it has: every draw is a hash of
+seed, purpose, round and client. So what is there stays as it is, and goes on where it ends. Refused is what would
+have been otherwise from the start:
+
+* any other setting, data or code (the difference is named);
+* a method that needs validation or public examples, where the others were trained on those rows;
+* more rounds under example-level privacy, or with a user-level epsilon: noise and budgets are planned for all rounds;
+* more rounds with another sample of evaluated clients (eval_clients), which is drawn from those whom the rounds call;
+* a run so much longer that gradients would be computed by another backend (`auto` looks at the whole run's work).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.errors import ConfigError
+from kinfed.runs.algorithm_choice import METHOD, parse_algorithms
+from kinfed.runs.compare import differences
+from kinfed.runs.config import NON_RESULT_SETTINGS, RunConfig
+from kinfed.runs.config_fields import as_numbers
+from kinfed.runs.config_reading import make_config, read_toml
+from kinfed.runs.run_files import RunFiles
+from kinfed.runs.run_inputs import FUSED_CONTENT, RunInputs
+
+GROWING = ("rounds", "seeds", "algorithms")
+
+
+def grown_config(
+    folder: Path, file: Path | None = None, settings: Mapping[str, Any] | None = None, sets: tuple[str, ...] = ()
+) -> RunConfig:
+    """The configuration of the run in the folder, with more rounds (in all), seeds and methods (beside those it has).
+    Whatever else is given must be as it is there, which `refuse_changes` sees to."""
+    before = RunFiles(folder).config
+    values = (read_toml(file) if file is not None else {}) | dict(settings or {})
+    merged = before.dump()
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name == "seeds":
+            merged[name] = _united(before.seeds, _as_seeds(value))
+        elif name == "algorithms":
+            merged[name] = _with_methods(before.algorithms, value)
+        else:
+            merged[name] = value
+    return make_config(None, merged, sets)
+
+
+def _as_seeds(value: Any) -> Iterable[int]:
+    numbers: Any = as_numbers(value)
+    try:
+        return [int(number) for number in numbers]
+    except (TypeError, ValueError):
+        raise ConfigError(f"seeds are whole numbers, such as 3,4; got {value!r}") from None
+
+
+def _united(before: Iterable[Any], more: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys([*before, *more]))
+
+
+def _with_methods(before: Mapping[str, Mapping[str, Any]], value: Any) -> dict[str, Any]:
+    """A method that is there may be named again, without options."""
+    try:
+        more = parse_algorithms(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    named_again = {label for label in more.keys() & before.keys() if more[label] == {METHOD: before[label][METHOD]}}
+    return dict(before) | {label: choice for label, choice in more.items() if label not in named_again}
+
+
+def growth_differences(
+    there: Mapping[str, Any], config: Mapping[str, Any], contents: Mapping[str, str], backend: str | None
+) -> list[str]:
+    """What keeps a run from growing into this configuration, one phrase each. `there` is the folder's config.json,
+    `contents` are the digests of the data and code now, `backend` is what the folder's gradients were computed by."""
+    before, now = dict(there["config"]), dict(config)
+    changes = []
+    if now["rounds"] < before["rounds"]:
+        changes.append(f"rounds: {before['rounds']} there, {now['rounds']} now, and a run only grows")
+    for label, choice in before["algorithms"].items():
+        if (other := now["algorithms"].get(label)) != choice:
+            changes += [f"{label}.{change}" for change in differences(choice, other or {})]
+    if before["backend"] == "auto" and now["backend"] == backend:  # what it was, said aloud
+        before["backend"] = now["backend"]
+    fixed = [name for name in now if name not in (*GROWING, *NON_RESULT_SETTINGS)]
+    changes += differences({name: before.get(name) for name in fixed}, {name: now[name] for name in fixed})
+    digests = there.get("contents", {})
+    changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
+    if not changes and (FUSED_CONTENT in digests) != (FUSED_CONTENT in contents):
+        changes.append(
+            f"gradients were computed by the backend {backend}, and a run of this size takes another one; to stay with "
+            f"it: --backend {backend}"
+        )
+    return changes
+
+
+def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs, contents: Mapping[str, str]) -> None:
+    """Refuse a growth by which what is there would have been otherwise; `digests` of data and code are those of the
+    folder, `contents` those of now."""
+    config = now.config
+    if any(digests[name] != contents[name] for name in digests.keys() & contents.keys() if name.startswith("data of")):
+        _refuse_other_shares(RunInputs(before), now)
+    if config.rounds <= before.rounds:
+        return
+    if config.privacy is not None or config.user_epsilon is not None:
+        raise ConfigError(
+            f"noise and budgets of privacy were planned for {before.rounds} rounds, so that a run under differential "
+            "privacy cannot have more of them afterwards; choose another folder with --out"
+        )
+    for seed in before.seeds:
+        clients = now.federation(seed).num_clients
+        if not torch.equal(_evaluated(before, seed, clients), _evaluated(config, seed, clients)):
+            raise ConfigError(
+                "eval_clients: the sample of evaluated clients is drawn from those whom the rounds call, and with "
+                f"{config.rounds} rounds it is another than with {before.rounds}; choose another folder with --out"
+            )
+
+
+def _refuse_other_shares(then: RunInputs, now: RunInputs) -> None:
+    for was, becomes, name in (
+        (then.validation_share(), now.validation_share(), "validation"),
+        (then.public_share(), now.public_share(), "public"),
+    ):
+        if was != becomes:
+            raise ConfigError(
+                f"the new methods need {name} examples, a share of {becomes:g} of the training rows instead of "
+                f"{was:g}: those of the folder would have been trained on other rows. Run all of them in a new folder"
+            )
+
+
+def _evaluated(config: RunConfig, seed: int, num_clients: int) -> Tensor:
+    rounds = range(config.warm_start + 1, config.warm_start + config.rounds + 1)
+    return config.schedule.evaluated(seed, rounds, num_clients, config.eval_clients or num_clients)
