@@ -138,7 +138,10 @@ def test_the_page_about_growing_runs_does_what_it_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for line in blocks("docs/growing-runs.md", "")[0].strip().splitlines():
-        app([*shlex.split(line, comments=True)[1:], *(["--no-report"] if " run " in line else [])], standalone_mode=False)
+        app(
+            [*shlex.split(line, comments=True)[1:], *(["--no-report"] if " run " in line else [])],
+            standalone_mode=False,
+        )
     assert capsys.readouterr().out.endswith("same results\n")
 
 

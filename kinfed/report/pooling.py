@@ -1,6 +1,6 @@
 """Runs of equal settings as one: seeds that were run apart, or methods, are averaged and compared as if run together.
 
-Every method and seed of a run depends on its settings and data alone (kinfed.runs.growth), so that folders that agree in
+Every method and seed of a run depends on its settings and data alone (kinfed.runs.growth): folders that agree in
 everything but seeds and methods are parts of one run. Where the same method and seed is in two folders, they are left
 apart: one is a repetition of the other, and no second seed.
 """

@@ -102,7 +102,7 @@ def chosen_config(
         settings, model = {**settings, "model": model}, None
     if grown is not None:
         if isinstance(config, RunConfig):
-            config, settings = None, config.dump() | dict(settings)
+            settings, config = config.dump() | dict(settings), None
         return grown_config(grown, None if config is None else Path(config), settings), model
     if not isinstance(config, RunConfig):
         return make_config(None if config is None else Path(config), settings), model
