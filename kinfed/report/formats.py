@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 MINUS = "\u2212"
 NARROW_SPACE = "\u202f"
@@ -27,3 +28,8 @@ def format_points(value: float) -> str:
 def plural(n: int, noun: str) -> str:
     """1 client, 2 clients."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", NARROW_SPACE)
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """The key that sorts client 2 before client 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", name) if part]

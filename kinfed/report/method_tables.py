@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kinfed.engine.measures import MEASURES
 from kinfed.report.comparison import Comparison, Method
-from kinfed.report.formats import format_number
+from kinfed.report.formats import format_number, natural_order
 from kinfed.report.metric_style import MetricStyle, metric_style
 from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
@@ -265,10 +265,12 @@ def balance_table(by_method: Sequence[tuple[Method, list[Gain]]], style: MetricS
 
 
 def _signed(gain: float, style: MetricStyle) -> str:
+    if abs(gain) < 1e-12:  # what is left of equal figures after means over seeds were subtracted
+        return "0"
     return ("+" if gain > 0 else "") + format_number(style.scale * gain, style.digits)
 
 
-MOST_NAMED_CLIENTS = 300
+MOST_NAMED_CLIENTS = 5_000  # in the page's table; clients.csv has all
 
 
 def sites_table(
@@ -282,16 +284,20 @@ def sites_table(
     by_client = client_gains(values)
     if len(by_client) > most:
         return None
+    place = {name: float(index) for index, name in enumerate(sorted((g.client for g in by_client), key=natural_order))}
+    known = {g.client: g.error for g in by_client if g.error is not None and finite(g.error)}
+    reach = max((abs(g.gain) + 1.96 * known[g.client] for g in by_client if g.client in known), default=0.0)
     rows: list[list[TableCell | str]] = []
     for g in by_client:
-        interval, verdict = "–", "too many or too few test examples to say"
-        if g.error is not None and finite(g.error):
-            ends = g.gain - 1.96 * g.error, g.gain + 1.96 * g.error
-            interval = " to ".join(_signed(end, style) for end in ends)
-            verdict = "better together" if ends[0] > 0 else "better alone" if ends[1] < 0 else "may be chance"
+        interval, verdict = TableCell("–"), "too many or too few test examples to say"
+        if g.client in known:
+            low, high = (g.gain + side * 1.96 * known[g.client] for side in (-1, 1))
+            text = f"{_signed(low, style)} to {_signed(high, style)}"
+            interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
+            verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"
         rows.append(
             [
-                g.client,
+                TableCell(g.client, sort_value=place[g.client]),
                 TableCell(f"{g.n_train:,}", sort_value=g.n_train),
                 TableCell(f"{g.n_test:,}", sort_value=g.n_test),
                 *([_baseline_cell(g.client, style, baselines)] if baselines else []),
@@ -303,14 +309,14 @@ def sites_table(
         )
     unit = style.unit.strip()
     columns = [
-        TableColumn("Client", "name"),
+        TableColumn("Client", "name", sortable=True),
         TableColumn("Training rows", sortable=True),
         TableColumn("Test rows", sortable=True),
         *([TableColumn("No model", unit=unit, sortable=True)] if baselines else []),
         TableColumn("Alone", unit=unit, sortable=True),
         TableColumn(method.label, unit=unit, sortable=True),
         TableColumn("Gain", sortable=True),
-        TableColumn("95 % interval", "text"),
+        TableColumn("95 % interval", "text", sortable=True),
         TableColumn("Verdict", "text"),
     ]
     return TextTable.of(f"Every client: {style.title} alone and with {method.label}", columns, rows)

@@ -43,7 +43,6 @@ class Section:
 
 def sections(comparison: Comparison) -> list[Section]:
     every: dict[tuple[str, str], Callable[[Comparison], Values | None]] = {
-        ("run", "What was run"): _what_was_run,
         ("results", "Results"): _results,
         ("rounds", "Over the rounds"): _rounds,
         ("clients", "From client to client"): _clients,
@@ -52,6 +51,7 @@ def sections(comparison: Comparison) -> list[Section]:
         ("cost", "What it costs"): _cost,
         ("time", "Over simulated time"): _time,
         ("privacy", "What privacy costs"): _privacy,
+        ("run", "What was run"): _what_was_run,
         ("data", "Who holds which data"): _data,
         ("inside", "Inside the methods"): _method_panels,
         ("tables", "Tables to take away"): _tables,
@@ -129,6 +129,7 @@ def _gains(comparison: Comparison) -> Values | None:
             comparison.style,
             comparison.baselines,
         ),
+        "most_named": method_tables.MOST_NAMED_CLIENTS,
         "metric": comparison.style.noun,
         "bars": sorted_gains(by_method, first, comparison.style),
         "sizes": gain_against_size(by_method, first, comparison.style),

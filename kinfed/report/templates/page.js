@@ -63,12 +63,14 @@
     layout.height = element.clientHeight || figure.height;
     layout.autosize = !printing;
     if (printing) layout.width = PRINT_WIDTH;
+    const still = element.querySelector(":scope > svg.still");
+    if (still) still.remove();
     try {
       Plotly.react(element, data, layout, config);
       element.dataset.state = "drawn";
     } catch (error) {
       element.dataset.state = "failed";
-      element.innerHTML = '<p class="failed">This figure could not be drawn.</p>';
+      element.replaceChildren(...(still ? [still] : [])); // what could be seen before
       console.error(error);
     }
   }
@@ -110,7 +112,9 @@
       const button = event.target.closest("button");
       if (button) choose(control, button.value);
     });
-    control.addEventListener("change", (event) => choose(control, event.target.value));
+    control.addEventListener("change", (event) => {
+      if (event.target.matches("select")) choose(control, event.target.value);
+    });
   }
 
   for (const button of document.querySelectorAll(".legend button")) {
@@ -138,6 +142,22 @@
         return (ascending ? 1 : -1) * (Number(value(a)) - Number(value(b)));
       });
       body.append(...rows);
+    });
+  }
+
+  for (const field of document.querySelectorAll("input[data-rows-of]")) {
+    const rows = [...document.getElementById(field.dataset.rowsOf).tBodies[0].rows];
+    const texts = rows.map((row) => row.textContent.toLowerCase());
+    const control = field.closest(".search");
+    control.hidden = false;
+    field.addEventListener("input", () => {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let count = 0;
+      rows.forEach((row, index) => {
+        row.hidden = !words.every((word) => texts[index].includes(word));
+        count += row.hidden ? 0 : 1;
+      });
+      control.querySelector("output").textContent = `${count} of ${rows.length}`;
     });
   }
 
