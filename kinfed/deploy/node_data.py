@@ -25,9 +25,9 @@ Weights of rows are the node's own business: they are scaled to mean one over th
 nothing of them leaves. (A simulation scales by the mean over all clients; the two agree where every client's weights
 have the same mean.)
 
-An .npz file holds x [n, ...] and y [n], where the split is known test [n] and val [n], true or false, and where rows
-count differently weight [n]. A function returns (x, y), or `Examples`. Whole numbers and text are both fine as classes;
-all must be among the deployment's.
+An .npz file holds x [n, ...] (or tokens [n, length], whole numbers that stand for pieces of text) and y [n], where the
+split is known test [n] and val [n], true or false, and where rows count differently weight [n]. A function returns
+(x, y), or `Examples`. Whole numbers and text are both fine as classes; all must be among the deployment's.
 """
 
 from __future__ import annotations
@@ -330,13 +330,14 @@ def _from_npz(path: Path) -> Examples:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {path}: {error}") from None
-    lacking = [name for name in ("x", "y") if name not in arrays]
-    unknown = sorted(set(arrays) - {"x", "y", "test", "val", "weight"})
-    if lacking or unknown:
+    inputs = sorted({"x", "tokens"} & set(arrays))
+    if len(inputs) != 1 or "y" not in arrays or set(arrays) - {*inputs, "y", "test", "val", "weight"}:
         raise DataError(
-            f"{path} should hold x, y, and perhaps test, val and weight; it holds {', '.join(sorted(arrays))}"
+            f"{path} should hold x (or tokens), y, and perhaps test, val and weight; it holds "
+            f"{', '.join(sorted(arrays))}"
         )
-    return Examples(**arrays)
+    x = arrays.pop(inputs[0])
+    return Examples(x, **arrays, tokens=inputs == ["tokens"])
 
 
 def _labels(y: Any, problem: Problem, where: str) -> Tensor:

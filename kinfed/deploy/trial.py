@@ -261,13 +261,12 @@ def write_sites(folder: Path, federation: Federation, names: list[str]) -> list[
         path = folder / name / f"{name}.npz"
         storage.make_folder(path.parent)
         index = federation.labels.new_tensor(rows)
-        val = {"val": split == 1} if sizes[1] else {}
         labels = federation.labels[index].numpy()
         y = labels if classes is None else np.array(classes)[labels]
+        inputs = "tokens" if federation.features.is_tokens else "x"
+        arrays: dict[str, Any] = {inputs: federation.features.gather(index).numpy(), "y": y, "test": split == 2}
         with storage.storage_errors("write", path):
-            np.savez(
-                path, x=federation.features.gather(index).numpy(), y=y, test=split == 2, **val,
-            )  # fmt: skip
+            np.savez(path, **arrays, **({"val": split == 1} if sizes[1] else {}))
         group = "" if federation.groups is None else _group_name(federation, k)
         sites.append(Site(name, path.parent, group))
     return sites
@@ -286,8 +285,6 @@ def deployment_settings(config: RunConfig, federation: Federation, names: list[s
         raise ConfigError(f"a deployment runs one method; got {', '.join(config.algorithms)}: choose with --algorithms")
     if len(config.seeds) != 1:
         raise ConfigError(f"a deployment has one seed; got {len(config.seeds)}: choose with --seeds")
-    if federation.features.is_tokens:
-        raise ConfigError("a trial passes features as numbers, and these are tokens; choose images or a table")
     ((label, chosen),) = config.algorithms.items()
     options = {key: value for key, value in chosen.items() if key != "method"}
     if label != chosen["method"]:

@@ -104,8 +104,9 @@ def test_the_order_of_columns_is_the_deployments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X}, "should hold x, y"),
-        ({"x": X, "y": Y, "z": Y}, "should hold x, y"),
+        ({"x": X}, r"should hold x \(or tokens\), y"),
+        ({"x": X, "y": Y, "z": Y}, r"should hold x \(or tokens\), y"),
+        ({"x": X, "tokens": Y, "y": Y}, r"should hold x \(or tokens\), y"),
         ({"x": X, "y": Y[:5]}, "20 examples but 5 labels"),
         ({"x": X, "y": np.array(["maybe"] * 20)}, "holds the class 'maybe'"),
         ({"x": X, "y": np.linspace(0, 1, 20)}, "should hold classes; entry 1 is 0.05"),

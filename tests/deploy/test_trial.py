@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from command_line import kinfed
 from loopback import Loopback
+from opinions import write_opinions
+from tiny_bert import write_bert
 
 from kinfed.data.federation import Federation
 from kinfed.deploy.server import serve
@@ -66,7 +68,21 @@ def test_results_are_those_of_a_simulation(tmp_path: Path, values: dict[str, Any
     if values["dataset"] == "table":
         write_table(tmp_path / "table.csv")
         values = values | {"dataset": str(tmp_path / "table.csv")}
-    run = config(("ditto.lam=0.3",) if "algorithms" not in values else (), **values)
+    compare_with_simulation(config(("ditto.lam=0.3",) if "algorithms" not in values else (), **values), tmp_path)
+
+
+def test_texts_and_adapters_are_those_of_a_simulation(tmp_path: Path) -> None:
+    """Sites are given the tokens; the frozen weights are on the machine."""
+    bert = write_bert(tmp_path / "bert")
+    table = write_opinions(tmp_path / "all.csv", ["a", "b", "c"])
+    texts = {"name": str(table), "text_column": "body", "tokenizer": str(bert), "length": 8}
+    columns = {"client_column": "who", "label_column": "opinion", "split_column": "fold"}
+    adapters = {"name": "minilm", "weights": str(bert), "lora_rank": 2}
+    run = config(algorithms="fedsa_lora", dataset=texts, model=adapters, batch=4, clients=None, **columns)
+    compare_with_simulation(run, tmp_path)
+
+
+def compare_with_simulation(run: RunConfig, tmp_path: Path) -> None:
     trial = trial_in_process(run, tmp_path)
     experiment.run(run, out=tmp_path / "simulation")
     simulation = clients(tmp_path / "simulation")
