@@ -59,6 +59,7 @@ class SiteRecord:
     train_rows: int
     validated_rows: int
     test_rows: int
+    rare_rows: int | None  # of the test rows, those of the rarer of two classes; None where there are not two
     chosen: str  # a contender
     together: str | None  # the best contender that learns with others
     expected: float  # α̂ of what was chosen, over learning alone
@@ -85,6 +86,7 @@ class FitResult:
     overall: Estimate  # mean gain over sites of what was chosen
     notes: tuple[str, ...]  # on the table
     statistics_bytes: int  # that a site sends once, on average: what columns hold
+    target: str = ""  # the column that is predicted, where it has a name
     baseline: str = MAJORITY  # what `SiteRecord.baseline` predicts
     newcomer: str = ALONE  # the contender that suits a site that was not there
     weights: str = ""  # which rows or classes count more than others, in words

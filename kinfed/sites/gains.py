@@ -13,6 +13,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from kinfed.data.federation import Federation
 from kinfed.engine.measures import Judged, Measure, bootstrap_draws, deviation_of_draws
 from kinfed.sites.choice import Advantage, advantage, shrunk, values
 from kinfed.sites.decision import FitDecision, replicates_for
@@ -83,10 +84,9 @@ def _reach(error: float, rows: float) -> float:
     return float(stdtrit(max(rows - 1, 1), 0.975)) * error
 
 
-def site_records(
-    names: list[str], counts: Tensor, decision: FitDecision, figures: SiteFigures
-) -> tuple[SiteRecord, ...]:
-    """`counts` [K] training rows."""
+def site_records(data: Federation, decision: FitDecision, figures: SiteFigures) -> tuple[SiteRecord, ...]:
+    counts, rarer = data.train.count, data.class_counts("test").min(1).values
+    binary = data.problem.kind == "binary"
 
     def expected(name: str | None, k: int) -> float:
         return 0.0 if name is None or name == ALONE else float(decision.advantages[name].expected[k])
@@ -94,10 +94,11 @@ def site_records(
     fitted = {one.name for one in decision.fitted}
     return tuple(
         SiteRecord(
-            site, int(counts[k]), int(decision.validated[k]), int(figures.rows[k]), chosen, together,
+            site, int(counts[k]), int(decision.validated[k]), int(figures.rows[k]),
+            int(rarer[k]) if binary else None, chosen, together,
             expected(chosen, k), expected(together, k), figures.value(BASELINE, k), figures.value(ALONE, k),
             figures.value(ONE_MODEL if ONE_MODEL in fitted else None, k), figures.value(together, k),
             figures.value(chosen, k), figures.gain(chosen, k), figures.gain(together, k),
         )
-        for k, (site, chosen, together) in enumerate(zip(names, decision.chosen, decision.together, strict=True))
+        for k, (site, chosen, together) in enumerate(zip(data.names, decision.chosen, decision.together, strict=True))
     )  # fmt: skip

@@ -27,7 +27,10 @@ def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
     """[T] the fold in which each entry of `data.train.rows` is validated; the only row of a site always trains."""
     fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
     if not bool((fold >= 0).any()):
-        raise DataError("no site has two training rows, so that there is nothing to choose by; give more rows")
+        raise DataError(
+            f"none of the {data.num_clients} sites has two training rows, so that there is nothing to choose by; give "
+            "more rows, or another client_column if that one names rows and not sites"
+        )
     return fold
 
 

@@ -9,7 +9,7 @@ from kinfed.report.html import render
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.sites.fit_result import PAGE, FitResult, SiteRecord, server_path, site_path
 from kinfed.sites.portfolio import ALONE, ONE_MODEL
-from kinfed.sites.site_sentences import FEW_ROWS, Wording
+from kinfed.sites.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording
 from kinfed.version import __version__
 
 
@@ -35,7 +35,7 @@ def page(result: FitResult, folder: Path) -> str:
                 "fit.json"],
         figures=False,
         overall=words.overall(),
-        problem=result.problem.in_words(),
+        predicted=words.predicted(),
         metric=words.style.noun,
         definition=result.measure.definition,
         notes=result.notes,
@@ -83,10 +83,18 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
         sentences.append(
             f"Fewer than {FEW_ROWS} test rows stand behind the figures of {_some(few)}: read them with their intervals."
         )
+    rare = [
+        f"{site.site} ({site.rare_rows} of {site.test_rows})" for site in result.sites
+        if site.test_rows >= FEW_ROWS and site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
+    ]  # fmt: skip
+    if rare:
+        sentences.append(
+            f"Fewer than {FEW_OF_A_CLASS} test rows are of the rarer class at {_some(rare)}: figures rest on these few."
+        )
     useless = [site.site for site in result.sites if words.no_model(site)]
     if useless:
         guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
-        sentences.append(f"On its test rows no better than always predicting {guess}: the model of {_some(useless)}.")
+        sentences.append(f"On test rows the model does no better than always predicting {guess} at {_some(useless)}.")
     return sentences
 
 
@@ -122,14 +130,12 @@ def short_table(result: FitResult, most: int) -> TextTable:
     rows = [
         (site.site, f"{site.test_rows:,}", words.value(site.baseline), words.value(site.alone),
          words.title(site.chosen), words.value(site.deployed),
-         "–" if site.gain.value is None else words.gain(site.gain.value))
+         "–" if site.gain.value is None else words.gain(site.gain.value).removesuffix(" points"))
         for site in result.sites[:most]
     ]  # fmt: skip
-    return TextTable.of(
-        f"{words.style.noun} on test rows",
-        [name, "test rows", result.baseline, "alone", takes, "with it", "gain"],
-        rows,
-    )
+    points = ", gain in points" if words.style.unit else ""
+    title = f"{words.style.noun} on test rows; baseline: {result.baseline}{points}"
+    return TextTable.of(title, [name, "rows", "baseline", "alone", takes, "with it", "gain"], rows)
 
 
 def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult) -> list[TableCell | str]:
@@ -156,19 +162,19 @@ def tried_table(result: FitResult) -> TextTable:
     columns = [
         TableColumn("What", "name"),
         TableColumn("Kind of model", "text"),
-        TableColumn("Settings", "text", definition="Chosen among the tries; the others are the defaults."),
         TableColumn(words.style.axis_title, group="Validation rows"),
         TableColumn("Gain over alone", group="Validation rows", definition="μ: the mean over sites."),
         TableColumn("Differs by", group="Validation rows", definition="τ: how much sites differ in it, beyond chance."),
-        TableColumn("Sites that take it"),
+        TableColumn("Taken by", group="Choice", definition="So many sites."),
+        TableColumn("Settings", "text", group="Choice", definition="The best of the tries; the others are defaults."),
     ]  # fmt: skip
     rows = []
     for one in result.contenders:
         settings = ", ".join(f"{name} {value:g}" for name, value in one.options.items()) or "defaults"
         alone = one.name == ALONE
         rows.append([
-            one.title, one.network, settings, words.number(one.validation),
+            one.title, one.network, words.number(one.validation),
             "" if alone else words.gain(one.mean), "" if alone else words.gain(one.spread).removeprefix("+"),
-            str(len(takers(result, one.name))),
+            str(len(takers(result, one.name))), settings,
         ])  # fmt: skip
     return TextTable.of("What was tried", columns, rows)

@@ -10,6 +10,7 @@ from kinfed.sites.fit_result import ContenderRecord, Estimate, FitResult, SiteRe
 from kinfed.sites.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
+FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
 SENT = {
     "delta": "the change of its model",
     "theta": "its model",
@@ -59,6 +60,19 @@ class Wording:
 
     # ---- sites ----
 
+    def predicted(self) -> str:
+        """What is predicted: target (0 or 1)."""
+        problem, name = self.result.problem, self.result.target
+        classes = " or ".join(problem.class_labels[:5]) + (", ..." if problem.num_classes > 5 else "")
+        values = problem.in_words() if problem.is_regression else classes
+        return f"{name} ({values})" if name else values
+
+    def rows(self, site: SiteRecord) -> str:
+        """31 test rows, 2 of the rarer class."""
+        rows = plural(site.test_rows, "test row")
+        few = site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
+        return f"{rows}, {site.rare_rows} of the rarer class" if few else rows
+
     def title(self, name: str) -> str:
         return self.result.contender(name).title
 
@@ -74,11 +88,11 @@ class Wording:
     def sentence(self, site: SiteRecord) -> str:
         """What the site has alone, what it takes, and what that gains on its test rows."""
         takes = f"{site.site} takes {self.way(site.chosen)}"
-        rows = plural(site.test_rows, "test row")
+        rows = self.rows(site)
         if not site.test_rows:
             return f"{takes}; it has no test rows, so that nothing can be said of its gain."
         if site.alone.value is None or site.deployed.value is None:
-            return f"{takes}; {self.style.noun} cannot be told from its {rows} (one class only?)."
+            return f"{takes}; {self.style.noun} cannot be told from its {rows}."
         alone = f"{self.style.noun} {self.value(site.alone)} alone"
         if site.chosen == ALONE:
             return f"{takes} ({alone}, {rows}): {self._no_better(site)}."

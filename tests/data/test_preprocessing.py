@@ -125,7 +125,8 @@ def test_what_says_nothing_is_left_out_and_why() -> None:
         "clinic": "'north'", "unit": r"(7)", "empty": "has no value", "list": "images, lists",
     }.items():  # fmt: skip
         assert why in reason(learnt, name)
-    assert any("columns left out: row all 40 values differ" in text for text in learnt.sentences())
+    assert "columns left out: row, patient_id: all 40 values differ, and the name" in learnt.sentences()[-1]
+    assert "; clinic has the same value" in learnt.sentences()[-1]
     with pytest.raises(DataError, match="no feature columns left: clinic has the same value"):
         TablePreprocessing.learn({"clinic": ["north"] * 3})
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kinfed.data.partitions import make_federation
 from kinfed.data.sources import load_source
-from kinfed.data.sources.table_files import is_table
+from kinfed.data.sources.table_files import is_table, read_table
 from kinfed.errors import ConfigError, DataError
 
 CSV = """who,age,income,label,kind,part
@@ -167,8 +167,8 @@ def load_text(tmp_path, text, **options):
         ("", {}, DataError, "cannot read .* as CSV"),
         ("a,y\n1,0\n2,1,3\n", {}, DataError, "cannot read .* as CSV"),
         ("a,a,y\n1,2,0\n", {}, DataError, "several columns named a"),
-        ("a,y\n1,0\n2,0\n", {}, DataError, "one class only"),
-        ("a,y\n1,0\n2,\n", {}, DataError, "column y .* 1 empty cell.*row 2"),
+        ("a,y\n1,0\n2,0\n", {}, DataError, "one class only .0.* give rows of another"),
+        ("a,y\n1,0\n2,\n", {}, DataError, "column y .* 1 empty cell.*row 2; .*fill them, or leave these rows out"),
         ("a,y\n1,0.5\n2,1\n", {"task": "classification"}, DataError, "column y should hold classes; entry 0 is 0.5"),
         ("a,y\n1,0\n1e60,1\n", {}, DataError, "column a .*row 2"),
         ("a,y\n1,0\n2,1\n", {"columns": "b=number"}, ConfigError, "columns: .* has no column 'b'"),
@@ -180,6 +180,7 @@ def load_text(tmp_path, text, **options):
         ("y\n0\n1\n", {}, DataError, "no feature columns left"),
         ("a,s,y\n1,train,0\n2,hold,1\n", {"split_column": "s"}, DataError, "train, val or test; it also says hold"),
         ("a,c,y\n1,x,0\n2,,1\n", {"client_column": "c"}, DataError, "column c .* 1 empty cell.*row 2"),
+        ("a,c,y\n1,x,0\n2,  ,1\n", {"client_column": "c"}, DataError, "column c .* 1 empty cell.*row 2"),
         ("a,c,y\n1,x,0\n2,,1\n", {"client_colum": "c"}, ConfigError, "did you mean client_column"),
         (
             "a,c,g,y\n1,x,u,0\n2,x,v,1\n",
@@ -215,3 +216,80 @@ def test_what_counts_as_a_table():
     assert is_table("a/b.csv")
     assert is_table("B.PARQUET")
     assert not is_table("mnist")
+
+
+# ---- files as people export them ----
+
+
+def test_a_spreadsheets_csv_is_read_as_it_is(tmp_path):
+    """Byte order mark, semicolons, decimal commas, Windows line ends."""
+    file = tmp_path / "excel.csv"
+    rows = [
+        "site;dose;age;cost;day",
+        "a;-0,289;61;99,5;01.02.2024",
+        "b;1,250;NA;100;29.2.2024",
+        'a;"0,5";47;98,25;3.12.2023',
+    ]
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows).encode())
+    table = read_table(file)
+    assert table.column_names == ["site", "dose", "age", "cost", "day"]
+    assert table["dose"].to_pylist() == [-0.289, 1.25, 0.5]
+    assert table["age"].to_pylist() == [61, None, 47]
+    source = load_source(str(file), options={"label_column": "cost", "client_column": "site"})
+    assert source.problem.is_regression
+    assert source.labels.tolist() == [99.5, 100, 98.25]
+    days = source.table.cells["day"].as_days()
+    assert days.tolist() == [19754, 19782, 19694]
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (['"1,5"', '"2,25"'], [1.5, 2.25]),
+        (['"1,234"', '"2,500"'], None),  # a thousand and some, or one and a bit
+        (['"1,5"', '"2.5"'], None),
+        (['"1,5"', "north"], None),
+    ],
+)
+def test_commas_become_points_where_they_can_be_nothing_else(tmp_path, cells, numbers):
+    file = tmp_path / "t.csv"
+    file.write_text("a,y\n" + "\n".join(f"{cell},1" for cell in cells))
+    values = read_table(file)["a"].to_pylist()
+    assert values == (numbers if numbers is not None else [cell.strip('"') for cell in cells])
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_the_first_line_says_what_separates_cells(tmp_path, separator):
+    file = tmp_path / "t.csv"
+    file.write_text(separator.join(['"age, in years"', "b", "c"]) + "\n" + separator.join("123") + "\n")
+    assert read_table(file).column_names == ["age, in years", "b", "c"]
+
+
+def test_files_that_are_no_tables_say_what_to_do(tmp_path):
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"is a workbook.*save its sheet as CSV in UTF-8"):
+        read_table(tmp_path / "a.xlsx")
+    (tmp_path / "latin.csv").write_bytes("size,y\ngroß,1\nklein,0\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"column size of .*latin\.csv holds texts that are not UTF-8; save the"):
+        read_table(tmp_path / "latin.csv")
+
+
+def test_what_looks_like_something_else_is_said(tmp_path):
+    source = load_text(
+        tmp_path,
+        "seen,price,code,c,y\n01/02/2024,$5,250.8,north,no\n2024-02-29,$7,V45,North,yes\n"
+        "3/2/2024,$8,300,south,No\n",
+        client_column="c",
+    )  # fmt: skip
+    notes = " ".join(source.notes)
+    assert "column seen looks like dates ('01/02/2024') but is taken as text; write all of them as 2024-02-29" in notes
+    assert "column price looks like numbers ('$5')" in notes
+    assert "column code" not in notes
+    assert "column c: 'North' and 'north' count as two" in notes
+    assert "column y: 'No' and 'no' count as two" in notes
+
+
+def test_names_have_no_blanks_around_them(tmp_path):
+    source = load_text(tmp_path, "a,c,y\n1,north,0\n2, north,1 \n3,north ,1\n", client_column="c")
+    assert source.owner_names == ["north"]
+    assert source.class_names == ["0", "1"]

@@ -23,6 +23,8 @@ Codes = np.ndarray[Any, np.dtype[np.int64]]
 DAY = 86_400_000_000  # microseconds
 LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
 _WORD = re.compile(r"\w+")
+_DAY_FIRST = re.compile(r"(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?P<time>.*)$")
+_YEAR_FIRST = re.compile(r"(?P<year>\d{4})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?P<time>.*)$")
 
 
 def words(text: str) -> list[str]:
@@ -52,7 +54,8 @@ class Cells:
         return np.array([_number(value) for value in self.values], np.float64)
 
     def value_days(self) -> Numbers:
-        """[V] the day that each different text names (2024-02-29, 2024-02-29 08:30); NaN for other texts."""
+        """[V] the day that each different text names (2024-02-29, 2024-02-29 08:30, 2024/2/29, 29.2.2024); NaN for
+        other texts: who writes 1/2/2024 may mean January or February."""
         return np.array([_day(value) for value in self.values], np.float64)
 
     def as_numbers(self) -> Numbers:
@@ -143,6 +146,9 @@ def _number(text: str) -> float:
 
 
 def _day(text: str) -> float:
+    if match := _DAY_FIRST.match(text) or _YEAR_FIRST.match(text):
+        parts = match.groupdict()
+        text = f"{parts['year']}-{parts['month']:0>2}-{parts['day']:0>2}{parts['time']}"
     if len(text) < 8 or "-" not in text[1:]:
         return np.nan
     try:

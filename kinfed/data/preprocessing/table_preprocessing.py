@@ -197,8 +197,12 @@ class TablePreprocessing:
         partial = [f"{one.name} ({one.empty_sites})" for one in self.used if one.empty_sites]
         if partial:
             sentences.append(f"without a value at some of the {self.sites} clients (how many): {_some(partial)}")
-        left_out = [f"{column.name} {column.reason}" for column in self.skipped if column.reason != DECLARED]
-        if left_out:
+        by_reason: dict[str, list[str]] = {}
+        for column in self.skipped:
+            if column.reason != DECLARED:
+                by_reason.setdefault(column.reason, []).append(column.name)
+        if by_reason:
+            left_out = [_some(names) + (": " if len(names) > 1 else " ") + why for why, names in by_reason.items()]
             sentences.append(f"columns left out: {_some(left_out, '; ')}")
         return sentences
 

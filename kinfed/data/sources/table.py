@@ -38,7 +38,8 @@ from kinfed.data.hugging_face import hub_table, is_hub_dataset
 from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing, as_table, parse_kinds
-from kinfed.data.preprocessing.cells import Kind
+from kinfed.data.preprocessing.cells import Cells, Kind
+from kinfed.data.preprocessing.format_hints import format_hint
 from kinfed.data.problem import Problem
 from kinfed.data.source import Source
 from kinfed.data.sources import images
@@ -114,15 +115,32 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.weights = _row_weights(table, options, name)
-    source.notes.append(target.note)
+    source.notes += [target.note, *_doubts(options.label_column, target.problem.class_labels)]
+    if read is not None:
+        source.notes += [hint for column, cells in read.cells.items() if (hint := _hint(column, cells, read.columns))]
     source.standardize = options.standardize and options.has_columns
     source.options = asdict(options)
     if options.client_column is not None:
         owners = encode(_values(table, options.client_column, name), f"column {options.client_column}")
         source.owners, source.owner_names = owners
+        source.notes += _doubts(options.client_column, source.owner_names)
         if options.group_column is not None:
             _set_groups(source, _values(table, options.group_column, name), options.group_column)
     return source
+
+
+def _hint(column: str, cells: Cells, declared: Mapping[str, Kind]) -> str:
+    return "" if column in declared else format_hint(column, cells)
+
+
+def _doubts(column: str, names: list[str]) -> list[str]:
+    """A note where names differ in nothing but case or blanks."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(" ".join(name.casefold().split()), name)
+        if other != name:
+            return [f"column {column}: {other!r} and {name!r} count as two; give them one name if they are the same"]
+    return []
 
 
 def _check_classes(target: Target, column: str, path: str) -> None:
@@ -130,7 +148,10 @@ def _check_classes(target: Target, column: str, path: str) -> None:
     if target.problem.is_regression:
         return
     if len(names) < 2:
-        raise DataError(f"column {column} of {path} holds one class only ({names[0]})")
+        raise DataError(
+            f"column {column} of {path} holds one class only ({names[0]}), and there are at least two to tell apart; "
+            "give rows of another, or choose another label_column"
+        )
     if len(names) > MANY_CLASSES and rows < 2 * len(names):
         raise DataError(
             f"column {column} of {path} has {len(names):,} different values in {rows:,} rows: fewer than two examples "
@@ -261,11 +282,19 @@ def _require(table: pa.Table, column: str, setting: str, path: str) -> None:
 
 
 def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
-    """A column of labels or names, complete."""
+    """A column of labels or names, complete; texts without blanks around them."""
     values = table[column]
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        trimmed = pc.utf8_trim_whitespace(values)
+        values = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
     if values.null_count:
         row = _first(pc.is_null(values))
-        raise DataError(f"column {column} of {path} has {values.null_count} empty cell(s), the first in row {row + 1}")
+        raise DataError(
+            f"column {column} of {path} has {values.null_count} empty cell(s), the first in row {row + 1}; every row "
+            "needs a value there: fill them, or leave these rows out"
+        )
     if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         array: np.ndarray[Any, Any] = values.to_numpy()
         return array
