@@ -37,7 +37,7 @@ def page(result: FitResult, folder: Path) -> str:
         overall=words.overall(),
         predicted=words.predicted(),
         metric=words.style.noun,
-        definition=result.measure.definition,
+        definition=result.measure.definition.replace("client", "site"),
         notes=result.notes,
         cautions=cautions(result, words),
         weights=result.weights,

@@ -277,14 +277,15 @@ def test_files_that_are_no_tables_say_what_to_do(tmp_path):
 def test_what_looks_like_something_else_is_said(tmp_path):
     source = load_text(
         tmp_path,
-        "seen,price,code,c,y\n01/02/2024,$5,250.8,north,no\n2024-02-29,$7,V45,North,yes\n"
-        "3/2/2024,$8,300,south,No\n",
+        "seen,born,price,code,c,y\n01/02/2024,1.2.1950,$5,250.8,north,no\n2024-02-29,03.12.1961,$7,V45,North,yes\n"
+        "3/2/2024,30.11.1944,$8,300,south,No\n",
         client_column="c",
     )  # fmt: skip
     notes = " ".join(source.notes)
     assert "column seen looks like dates ('01/02/2024') but is taken as text; write all of them as 2024-02-29" in notes
     assert "column price looks like numbers ('$5')" in notes
     assert "column code" not in notes
+    assert "column born" not in notes, "these are dates"
     assert "column c: 'North' and 'north' count as two" in notes
     assert "column y: 'No' and 'no' count as two" in notes
 

@@ -33,6 +33,6 @@ def format_hint(name: str, cells: Cells) -> str:
         alike = [place for place, value in enumerate(values) if pattern.match(value)]
         read = cells.value_days() if what == "dates" else cells.value_numbers()
         unread = [values[place] for place in alike if np.isnan(read[place])]
-        if 2 * len(alike) > len(values) and unread:
-            return f"column {name} looks like {what} ({unread[0]!r}) but is taken as text; {remedy}"
+        if 2 * len(alike) > len(values):
+            return f"column {name} looks like {what} ({unread[0]!r}) but is taken as text; {remedy}" if unread else ""
     return ""
