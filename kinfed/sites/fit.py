@@ -10,7 +10,7 @@
     4  what was taken is fitted on all training rows and measured on the test rows: alone, together, the gain (gains.py)
 
 Files: fit.json (the result), fit.html (the page), models/sites/SITE.safetensors and models/server.safetensors
-(`ModelPipeline.read`), runs/NETWORK (an ordinary run folder of what was fitted: `kinfed report`, `export`, `gain`),
+(`ModelPipeline.read`), runs/ (ordinary run folders of what was fitted: `kinfed report`, `export`, `gain`, `adopt`),
 search/ (finished folds, for --resume) and plan.json (what of them counts).
 """
 
@@ -37,11 +37,11 @@ from kinfed.runs.method_run import Interrupted
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.results import RunOutcome
 from kinfed.sites.decision import FitDecision, decide, only_choice
-from kinfed.sites.fit_result import RECORD, ContenderRecord, FitResult
+from kinfed.sites.fit_result import RECORD, RUNS, ContenderRecord, FitResult
 from kinfed.sites.fit_settings import FitSettings
 from kinfed.sites.fitted_models import FittedModels, Newcomer
 from kinfed.sites.gains import SiteFigures, site_records
-from kinfed.sites.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of
+from kinfed.sites.portfolio import ALONE, BASELINE, LOCAL, ONE_MODEL, Contender, methods_of, run_name
 from kinfed.sites.search import FitObserver, FoldStore, Search, TimeBudget, Tries, method_config
 from kinfed.sites.sent_message import SentMessage, sent_message
 from kinfed.sites.site_files import load_sites
@@ -180,18 +180,19 @@ class SiteFit:
         return tries
 
     def _fit_all(self, decision: FitDecision, folder: Path | None, budget: TimeBudget) -> dict[str, RunOutcome]:
-        """All fitted contenders on all training rows, by contender; those of one kind of network in one run."""
+        """All fitted contenders on all training rows, by contender. Those of one kind of network share a run; but not
+        those that keep some of these rows for validation with those that train on all."""
         results: dict[str, RunOutcome] = {}
-        for network in self.settings.model_names:
-            mine = [one for one in decision.fitted if decision.tries[one.name].model == network]
-            if not mine:
-                continue
+        names = dict.fromkeys(run_name(one, decision.tries[one.name]) for one in decision.fitted)
+        for name in sorted(names):
+            mine = [one for one in decision.fitted if run_name(one, decision.tries[one.name]) == name]
+            network = decision.tries[mine[0].name].model
             self.observer.step(f"{', '.join(one.title for one in mine)} on all training rows")
             algorithms = {one.name: {"method": one.method, **decision.tries[one.name].options} for one in mine}
             config = method_config(
                 self.settings, self.measure.name, network, algorithms, dataset={"name": self.source.name}
             )
-            out = None if folder is None else folder / "runs" / network
+            out = None if folder is None else folder / RUNS / name
             try:
                 result = run(
                     config, out=out, resume=out is not None and (out / "config.json").exists(), federation=self.data,
@@ -247,7 +248,7 @@ class SiteFit:
         return ContenderRecord(
             one.name, one.title, one.method, one.model, chosen.model, chosen.options, decision.validation[one.name],
             0.0 if advantage is None else advantage.mean, 0.0 if advantage is None else advantage.spread,
-            message.bytes, message.fields, message.handed_on,
+            message.bytes, message.fields, message.handed_on, run_name(one, chosen) if one.name in fitted else "",
         )  # fmt: skip
 
     def _models(self, decision: FitDecision, fitted: dict[str, RunOutcome]) -> FittedModels:

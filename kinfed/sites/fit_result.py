@@ -19,7 +19,7 @@ from kinfed.runs.pipeline import ModelPipeline
 from kinfed.sites.portfolio import ALONE
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
-SITES_FOLDER = "sites"
+SITES_FOLDER, RUNS = "sites", "runs"
 FORMAT = 2
 
 
@@ -51,6 +51,7 @@ class ContenderRecord:
     bytes_up: int = 0  # that a site sends in a round; 0 where it was not fitted
     sends: tuple[str, ...] = ()  # what these are: fields of its message
     hands_on: bool = False  # the server passes it on to other sites
+    run: str = ""  # the folder in runs/ that it was fitted in; "" where it was not
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class FitResult:
 
     def site(self, name: str) -> SiteRecord:
         if name not in self._by_name:
-            raise unknown_name("site", name, self._by_name)
+            error = unknown_name("site", name, self._by_name)
+            raise ConfigError(f"{error}. One that was not there takes the server's model: name no site")
         return self._by_name[name]
 
     def contender(self, name: str) -> ContenderRecord:

@@ -75,6 +75,12 @@ class Try:
     options: dict[str, Any]
 
 
+def run_name(contender: Contender, chosen: Try) -> str:
+    """Of the run that fits a contender by a chosen try: contenders with the same training rows and kind of model."""
+    validates = "needs validation" in ALGORITHMS[contender.method].target.traits
+    return f"{chosen.model}-validated" if validates else chosen.model
+
+
 def make_try(number: int, method: str, models: Sequence[str], sites: int, seed: int) -> Try:
     if not models:
         raise ConfigError("fit needs at least one kind of model, such as mlr")

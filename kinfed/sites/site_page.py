@@ -7,7 +7,7 @@ from pathlib import Path
 from kinfed.core import storage
 from kinfed.report.html import render
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.sites.fit_result import PAGE, FitResult, SiteRecord, server_path, site_path
+from kinfed.sites.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
 from kinfed.sites.portfolio import ALONE, ONE_MODEL
 from kinfed.sites.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording
 from kinfed.version import __version__
@@ -61,7 +61,7 @@ def adopt_command(result: FitResult) -> str:
     if one.name in (ALONE, ONE_MODEL):
         return ""
     return (
-        f"kinfed adopt runs/{one.network} --algorithm {one.name} --table new.csv --label-column LABEL "
+        f"kinfed adopt {RUNS}/{one.run} --algorithm {one.name} --table new.csv --label-column LABEL "
         "--out new.safetensors"
     )
 

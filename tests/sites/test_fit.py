@@ -347,6 +347,15 @@ def test_records_of_other_versions_are_refused(folder: Path, tmp_path: Path) -> 
         FitResult.read(tmp_path)
 
 
+def test_who_needs_validation_rows_takes_them_from_nobody_else(table: Table, tmp_path: Path) -> None:
+    job = SiteFit(load_sites(table, COLUMNS, None, 0), FitSettings(**SMALL | {"algorithms": "fedfomo", "trials": 1}))
+    search_ = job._make_search(search.FoldStore(None), search.TimeBudget(None))
+    decision = decide(search_, search_.run(), job.measure)
+    fitted = job._fit_all(replace(decision, chosen=["fedfomo"] * 3), None, search.TimeBudget(None))
+    rows = {name: int(result.federations[0].train.count.sum()) for name, result in fitted.items()}
+    assert rows["alone"] == rows["one_model"] == int(job.data.train.count.sum()) > rows["fedfomo"]
+
+
 # ---- weights ----
 
 

@@ -169,7 +169,8 @@ class TablePreprocessing:
         if needed:
             raise DataError(
                 f"{where} lacks {len(needed)} of the models' {len(self.columns)} columns: {', '.join(needed[:5])}. No "
-                "training row lacked them, so models do not know what their absence means"
+                "training row lacked them, so models do not know what their absence means; add them (single cells may "
+                "be empty)"
             )
         empty = Cells("empty", np.full(rows, np.nan))
         encoded = [one.encode(cells.get(one.name, empty), where) for one in self.used]
