@@ -66,6 +66,7 @@ SELFFL = [
     WORKLOADS["cnn"],
 ]
 VALIDATION = 20  # of each client's examples
+PUBLIC = 0.1  # of all training examples, for methods that distil over public ones
 ROUNDS_OF_A_TURN = 2
 WARM_UP = 8  # rounds: nearly all clients have been seen, and methods know what they need to decide
 
@@ -237,6 +238,8 @@ def with_validation(federation: Federation, count: int) -> Federation:
 
 def _loop(algorithm: AnyAlgorithm, setting: Workload, federation: Federation) -> Loop:
     task = make_task(setting.build)
+    if "needs public data" in algorithm.traits and federation.public is None:
+        federation = federation.with_public(PUBLIC, 0)
     federation, clients = prepare_data(algorithm, federation, federation.population(0, setting.participation))
     return Loop(algorithm, task, LocalPool(algorithm, task, federation, 0, workers=1), clients)
 

@@ -26,7 +26,7 @@ def parts(scale: Scale) -> list[RunPart]:
     if scale == "smoke":
         common |= {"dataset": "digits", "model": "cnn_small", "clients": 10, "rounds": 1, "steps": 1, "seeds": [0, 1]}
     if scale == "small":
-        common |= {"dataset": {"name": "cifar10", "examples": 6000}, "rounds": 20, "steps": 10}
+        common |= {"dataset": {"name": "cifar10", "examples": 6000}, "rounds": 15, "steps": 10}
     return [RunPart(name, {**common, "partition": partition}) for name, (_, partition) in PARTITIONS.items()]
 
 
@@ -70,6 +70,6 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "digits in place of CIFAR-10, one round of one step.",
-        "small": "6,000 of 60,000 images; 20 rounds of 10 steps.",
+        "small": "6,000 of 60,000 images; 15 rounds of 10 steps.",
     },
 )

@@ -1,0 +1,66 @@
+"""methods-cifar10 and kin-everywhere: who has which settings, and what the page says about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinfed.algorithms import ALGORITHMS
+from kinfed.algorithms.kin.kin import Kin
+from kinfed.core.registry import Entry
+from kinfed.data.batches import LocalTraining
+from kinfed.reproduce import RunPart
+from kinfed.reproduce.measure import part_config
+from kinfed.reproduce.recipe import SCALES, Scale
+from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
+from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
+from kinfed.runs.presets import PRESETS
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presets of a test in place of those that were searched."""
+    text = "[methods.ditto]\nlr = 0.2\nlam = 0.3\n[methods.kin]\nlr = 0.4\nstrength = 5.0\nlam = 0.2\n"
+    for family in ("mlp", "cnn"):
+        (tmp_path / f"{family}.toml").write_text(text, "utf-8")
+    monkeypatch.setitem(PRESETS._entries, PRESET, Entry(PRESET, tmp_path))
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize("scale", SCALES)
+def test_all_have_tuned_settings_but_for_kins_own_options(scale: Scale) -> None:
+    kin = Kin(training=LocalTraining())
+    assert own_defaults("kin") == {"strength": kin.strength, "lam": kin.lam}
+    for part in kin_everywhere.parts(scale):
+        config = part_config(part, None, {})
+        assert config.algorithms["ditto"] == {"method": "ditto", "lr": 0.2, "lam": 0.3}
+        assert config.algorithms["kin"] == {"method": "kin", "lr": 0.4, **own_defaults("kin")}
+        assert config.algorithms["fedrep"] == {"method": "fedrep"}
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_page_says_which_settings_were_used() -> None:
+    settings = {"algorithms": "ditto,apfl", "preset": PRESET}
+    notes = preset_notes(
+        [RunPart("a", settings), RunPart("again", settings), RunPart("b", settings | {"model": "lstm"})]
+    )
+    assert notes == [
+        "Preset tuned, for mlp: ditto lr=0.2, lam=0.3.",
+        "No tuned setting for apfl on mlp: defaults.",
+        "No tuned setting for ditto, apfl on lstm, which belongs to no family: defaults.",
+    ]
+    assert preset_notes([RunPart("c", {"algorithms": "ditto"})]) == []
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_both_partitions_of_cifar10_have_the_same_settings(scale: Scale) -> None:
+    one, other = ({k: v for k, v in part.settings.items() if k != "partition"} for part in methods_cifar10.parts(scale))
+    assert one == other
+    assert methods_cifar10.METHODS.keys() == ALGORITHMS.keys()
+    assert (one["algorithms"], one["preset"]) == ("all", PRESET)
+
+
+def test_notes_of_both_recipes_name_the_preset() -> None:
+    for recipe in (kin_everywhere.RECIPE, methods_cifar10.RECIPE):
+        assert any(f"{PRESET} setting for" in note or f"Preset {PRESET}, for" in note for note in recipe.notes)
