@@ -47,6 +47,8 @@ def grown_config(
             merged[name] = _united(before.seeds, _as_seeds(value))
         elif name == "algorithms":
             merged[name] = _with_methods(before.algorithms, value)
+        elif name == "preset" and before.preset is not None:
+            merged[name] = before.preset.joined(value)  # new methods get their settings of it
         else:
             merged[name] = value
     return make_config(None, merged, sets)
@@ -89,6 +91,7 @@ def growth_differences(
     if before["backend"] == "auto" and now["backend"] == backend:  # what it was, said aloud
         before["backend"] = now["backend"]
     fixed = [name for name in now if name not in (*GROWING, *NON_RESULT_SETTINGS)]
+    before["preset"], now["preset"] = (_choice_of_preset(config.get("preset")) for config in (before, now))
     changes += differences({name: before.get(name) for name in fixed}, {name: now[name] for name in fixed})
     digests = there.get("contents", {})
     changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
@@ -98,6 +101,11 @@ def growth_differences(
             f"it: --backend {backend}"
         )
     return changes
+
+
+def _choice_of_preset(use: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Without what it has set for which method, which is compared with the methods."""
+    return None if use is None else {name: use[name] for name in ("name", "family", "model", "own_lr")}
 
 
 def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs, contents: Mapping[str, str]) -> None:

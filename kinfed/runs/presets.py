@@ -45,14 +45,14 @@ class PresetUse(BaseModel):
     name: str
     family: str | None = None  # None: that of the model, which has none
     model: str | None = None  # whose family it is; None where the family was named
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by label of the method
+    own_lr: bool = False  # lr of the run was given, so that learning rates of the preset are not used
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by label; empty where the user has set them all
     missing: tuple[str, ...] = ()  # labels without a setting in the preset: they have their defaults
 
     def notes(self) -> list[str]:
         """What a reader should know before the figures."""
         family, notes = self.family or f"{self.model}, which belongs to no family", []
-        if self.options:
-            shown = "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items())
+        if shown := "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items() if options):
             notes.append(f"preset {self.name}, for {family}: {shown}")
         if self.missing:
             notes.append(f"no {self.name} setting for {', '.join(self.missing)} on {family}: defaults")
@@ -63,6 +63,18 @@ class PresetUse(BaseModel):
         options = {label: options for label, options in self.options.items() if label in labels}
         missing = tuple(label for label in self.missing if label in labels)
         return self.model_copy(update={"options": options, "missing": missing})
+
+    def joined(self, choice: Any) -> Any:
+        """This one with what the same preset has set for further methods, where `choice` records that; `choice` itself
+        where it is another preset."""
+        named = as_preset(choice)
+        if not isinstance(named, Mapping):
+            return choice
+        if (named.get("name"), named.get("family") or self.family) != (self.name, self.family):
+            return choice
+        more = PresetUse(**named)
+        missing = tuple(dict.fromkeys((*self.missing, *more.missing)))
+        return self.model_copy(update={"options": {**self.options, **more.options}, "missing": missing}).model_dump()
 
     def check_model(self, is_own: bool) -> None:
         """Refuse to guess the family of a user's own network."""
@@ -87,11 +99,33 @@ def as_preset(value: Any) -> Any:
 
 def with_preset(values: Mapping[str, Any], default_algorithms: Iterable[str], default_model: str) -> Mapping[str, Any]:
     """The settings of a run with the options of the preset that they name beneath those of their algorithms, and with
-    what it has set. Settings that were recorded have them already."""
+    what it has set. Settings that were recorded have them already, but for algorithms that have joined since."""
     choice = as_preset(values.get("preset"))
-    if not isinstance(choice, Mapping) or "options" in choice:
-        return values  # none, recorded before, or nothing that a preset can be, which validation says
+    if not isinstance(choice, Mapping):
+        return values  # none, or nothing that a preset can be, which validation says
     plugin_files(values.get("plugins", ()))  # which may register models and presets
+    algorithms = parse_algorithms(values.get("algorithms", default_algorithms))
+    use = PresetUse(**choice) if "options" in choice else _new_use(choice, values, default_model)
+    new = {label: chosen for label, chosen in algorithms.items() if label not in (*use.options, *use.missing)}
+    methods = preset_methods(use.name, use.family) if new else {}
+    options, missing = dict(use.options), list(use.missing)
+    for label, chosen in new.items():
+        if chosen[METHOD] not in methods:
+            missing.append(label)
+            continue
+        preset = methods[chosen[METHOD]]
+        options[label] = {key: preset[key] for key in preset if key not in chosen and not (key == "lr" and use.own_lr)}
+        if "lr" in options[label]:
+            _check_plain_sgd(use.name, label, {**values, **chosen})
+    return {
+        **values,
+        "algorithms": {label: {**options.get(label, {}), **chosen} for label, chosen in algorithms.items()},
+        "preset": use.model_copy(update={"options": options, "missing": tuple(missing)}).model_dump(),
+    }
+
+
+def _new_use(choice: Mapping[str, Any], values: Mapping[str, Any], default_model: str) -> PresetUse:
+    """A preset that was chosen just now, before it has set anything."""
     name, family, model = str(choice.get("name")), choice.get("family"), None
     if family is None:
         chosen = values.get("model", default_model)
@@ -99,22 +133,7 @@ def with_preset(values: Mapping[str, Any], default_algorithms: Iterable[str], de
         family = registry_of("model")[model].facts.get("family")
     elif family not in (families := preset_families(name)):
         raise unknown_name(f"family of preset {name}", str(family), families)
-    methods = preset_methods(name, family)
-    algorithms = parse_algorithms(values.get("algorithms", default_algorithms))
-    options: dict[str, dict[str, Any]] = {}
-    for label, chosen in algorithms.items():
-        preset = methods.get(chosen[METHOD], {})
-        taken = {key: preset[key] for key in preset if key not in chosen and (key != "lr" or "lr" not in values)}
-        if "lr" in taken:
-            _check_plain_sgd(name, label, {**values, **chosen})
-        if taken:
-            options[label] = taken
-    missing = [label for label, chosen in algorithms.items() if chosen[METHOD] not in methods]
-    return {
-        **values,
-        "algorithms": {label: {**chosen, **options.get(label, {})} for label, chosen in algorithms.items()},
-        "preset": {"name": name, "family": family, "model": model, "options": options, "missing": missing},
-    }
+    return PresetUse(name=name, family=family, model=model, own_lr="lr" in values)
 
 
 def _check_plain_sgd(preset: str, label: str, settings: Mapping[str, Any]) -> None:

@@ -16,12 +16,14 @@ import kinfed
 from kinfed.algorithms import make_algorithm, tuning_space
 from kinfed.core.options import Range
 from kinfed.data.batches import LocalTraining
-from kinfed.errors import ConfigError
+from kinfed.errors import ConfigError, StorageError
+from kinfed.runs.compare import same_results
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
 from kinfed.runs.presets import PRESETS, preset_families, preset_methods
 from kinfed.runs.reader import load_run
+from kinfed.runs.run_files import RunFiles
 from kinfed.runs.tune import read_tuning, tune
 
 SMALL = {"clients": 4, "rounds": 1, "steps": 1, "seeds": [0], "model": "mlr", "participation": 1.0}
@@ -55,7 +57,8 @@ def test_what_the_user_says_wins(ours: str) -> None:
     config = make_config(None, {**settings, "lr": 0.01})
     assert config.algorithms == {"ditto": {"method": "ditto", "lam": 0.25}, "local": {"method": "local"}}
     assert config.preset is not None
-    assert config.preset.options == {"ditto": {"lam": 0.25}}
+    assert config.preset.options == {"ditto": {"lam": 0.25}, "local": {}}
+    assert config.preset.notes() == ["preset ours, for mlr: ditto lam=0.25"]
 
 
 def test_methods_without_a_setting_are_named(ours: str) -> None:
@@ -74,6 +77,7 @@ def test_a_recorded_configuration_does_not_change_with_the_files(ours: str) -> N
     config = make_config(None, {"preset": ours, "model": "mlr", "algorithms": "ditto,apfl"})
     recorded = json.loads(json.dumps(config.dump()))
     (PRESETS[ours].target / "mlr.toml").write_text("[methods.ditto]\nlr = 9.0\nfinetune = 3\n", "utf-8")
+    PRESETS.unregister(ours)  # another process need not know it
     again = make_config(None, recorded)
     assert again == config
     assert again.fingerprint() == config.fingerprint()
@@ -137,6 +141,21 @@ def test_the_run_says_which_settings_it_has(ours: str, tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "no ours setting for apfl on mlr: defaults" in page
     assert command("run", "--out", "run", "--resume", cwd=tmp_path).returncode == 0
+
+
+def test_methods_that_join_a_run_get_their_settings_too(ours: str, tmp_path: Path) -> None:
+    out, settings = tmp_path / "run", {**SMALL, "preset": ours}
+    kinfed.run(out=out, algorithms="ditto", **settings)
+    kinfed.run(out=out, algorithms="local,apfl", preset=ours, extend=True)
+    once = kinfed.run(out=tmp_path / "once", algorithms="ditto,local,apfl", **settings)
+    assert same_results(out, tmp_path / "once") == []
+    config = RunFiles(out).config
+    assert config == once.config
+    assert config.algorithms["local"] == {"method": "local", "lr": 0.75}
+    assert config.preset is not None
+    assert config.preset.missing == ("apfl",)
+    with pytest.raises(StorageError, match="preset"):
+        kinfed.run(out=out, preset="ours:mlp", extend=True)
 
 
 def test_methods_that_all_cannot_run_leave_the_preset(ours: str) -> None:
