@@ -55,7 +55,8 @@ class PresetUse(BaseModel):
         if shown := "; ".join(f"{label} {in_words(options)}" for label, options in self.options.items() if options):
             notes.append(f"preset {self.name}, for {family}: {shown}")
         if self.missing:
-            notes.append(f"no {self.name} setting for {', '.join(self.missing)} on {family}: defaults")
+            unequal = ", not on equal terms with methods that have one" if shown else ""
+            notes.append(f"no {self.name} setting for {', '.join(self.missing)} on {family}: defaults{unequal}")
         return notes
 
     def limited_to(self, labels: Container[str]) -> PresetUse:

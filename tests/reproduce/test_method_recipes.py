@@ -47,7 +47,7 @@ def test_the_page_says_which_settings_were_used() -> None:
     )
     assert notes == [
         "Preset tuned, for mlp: ditto lr=0.2, lam=0.3.",
-        "No tuned setting for apfl on mlp: defaults.",
+        "No tuned setting for apfl on mlp: defaults, not on equal terms with methods that have one.",
         "No tuned setting for ditto, apfl on lstm, which belongs to no family: defaults.",
     ]
     assert preset_notes([RunPart("c", {"algorithms": "ditto"})]) == []

@@ -66,7 +66,7 @@ def test_methods_without_a_setting_are_named(ours: str) -> None:
     assert config.preset is not None
     assert config.preset.notes() == [
         "preset ours, for mlr: ditto lr=0.5, lam=0.25",
-        "no ours setting for apfl, fedavg on mlr: defaults",
+        "no ours setting for apfl, fedavg on mlr: defaults, not on equal terms with methods that have one",
     ]
     config = make_config(None, {"preset": ours, "model": "lstm", "algorithms": "ditto"})
     assert config.preset is not None
@@ -136,7 +136,8 @@ def test_the_run_says_which_settings_it_has(ours: str, tmp_path: Path) -> None:
     assert run.config["algorithms"]["ditto"] == {"method": "ditto", "lr": 0.5, "lam": 0.25}
     assert run.config["preset"]["options"] == {"ditto": {"lr": 0.5, "lam": 0.25}}
     assert facts(run)["Preset"] == (
-        "preset ours, for mlr: ditto lr=0.5, lam=0.25; no ours setting for apfl on mlr: defaults"
+        "preset ours, for mlr: ditto lr=0.5, lam=0.25; no ours setting for apfl on mlr: defaults, not on equal terms "
+        "with methods that have one"
     )
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "no ours setting for apfl on mlr: defaults" in page
