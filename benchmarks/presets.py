@@ -322,9 +322,9 @@ def main() -> None:
         bench = Bench(FAMILIES[name], None if arguments.data is None else Path(arguments.data))
         asked = [method for method in arguments.methods.split(",") if method]
         for method in asked or FAMILIES[name].methods or dict.fromkeys((*FIRST, *ALGORITHMS)):
-            lines = read_log(name)
-            if all(line["method"] != method for line in lines):
-                write(name, [*lines, bench.tune(method, print)])
+            if all(line["method"] != method for line in read_log(name)):
+                line = bench.tune(method, lambda text: print(text, flush=True))
+                write(name, [*read_log(name), line])  # read again: another process may search other methods
     for name in FAMILIES if not arguments.families else ():
         write(name, read_log(name))
 
