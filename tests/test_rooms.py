@@ -17,7 +17,19 @@ import kinfed
 # From the foundations up: a room imports from itself and from rooms that stand before it.
 ROOMS = (
     *("version", "errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs"),
-    *("report", "reproduce", "deploy", "sites", "sklearn", "interactive", "bench", "testing", "cli", "kinfed"),
+    *(
+        "report",
+        "reproduce",
+        "deploy",
+        "sites",
+        "trackers",
+        "sklearn",
+        "interactive",
+        "bench",
+        "testing",
+        "cli",
+        "kinfed",
+    ),
     "__main__",
 )
 
@@ -45,6 +57,10 @@ OPTIONAL: dict[str, set[str]] = {
     },
     "tokenizers": {"data.sources.wordpiece"},
     "IPython": set(),
+    "tensorboard": {"trackers.tensorboard_tracker"},
+    "mlflow": {"trackers.mlflow_tracker"},
+    "wandb": {"trackers.wandb_tracker"},
+    "datasets": set(),
 }
 
 # Files that others import only where they need an optional package, and that use its files themselves.

@@ -29,18 +29,26 @@ def run(
         typer.Option("--extend", help="Give the run in --out more --rounds (in all), --seeds or --algorithms."),
     ] = False,
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
+    track: Annotated[
+        list[str] | None,
+        typer.Option("--track", help="Also write for tensorboard, mlflow or wandb, each an extra (repeatable)."),
+    ] = None,
 ) -> None:
     """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
     from kinfed.cli.display import display, outsiders_sentence, results_table, run_sentence
     from kinfed.interactive.progress import total_rounds
     from kinfed.runs import experiment
     from kinfed.runs.method_run import Interrupted
+    from kinfed.runs.observer import Observers
+    from kinfed.trackers import make_trackers
 
     config = _config(settings_of(context), out, resume, extend)
     folder = out or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     continuation = f"kinfed run --out {shlex.quote(str(folder))} --resume"
     say(run_sentence(config))
-    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as observer:
+    trackers = make_trackers(track or ())
+    with StopRequest(console) as stop, display(console, total_rounds(config), config.metric) as shown:
+        observer = Observers((shown, *trackers))
         try:
             result = experiment.run(
                 config, out=folder, resume=resume, extend=extend, observer=observer, should_stop=stop

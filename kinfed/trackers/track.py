@@ -1,0 +1,95 @@
+"""What all trackers share: which run of theirs a method and seed is, and what is written of each round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from kinfed.core.storage import file_name
+from kinfed.errors import ConfigError
+from kinfed.runs.observer import Metrics, NullObserver, RunInfo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kinfed.runs.results import MethodSummary
+    from kinfed.server.loop import RoundReport
+
+Track = TypeVar("Track")  # what a tracker has open for one method and seed
+Values = dict[str, float]
+
+
+def round_values(report: RoundReport, personal: Metrics | None, server: Metrics | None) -> Values:
+    """personal/accuracy, server/loss, cost/bytes_up ...; what is not finite is left out."""
+    values: Values = {
+        "cost/bytes_down": report.bytes_down,
+        "cost/bytes_up": report.bytes_up,
+        "cost/seconds": report.seconds,
+        "clients/active": report.active,
+        "clients/dropped": report.dropped,
+    }
+    for kind, metrics in (("personal", personal), ("server", server)):
+        values |= {f"{kind}/{name}": value for name, value in (metrics or {}).items() if math.isfinite(value)}
+    return values
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings of a run without nesting: algorithms.ditto.lam."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+class Tracker(NullObserver, Generic[Track]):
+    """Opens a track when a method starts with a seed, writes every round to it and closes it at the end; what these
+    three are is said by the trackers themselves."""
+
+    def __init__(self) -> None:
+        self.run: RunInfo | None = None
+        self._tracks: dict[tuple[str, int], Track] = {}
+
+    def open(self, run: RunInfo, label: str, seed: int, first: int) -> Track:
+        """A method begins, or goes on after `first` rounds of its own."""
+        raise NotImplementedError
+
+    def write(self, track: Track, values: Values, round: int) -> None:
+        raise NotImplementedError
+
+    def close(self, track: Track, finished: bool) -> None:
+        """`finished`: the method has done its last round."""
+        raise NotImplementedError
+
+    def folder(self, run: RunInfo, name: str) -> Path:
+        """Where a tracker without another place writes: in the run's folder."""
+        if run.folder is None:
+            raise ConfigError(f"{type(self).__name__} writes to the run's folder, and there is none; give out (--out)")
+        return run.folder / name
+
+    def track_name(self, label: str, seed: int) -> str:
+        """ditto-0; ditto-fold-2-0 in a cross-validation."""
+        return file_name(f"{label}-{seed}".replace(" ", "-"))
+
+    def begun(self, run: RunInfo) -> None:
+        self.run = run
+
+    def started(self, label: str, seed: int, first: int, rounds: int) -> None:
+        assert self.run is not None, "a tracker is told of a run's beginning first"
+        self._tracks[label, seed] = self.open(self.run, label, seed, first)
+
+    def round(
+        self, label: str, seed: int, report: RoundReport, personal: Metrics | None, server: Metrics | None
+    ) -> None:
+        self.write(self._tracks[label, seed], round_values(report, personal, server), report.round)
+
+    def finished(self, result: MethodSummary) -> None:
+        track = self._tracks.pop((result.label, result.seed), None)
+        if track is not None:  # of a cross-validation the folds are tracked, each under a name of its own
+            self.close(track, finished=True)
+
+    def ended(self) -> None:
+        while self._tracks:
+            (label, _), track = self._tracks.popitem()
+            self.close(track, finished=label not in (self.run.settings["algorithms"] if self.run else ()))

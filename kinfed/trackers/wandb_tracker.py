@@ -1,0 +1,51 @@
+"""Runs of Weights & Biases: one of every method and seed, in the project "kinfed", grouped by the run's folder.
+
+Offline by default, in <run folder>/wandb, from where `wandb sync` sends them; WANDB_MODE=online sends at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from kinfed.core.storage import make_folder
+from kinfed.runs.observer import RunInfo
+from kinfed.trackers.track import Tracker, Values
+
+PROJECT = "kinfed"
+
+
+class WandbTracker(Tracker[Any]):
+    def __init__(self, project: str = PROJECT, folder: Path | str | None = None) -> None:
+        super().__init__()
+        self._project, self._folder = project, None if folder is None else Path(folder)
+
+    def open(self, run: RunInfo, label: str, seed: int, first: int) -> Any:
+        place = self.folder(run, "") if self._folder is None else self._folder
+        make_folder(place / "wandb")  # wandb would choose another place where there is none
+        name = self.track_name(label, seed)
+        identity = hashlib.sha256(f"{run.fingerprint} {place.resolve()} {name}".encode()).hexdigest()[:16]
+        return wandb.init(
+            project=self._project,
+            group=place.name or None,
+            name=name,
+            id=identity,  # the same when the run is resumed
+            resume="allow",
+            dir=str(place),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            config={**run.settings, "algorithm": label, "seed": seed},
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False
+            ),
+        )
+
+    def write(self, track: Any, values: Values, round: int) -> None:
+        track.log(values, step=round)
+
+    def close(self, track: Any, finished: bool) -> None:
+        track.finish(exit_code=0 if finished else 1)
