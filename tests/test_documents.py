@@ -133,6 +133,15 @@ def test_the_python_of_the_page_about_results_runs(monkeypatch: pytest.MonkeyPat
     assert Path("runs/first/report.html").exists()
 
 
+def test_the_python_of_the_page_about_trackers_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("docs/tracking.md", "python"):
+        exec(compile(block, "tracking.md", "exec"), {"__name__": "tracking"})
+    for place in ("runs/a/tensorboard", "logs"):
+        assert {path.name for path in Path(place).iterdir()} == {"local-0", "fedavg-0"}
+
+
 def test_the_page_about_growing_runs_does_what_it_shows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from typing import Any
 
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.trackers.track import Tracker
@@ -24,13 +25,13 @@ TRACKERS = {
 __all__ = ["TRACKERS", "make_tracker", "make_trackers"]
 
 
-def make_tracker(name: str) -> Tracker:
+def make_tracker(name: str) -> Tracker[Any]:
     """The tracker of that name, with its files in the run's folder."""
     if name not in TRACKERS:
         raise unknown_name("tracker", name, TRACKERS)
     module, _, kind = TRACKERS[name].partition(":")
     try:
-        tracker: Tracker = getattr(importlib.import_module(module), kind)()
+        tracker: Tracker[Any] = getattr(importlib.import_module(module), kind)()
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"tracking with {name} needs the package {error.name}; pip install 'kinfed[{name}]'"
@@ -38,7 +39,7 @@ def make_tracker(name: str) -> Tracker:
     return tracker
 
 
-def make_trackers(names: Iterable[str]) -> list[Tracker]:
+def make_trackers(names: Iterable[str]) -> list[Tracker[Any]]:
     """From names, several of which may stand in one text: tensorboard,mlflow."""
     listed = [part.strip() for text in names for part in text.split(",") if part.strip()]
     return [make_tracker(name) for name in dict.fromkeys(listed)]

@@ -103,8 +103,8 @@ def test_wandb_reads_its_files(data: Federation, tmp_path: Path, monkeypatch: py
 
 
 def wandb_records(text: bytes) -> Iterator[Any]:
-    """wandb's own messages, in the log of LevelDB: after seven bytes, chunks of checksum, length, kind (1 whole, 2 first,
-    3 middle, 4 last) and content, none across a block of 32768 bytes. wandb reads them in its own program only."""
+    """wandb's own messages, in a log of LevelDB: after seven bytes, chunks of checksum, length, kind (1 whole, 2 first,
+    3 middle, 4 last) and content, none across a block of 32768 bytes. wandb's reader is a program, not a module."""
     from wandb.proto import wandb_internal_pb2 as proto
 
     assert text.startswith(b":W&B")
