@@ -6,7 +6,6 @@ have been otherwise from the start:
 
 * any other setting, data or code (the difference is named);
 * a method that needs validation or public examples, where the others were trained on those rows;
-* new methods beside those of a preset, which would not get its settings;
 * more rounds under example-level privacy, or with a user-level epsilon: noise and budgets are planned for all rounds;
 * more rounds with another sample of evaluated clients (eval_clients), which is drawn from those whom the rounds call;
 * a run so much longer that gradients would be computed by another backend (`auto` looks at the whole run's work).
@@ -41,13 +40,6 @@ def grown_config(
     before = RunFiles(folder).config
     values = (read_toml(file) if file is not None else {}) | dict(settings or {})
     merged = before.dump()
-    if before.preset is not None and "algorithms" in values:
-        new = parse_algorithms(values["algorithms"]).keys() - before.algorithms.keys()
-        if new:
-            raise ConfigError(
-                f"the run has settings of the preset {before.preset.name} for its methods, and {min(new)} would come "
-                "without; run it in a folder of its own, and put them on one page with kinfed report"
-            )
     for name, value in values.items():
         if value is None:
             continue

@@ -193,12 +193,6 @@ def test_a_run_whose_size_asks_for_another_backend_says_how_to_stay(
     assert same_results(tmp_path / "a", tmp_path / "b") == []
 
 
-def test_methods_do_not_join_a_preset_that_they_were_not_set_by(data: Federation, tmp_path: Path) -> None:
-    run(federation=data, out=tmp_path / "a", **SETTINGS, **SMALL, preset="tuned")
-    with pytest.raises(ConfigError, match="preset tuned for its methods, and ditto would come without"):
-        run(federation=data, out=tmp_path / "a", extend=True, algorithms="ditto")
-
-
 def test_what_a_growth_is_told(small: Path, tmp_path: Path) -> None:
     file = tmp_path / "more.toml"
     file.write_text('rounds = 8\nseeds = [4, 0]\nalgorithms = "fedavg,weak=ditto"\n')
