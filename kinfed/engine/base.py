@@ -7,8 +7,9 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,37 +22,10 @@ from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.head import Head
-from kinfed.engine.measures import MEASURES, Judged, client_sums, headline_measure, measures_of, standard_errors
+from kinfed.engine.measures import Judged, client_sums, headline_measure, measures_of, standard_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
+from kinfed.engine.score import OutputCollector, Score
 from kinfed.errors import ModelError
-
-
-@dataclass
-class Score:
-    """Sums over some examples, one entry per client."""
-
-    correct: Tensor  # [n] float64; 0 where the task has no classes
-    loss: Tensor  # [n] float64
-    count: Tensor  # [n] int64
-    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.measures)
-    error: Tensor | None = None  # [n] standard error of the headline measure, NaN where it is not known
-
-    def measure(self, name: str) -> Tensor:
-        """[n] the value of a measure at every client; NaN where it is undefined."""
-        return MEASURES[name].value(self.sums[name])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
-        """The clients of all parts one after the other, or in that order."""
-
-        def rows(tensors: list[Tensor]) -> Tensor:
-            whole = torch.cat(tensors)
-            return whole if order is None else whole[order]
-
-        sums = {name: rows([part.sums[name] for part in parts]) for name in parts[0].sums}
-        errors = [part.error for part in parts if part.error is not None]
-        correct, loss, count = (rows([getattr(part, name) for part in parts]) for name in ("correct", "loss", "count"))
-        return cls(correct, loss, count, sums, rows(errors) if len(errors) == len(parts) else None)
 
 
 class Task(ABC):
@@ -189,11 +163,17 @@ class Task(ABC):
     @torch.no_grad()
     def score(self, theta: Tensor, part: Split) -> Score:
         """Correct predictions and summed loss of each row's model on each client's examples."""
+        return self._scored(theta, part, None)
+
+    def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
+        """`score`, with the outputs of all examples handed to a collector, where there is one."""
         n = len(part.count)
         correct = torch.zeros(n, dtype=torch.float64)
         loss = torch.zeros(n, dtype=torch.float64)
         for rows, batch in part.in_order():
             z = self.logits(theta[rows], batch.x)
+            if outputs is not None:
+                outputs.add(rows, z, batch)
             losses = self.objective.losses(z, batch.y)
             if self.classifies:
                 # NaN has no largest entry; a model that gives it is never right, whatever argmax says.
@@ -207,20 +187,24 @@ class Task(ABC):
     @torch.no_grad()
     def evaluate(self, theta: Tensor, part: Split) -> Score:
         """`score`, and the measures of the problem, where the task has one: what is reported of a model."""
-        score, n = self.score(theta, part), len(part.count)
-        if self.problem is None:
-            return score
+        n, problem = len(part.count), self.problem
+        if problem is None:
+            return self.score(theta, part)
+        headline = headline_measure(problem, self.metric)
         if not int(part.count.sum()):
-            names = {*(one.name for one in measures_of(self.problem)), headline_measure(self.problem, self.metric).name}
+            names = {*(one.name for one in measures_of(problem)), headline.name}
             nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in sorted(names)}
-            return replace(score, sums=nothing, error=torch.full((n,), torch.nan, dtype=torch.float64))
-        judged = judged_outputs(self, theta, part, self.problem)
-        headline = headline_measure(self.problem, self.metric)
+            unknown = torch.full((n,), torch.nan, dtype=torch.float64)
+            return replace(self.score(theta, part), sums=nothing, error_or_rule=unknown)
+        outputs = OutputCollector(n)
+        score = self._scored(theta, part, outputs)
+        judged = outputs.judged(problem)
         if headline.needs_start:
             start = self.start_model(part.seed).expand(n, -1)
-            output = judged_outputs(self.plain_task, start, part, self.problem).output
+            output = judged_outputs(self.plain_task, start, part, problem).output
             judged = replace(judged, start_output=output)
-        return replace(score, sums=client_sums(judged, headline), error=standard_errors(headline, judged, part.ids))
+        error = partial(standard_errors, headline, judged, part.ids)
+        return replace(score, sums=client_sums(judged, headline), error_or_rule=error)
 
     @property
     def plain_task(self) -> Task:
@@ -263,23 +247,7 @@ class Task(ABC):
 
 def judged_outputs(task: Task, theta: Tensor, part: Split, problem: Problem) -> Judged:
     """What models theta [n, P] say of their clients' examples, of which there is at least one."""
-    pieces = []
+    outputs = OutputCollector(len(part.count))
     for rows, batch in part.in_order():
-        z, valid = task.logits(theta[rows], batch.x), batch.weight.cpu() > 0
-        pieces.append((torch.arange(len(part.count))[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
-    return _judged(pieces, len(part.count), problem)
-
-
-def _judged(pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int, problem: Problem) -> Judged:
-    """From batches: rows [m], outputs [m, B, C], targets [m, B] and which of these are examples [m, B]. An output that
-    is not a number is as wrong as can be: it must not make a measure of others undefined."""
-    owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
-    output = torch.cat([z[valid] for _, z, _, valid in pieces])
-    target = torch.cat([y[valid] for _, _, y, valid in pieces])
-    order = torch.argsort(owner, stable=True)
-    output = output[order]
-    if problem.is_regression:
-        target = target.to(torch.float64)
-    else:
-        output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
-    return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), n, problem)
+        outputs.add(rows, task.logits(theta[rows], batch.x), batch)
+    return outputs.judged(problem)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.features import Features
-from kinfed.engine.base import Score
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.fused_net import FusedNet, Shape, fused_net
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
+from kinfed.engine.score import OutputCollector, Score
 from kinfed.engine.stacked_net import StackedNet
 from kinfed.engine.stacked_task import StackedTask
 from kinfed.errors import ModelError
@@ -137,17 +137,10 @@ class FusedTask(StackedTask):
             return super().descent(theta, steps, pull, drift, cut)
         return StepwiseDescent(self.descend_, theta, pull, drift)
 
-    def score(self, theta: Tensor, part: Split) -> Score:
-        if not self._scores(theta, part):
-            return super().score(theta, part)
-        return self._score(theta, part, None)
-
-    def _scores(self, theta: Tensor, part: Split) -> bool:
-        """Whether compiled loops score these models."""
-        return self._reads(part.features) and _is_readable(theta) and len(part.count) > 0
-
-    def _score(self, theta: Tensor, part: Split, outputs: np.ndarray | None) -> Score:
-        """Outputs of all examples go to `outputs` [examples, classes], client after client, where that is wanted."""
+    def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
+        if not self._reads(part.features) or not _is_readable(theta) or not len(part.count):
+            return super()._scored(theta, part, outputs)
+        z = None if outputs is None else np.empty((int(part.count.sum()), self._fused.outputs), np.float32)
         n = len(part.count)
         correct, loss = np.zeros(n), np.zeros(n)
         shape = self._shape(part.features.shape)
@@ -155,8 +148,10 @@ class FusedTask(StackedTask):
         self._compiled("score")(
             *self._model(shape, self._all_train, theta), *_source(part.features), part.labels.numpy(),
             part.rows.numpy(), part.start.numpy(), part.count.numpy(), work.width, self._loss_rule, correct, loss,
-            0 if outputs is None else outputs.ctypes.data, *work.addresses,
+            0 if z is None else z.ctypes.data, *work.addresses,
         )  # fmt: skip
+        if z is not None and outputs is not None:
+            outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
     def _step(

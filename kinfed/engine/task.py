@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
-from kinfed.engine.base import Score as Score
 from kinfed.engine.base import Task as Task
 from kinfed.engine.batched import BatchedTask, few_positions
 from kinfed.engine.client_linear import runs_batched
@@ -38,6 +37,7 @@ from kinfed.engine.module_task import Build, build_seeded, checked_module
 from kinfed.engine.module_task import ModuleTask as ModuleTask
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.rows_task import RowsTask as RowsTask
+from kinfed.engine.score import Score as Score
 from kinfed.engine.stacked_task import StackedTask as StackedTask
 from kinfed.engine.stacked_task import stacked_net
 from kinfed.engine.still_buffers import example_like, mark_still_buffers

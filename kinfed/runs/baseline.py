@@ -18,9 +18,9 @@ from torch import Tensor
 
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
-from kinfed.engine.base import Score
 from kinfed.engine.measures import Judged, client_sums, headline_measure, standard_errors
 from kinfed.engine.objective import Objective
+from kinfed.engine.score import Score
 from kinfed.runs.metrics import summarize
 from kinfed.runs.results import ClientTable
 
@@ -73,7 +73,7 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
         loss=torch.from_numpy(judged.total(losses.numpy())),
         count=test.count,
         sums=client_sums(judged, headline),
-        error=standard_errors(headline, judged, ids),
+        error_or_rule=standard_errors(headline, judged, ids),
     )
 
 

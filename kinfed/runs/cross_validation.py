@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from kinfed.data.federation import Federation
-from kinfed.engine.base import Score
 from kinfed.engine.measures import headline_measure
 from kinfed.engine.models import Builder
+from kinfed.engine.score import Score
 from kinfed.pools.base import Evaluation
 from kinfed.runs.baseline import Baseline, make_baseline
 from kinfed.runs.config import RunConfig
@@ -192,7 +192,7 @@ def join_scores(scores: Sequence[Score], metric: str) -> Score:
         loss=torch.stack([score.loss for score in scores]).sum(0),
         count=torch.stack([score.count for score in scores]).sum(0),
         sums=sums,
-        error=_joined_error(scores, metric),
+        error_or_rule=_joined_error(scores, metric),
     )
 
 

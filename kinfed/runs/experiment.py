@@ -17,8 +17,8 @@ from typing import Any
 
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.federation import Federation
-from kinfed.engine.base import Score
 from kinfed.engine.models import Builder
+from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
 from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker

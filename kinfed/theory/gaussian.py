@@ -29,9 +29,10 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
-from kinfed.engine.base import Score, Task
+from kinfed.engine.base import Task
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut, refuse_cut
+from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
 from kinfed.theory.two_level import Posterior, TwoLevel
 

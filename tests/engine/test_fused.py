@@ -18,9 +18,10 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.data.batches import LocalTraining, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
 from kinfed.engine import fused_task
 from kinfed.engine.fused_task import FusedTask
-from kinfed.engine.objective import ABSOLUTE, SQUARED, Huber, Objective, Squared
+from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective, Squared
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import ModuleTask, make_task, worth_compiling
 from kinfed.errors import KinfedError, ModelError
@@ -344,3 +345,28 @@ def test_code_compiles_without_a_cache_and_beside_a_broken_one(tmp_path: Path, m
         assert files
         for path in files:
             path.write_bytes(b"broken")
+
+
+@pytest.mark.parametrize("objective", [CROSS_ENTROPY, SQUARED], ids=lambda one: one.name)
+def test_measures_are_those_of_the_torch_path(objective: Objective) -> None:
+    """From one compiled pass; of clients without examples, and of a model that gives no numbers."""
+    problem = Problem.of_classes(3) if objective.classifies else Problem("regression", mean=5.0, scale=3.0)
+    tasks = [
+        make_task(network([6, 4, 3 if objective.classifies else 1]), backend=name, objective=objective)
+        for name in ("fused", "stacked")
+    ]
+    split = random_split([9, 0, 60, 4], 6, 3, as_bytes=False)
+    if not objective.classifies:
+        split.labels = split.features.raw[:, 0].clone()
+    theta = torch.stack([tasks[0].init(0, number) for number in range(4)])
+    theta[3] = torch.nan
+    scores = []
+    for task in tasks:
+        task.problem = problem
+        scores.append(task.evaluate(theta, split))
+    ours, theirs = scores
+    assert ours.sums.keys() == theirs.sums.keys()
+    for name, sums in ours.sums.items():
+        torch.testing.assert_close(sums, theirs.sums[name], rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(ours.error, theirs.error, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(ours.correct, theirs.correct)

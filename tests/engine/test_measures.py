@@ -1,6 +1,8 @@
 """Measures of every client against scikit-learn's, pooled sums against pooled examples, and what is undefined."""
 
+import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from kinfed.engine.measures import (
     measures_of,
     standard_errors,
 )
+from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
 from kinfed.runs.metrics import summarize
 
@@ -160,3 +163,27 @@ def test_scorers_without_weights_say_so() -> None:
     data = replace(judged(0), weight=np.ones(sum(SIZES)))
     with pytest.raises(ConfigError, match="neg_max_error knows no weights of rows"):
         MEASURES["neg_max_error"].sums(data)
+
+
+def error_rule(calls, values):
+    calls.append(values)
+    return torch.tensor(values)
+
+
+def test_errors_are_computed_when_they_are_asked_for():
+    """Of two parts joined in another order, and in another process; not before."""
+    calls = []
+
+    def part(values):
+        zero = torch.zeros(len(values))
+        return Score(zero, zero, zero, {}, partial(error_rule, calls, values))
+
+    joined = Score.joined([part([1.0, 2.0]), part([3.0])], torch.tensor([2, 0, 1]))
+    assert not calls
+    assert joined.error is not None
+    assert joined.error.tolist() == [3.0, 1.0, 2.0]
+    assert joined.error.tolist() == [3.0, 1.0, 2.0]
+    assert len(calls) == 2
+    sent = pickle.loads(pickle.dumps(part([4.0])))
+    assert sent.error.tolist() == [4.0]
+    assert Score.joined([part([1.0]), Score(*torch.zeros(3, 1))]).error is None

@@ -1,0 +1,95 @@
+"""How models do on clients' examples: sums by client, and what all measures are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kinfed.data.batches import Batch, Split
+from kinfed.data.problem import Problem
+from kinfed.engine.measures import MEASURES, Judged
+
+
+@dataclass
+class Score:
+    """Sums over some examples, one entry per client."""
+
+    correct: Tensor  # [n] float64; 0 where the task has no classes
+    loss: Tensor  # [n] float64
+    count: Tensor  # [n] int64
+    sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.measures)
+    error_or_rule: Tensor | Callable[[], Tensor] | None = None  # see `error`
+
+    @property
+    def error(self) -> Tensor | None:
+        """[n] standard error of the headline measure, NaN where it is not known. Computed when it is first asked for:
+        it takes longer than all measures together, and of most evaluations nobody asks."""
+        if self.error_or_rule is not None and not isinstance(self.error_or_rule, Tensor):
+            self.error_or_rule = self.error_or_rule()
+        return self.error_or_rule
+
+    def __getstate__(self) -> dict[str, object]:
+        """To other processes, with the error as a number."""
+        return dict(self.__dict__, error_or_rule=self.error)
+
+    def measure(self, name: str) -> Tensor:
+        """[n] the value of a measure at every client; NaN where it is undefined."""
+        return MEASURES[name].value(self.sums[name])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
+        """The clients of all parts one after the other, or in that order."""
+
+        def rows(tensors: list[Tensor]) -> Tensor:
+            whole = torch.cat(tensors)
+            return whole if order is None else whole[order]
+
+        sums = {name: rows([part.sums[name] for part in parts]) for name in parts[0].sums}
+        known = all(part.error_or_rule is not None for part in parts)
+        correct, loss, count = (rows([getattr(part, name) for part in parts]) for name in ("correct", "loss", "count"))
+
+        def error() -> Tensor:
+            return rows([part.error for part in parts if part.error is not None])
+
+        return cls(correct, loss, count, sums, error if known else None)
+
+
+class OutputCollector:
+    """What the models of n clients say of their examples, from batches of these."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        # rows [m], outputs [m, B, C], targets [m, B] and which of these are examples [m, B]
+        self._pieces: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def add(self, rows: Tensor | slice, z: Tensor, batch: Batch) -> None:
+        """Outputs z [m, B, C] of the clients `rows` on a batch, whose padding is left out."""
+        valid = batch.weight.cpu() > 0
+        self._pieces.append((torch.arange(self._n)[rows], z.to("cpu", torch.float64), batch.y.cpu(), valid))
+
+    def add_all(self, part: Split, z: Tensor) -> None:
+        """Outputs z [examples, C] of all clients, one after the other."""
+        owner = torch.repeat_interleave(torch.arange(self._n), part.count)
+        first = torch.cumsum(part.count, 0) - part.count
+        place = part.start[owner] + torch.arange(len(owner)) - first[owner]
+        y = part.labels[part.rows[place]]
+        self._pieces.append(
+            (owner, z.to(torch.float64)[:, None], y[:, None], torch.ones(len(owner), 1, dtype=torch.bool))
+        )
+
+    def judged(self, problem: Problem) -> Judged:
+        """An output that is not a number is as wrong as can be: it must not make a measure of others undefined."""
+        pieces = self._pieces
+        owner = torch.cat([rows[:, None].expand_as(valid)[valid] for rows, _, _, valid in pieces])
+        output = torch.cat([z[valid] for _, z, _, valid in pieces])
+        target = torch.cat([y[valid] for _, _, y, valid in pieces])
+        order = torch.argsort(owner, stable=True)
+        output = output[order]
+        if problem.is_regression:
+            target = target.to(torch.float64)
+        else:
+            output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
+        return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)
