@@ -14,7 +14,9 @@ TOOLS  := $(VENV)/.tools
 demo: $(DEMO)
 	$(BIN)/kinfed run --partition hidden_groups --algorithms local,fedavg,ditto,selffl,fedfomo,cgpfl,kin
 
-# Three workers for two cores: tests that start processes of Flower and Ray mostly wait.
+# Three workers for two cores: tests that start processes of Flower and Ray mostly wait. Whatever the shell says, modules
+# are compiled once and kept, not again in every process that a test starts.
+test coverage durations: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -n 3
 
