@@ -114,24 +114,15 @@ FAMILIES = {
     "mlr": _dense("mlr"),
     "cnn": Family(
         {
-            "digits, two classes": {
-                "dataset": "digits",
-                "partition": TWO_CLASSES,
-                "seeds": [104],
-                "model": "cnn_small",
-            },
-            "CIFAR-10, Dirichlet 0.3": _images("cifar10", 2000, _dirichlet(0.3), 105, model="cnn_tutorial"),
+            "CIFAR-10, Dirichlet 0.3": _images("cifar10", 3000, _dirichlet(0.3), 104),
+            "CIFAR-10, two classes": _images("cifar10", 3000, TWO_CLASSES, 105),
         },
-        {**COMMON, "rounds": 12, "steps": 10},
+        {**COMMON, "model": "cnn_tutorial", "rounds": 15, "steps": 10},
         trials=5,
     ),
     "resnet": Family(
-        {
-            "CIFAR-10, Dirichlet 0.3": _images(
-                "cifar10", 2000, _dirichlet(0.3), 106, model={"name": "resnet18", "width": 8}
-            )
-        },
-        {**COMMON, "rounds": 8, "steps": 5, "batch": 16},
+        {"CIFAR-10, Dirichlet 0.3": _images("cifar10", 2000, _dirichlet(0.3), 106)},
+        {**COMMON, "model": {"name": "resnet18", "width": 8}, "rounds": 12, "steps": 10, "batch": 16},
         trials=4,
         methods=("local", "fedavg", "ditto", "fedper", "fedrep", "apfl", "fedbn", "kin"),
     ),
