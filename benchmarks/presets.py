@@ -43,7 +43,7 @@ from kinfed.runs.build import build_federation
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.presets import PRESETS
+from kinfed.runs.preset_files import PRESETS
 from kinfed.runs.run_checks import check_run
 from kinfed.runs.trial_score import validation_score
 

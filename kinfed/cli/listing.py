@@ -57,7 +57,7 @@ def _short(count: int) -> str:
 
 def preset_rows(name: str) -> tuple[list[str], dict[str, list[str]]]:
     """Of a preset: the families it has, and for every method its settings in each of them ("" where there are none)."""
-    from kinfed.runs.presets import in_words, preset_families, preset_methods
+    from kinfed.runs.preset_files import in_words, preset_families, preset_methods
 
     families = preset_families(name)
     by_family = [preset_methods(name, family) for family in families]

@@ -26,7 +26,7 @@ REGISTRIES = {
     "codec": "kinfed.core.codecs:CODECS",
     "mode": "kinfed.server.staleness:MODES",
     "clock": "kinfed.server.clock:CLOCKS",
-    "preset": "kinfed.runs.presets:PRESETS",
+    "preset": "kinfed.runs.preset_files:PRESETS",
     "panel": "kinfed.report.panels:PANELS",
 }
 _OTHER_WORDS = {"method": "algorithm", "data set": "dataset", "rule": "robust rule"}

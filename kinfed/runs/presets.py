@@ -4,38 +4,22 @@
     kinfed.run(preset="tuned:cnn", model=my_network, algorithms="local,ditto")        # the family by name
     kinfed.register("preset", "ours", Path("presets"), summary="tuned on our wards")
 
-A preset is a folder with one TOML file per family, FAMILY.toml, and a table of options for each method in it:
-
-    [methods.ditto]
-    lr = 0.1
-    lam = 0.3
-
 What a user says wins: an option of a method over that of the preset, `lr` of the run over all the preset's learning
 rates. A configuration holds the values themselves, so that a run does not change when files of presets do.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Container, Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kinfed.core.registries import registry_of
-from kinfed.core.registry import Registry
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs.algorithm_choice import METHOD, parse_algorithms
 from kinfed.runs.config_fields import Named, as_named, plugin_files
-
-PRESETS: Registry[Path] = Registry("preset")
-PRESETS.register(
-    "tuned",
-    Path(__file__).with_name("tuned"),
-    summary="settings found on validation data, every method with the same budget of trials (docs/presets.md)",
-)
+from kinfed.runs.preset_files import in_words, preset_families, preset_methods
 
 
 class PresetUse(BaseModel):
@@ -84,10 +68,6 @@ class PresetUse(BaseModel):
                 f"preset {self.name} has settings by the family of the model, and yours has no name; say which family "
                 f'it belongs to: preset = "{self.name}:cnn" ({", ".join(preset_families(self.name)) or "it has none"})'
             )
-
-
-def in_words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in options.items())
 
 
 def as_preset(value: Any) -> Any:
@@ -146,22 +126,3 @@ def _check_plain_sgd(preset: str, label: str, settings: Mapping[str, Any]) -> No
             f"preset {preset} has learning rates of plain SGD, and {label} has {rule}; give lr yourself, or leave out "
             "one of the two"
         )
-
-
-def preset_methods(name: str, family: str | None) -> dict[str, dict[str, Any]]:
-    """Options by method of a preset for a family of models; empty where it has none for the family."""
-    folder = PRESETS[name].target
-    return {} if family not in preset_families(name) else _read(folder / f"{family}.toml")
-
-
-def preset_families(name: str) -> list[str]:
-    return sorted(file.stem for file in PRESETS[name].target.glob("*.toml"))
-
-
-@cache
-def _read(file: Path) -> dict[str, dict[str, Any]]:
-    try:
-        methods = tomllib.loads(file.read_text("utf-8"))["methods"]
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError) as error:
-        raise ConfigError(f"{file} is no file of a preset, TOML with tables [methods.NAME]: {error!r}") from error
-    return {str(method): dict(options) for method, options in methods.items()}

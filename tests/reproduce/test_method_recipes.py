@@ -15,7 +15,7 @@ from kinfed.reproduce.measure import part_config
 from kinfed.reproduce.recipe import SCALES, Scale
 from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
-from kinfed.runs.presets import PRESETS
+from kinfed.runs.preset_files import PRESETS
 
 
 @pytest.fixture

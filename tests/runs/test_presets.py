@@ -21,7 +21,7 @@ from kinfed.runs.compare import same_results
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
-from kinfed.runs.presets import PRESETS, preset_families, preset_methods
+from kinfed.runs.preset_files import PRESETS, preset_families, preset_methods
 from kinfed.runs.reader import load_run
 from kinfed.runs.run_files import RunFiles
 from kinfed.runs.tune import read_tuning, tune
