@@ -114,7 +114,7 @@ class ModelPipeline:
 
     # ---- from rows to predictions ----
 
-    def encode(self, rows: Any, where: str = "the rows") -> tuple[Features, list[str]]:
+    def encode(self, rows: Any, where: str = "the table") -> tuple[Features, list[str]]:
         """Rows as features that are scaled when they are gathered, and notes on values that training has not seen.
 
         Rows of a table: a frame, a dictionary of columns, or an array of its columns, all numbers. Other models take
@@ -143,7 +143,7 @@ class ModelPipeline:
         features, _ = self.encode(rows)
         return features.gather(torch.arange(len(features)))
 
-    def predictions(self, rows: Any, names: list[str] | None = None, where: str = "the rows") -> Predictions:
+    def predictions(self, rows: Any, names: list[str] | None = None, where: str = "the table") -> Predictions:
         """Probabilities of every class, or the number, for every row, with notes."""
         features, notes = self.encode(rows, where)
         blocks = []

@@ -41,7 +41,10 @@ class SiteFigures:
     def value(self, name: str | None, site: int) -> Estimate:
         if name is None:
             return UNDEFINED
-        return _estimate(self._values[name][site], self._errors[name][site], float(self.rows[site]))
+        estimate = _estimate(self._values[name][site], self._errors[name][site], float(self.rows[site]))
+        if estimate.low is None or estimate.high is None or not self.measure.percent:
+            return estimate
+        return Estimate(estimate.value, max(estimate.low, 0.0), min(estimate.high, 1.0))  # a share
 
     def gain(self, name: str | None, site: int) -> Estimate:
         """Over learning alone."""

@@ -167,7 +167,7 @@ def test_new_rows_in_another_order_with_more_or_fewer_columns() -> None:
     turned = {name: VISITS[name] for name in reversed(VISITS)} | {"extra": ["x"] * 4}
     assert torch.equal(learnt.transform(turned), whole)
     without = learnt.encode({name: VISITS[name] for name in ("age", "ward", "seen")})
-    assert without.notes == ["the rows has no column smoker: it counts as missing in every row"]
+    assert without.notes == ["the table has no column smoker: it counts as missing in every row"]
     with pytest.raises(DataError, match=r"lacks 1 of the models' 4 columns: seen\. No training row lacked them"):
         learnt.transform({name: VISITS[name] for name in ("age", "ward", "smoker")})
 
@@ -178,13 +178,13 @@ def test_new_rows_in_another_order_with_more_or_fewer_columns() -> None:
         ({"age": ["old", 1, 2, 3]}, "not a table"),
         (
             {"age": ["old", "1", "2", "3"]},
-            r"column age of the rows should hold numbers; 1 of 4 cells .*row 1 \('old'\)",
+            r"column age of the table should hold numbers; 1 of 4 cells .*row 1 \('old'\)",
         ),
-        ({"age": [datetime.date(2024, 1, 1)] * 4}, "column age of the rows should hold numbers; 4 of 4"),
+        ({"age": [datetime.date(2024, 1, 1)] * 4}, "column age of the table should hold numbers; 4 of 4"),
         ({"age": [1e300, 1, 2, 3]}, r"infinite or too large, the first in row 1 \(1e\+300\)"),
-        ({"seen": [1, 2, 3, 4]}, "column seen of the rows should hold dates"),
+        ({"seen": [1, 2, 3, 4]}, "column seen of the table should hold dates"),
         ({"seen": ["2024-01-01", "soon", None, None]}, "should hold dates .* wrong one in row 2"),
-        ({"ward": [[1]] * 4}, "column ward of the rows should hold categories; it holds list"),
+        ({"ward": [[1]] * 4}, "column ward of the table should hold categories; it holds list"),
     ],
 )
 def test_wrong_cells_are_refused_in_words(change: dict[str, Any], message: str) -> None:
@@ -338,3 +338,16 @@ def test_statistics_that_cannot_be_are_refused(lie: str) -> None:
         TableStatistics.from_json(LIES[lie](honest)).check_size(2, 1e6)
     with pytest.raises(DataError, match="statistics of 2 rows; the site has said that it has 3"):
         TableStatistics.from_json(honest).check_size(3, 1e6)
+
+
+def test_the_index_of_a_frame_is_no_column() -> None:
+    frame = pd.DataFrame({"age": [30.0, 40.0, 50.0], "ward": ["x", "y", "x"]}, index=[7, 3, 5])
+    plain = frame.reset_index(drop=True)
+    for one in (frame, frame.rename_axis("patient")):
+        assert as_table(one).equals(as_table(plain))
+    written = pa.Table.from_pandas(frame)  # as a Parquet file has it
+    assert "__index_level_0__" in written.column_names
+    learnt = TablePreprocessing.learn(written)
+    assert learnt.columns == ["age", "ward"]
+    assert "is the index of a pandas frame" in learnt.sentences()[-1]
+    assert TablePreprocessing.learn(written, columns={"__index_level_0__": "number"}).columns[-1] == "__index_level_0__"

@@ -200,7 +200,7 @@ def test_new_rows_that_differ_are_handled_or_refused(
     assert not turned.notes
     without = pipeline.predictions({"ward": ["x"], "age": [990]})
     np.testing.assert_array_equal(without.probabilities.numpy(), plain)
-    assert without.notes == ["the rows has no column lab: it counts as missing in every row"]
+    assert without.notes == ["the table has no column lab: it counts as missing in every row"]
     unseen = pipeline.predictions({"ward": ["z"], "age": [990], "lab": [1]})
     assert "values not seen in training ('z') have no feature" in unseen.notes[0]
     with pytest.raises(DataError, match="lacks 1 of the models' 3 columns: age"):

@@ -1,7 +1,8 @@
 """The rule by which a column becomes a number, categories, a date, a text, or is left out. In this order:
 
   1. what the user declared (`--columns age=number,zip=category,note=skip`)
-  2. pictures, lists and the like, and columns without a value in any training row, are left out
+  2. pictures, lists and the like, columns without a value in any training row, and the index that pandas writes
+     into Parquet files, are left out
   3. a column with one value in all training rows is left out
   4. numbers stay numbers, false and true become 0 and 1, dates stay dates (texts such as 2024-02-29 too)
   5. texts with more than 100 different values, of which 99 % but not all are numbers, are numbers, with the others
@@ -42,6 +43,8 @@ _IDENTIFIER_NAME = re.compile(
     re.IGNORECASE,
 )
 
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__$")
+
 
 def choose_encoding(
     name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool
@@ -53,6 +56,8 @@ def choose_encoding(
         return SkippedColumn(name, "holds images, lists or the like (a column of images is chosen with image_column)")
     if not column.present:
         return SkippedColumn(name, "has no value in any training row")
+    if declared is None and _PANDAS_INDEX.match(name):
+        return SkippedColumn(name, "is the index of a pandas frame")
     kind, reason = _kind(name, column) if declared is None else (declared, DECLARED)
     if kind == "number":
         return _number(name, column, reason, standardize)

@@ -59,7 +59,8 @@ def _from_frame(rows: Any) -> pa.Table:
     import narwhals
 
     try:
-        return narwhals.from_native(rows, eager_only=True).to_arrow()
+        # Without pandas' index: rows of a part of a frame keep their old numbers, which are no column.
+        return narwhals.maybe_reset_index(narwhals.from_native(rows, eager_only=True)).to_arrow()
     except TypeError:
         raise DataError(
             "rows come as a pandas, polars or pyarrow table, a dictionary of columns, or an array "

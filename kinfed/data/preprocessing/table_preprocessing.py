@@ -73,7 +73,7 @@ class TablePreprocessing:
         else:
             names, numbers = np.unique(np.asarray(sites).astype(str)[index], return_inverse=True)
             count = len(names)
-        read = ReadTable.read(table, table.column_names, declared, "the rows")
+        read = ReadTable.read(table, table.column_names, declared, "the table")
         return cls.from_read(read, index, numbers, count, standardize)
 
     @classmethod
@@ -153,7 +153,7 @@ class TablePreprocessing:
         plain = all(isinstance(one, NumberEncoding) and one.mean is None for one in self.used)
         return plain and all(one.reason == DECLARED for one in self.skipped)
 
-    def encode(self, rows: Any, where: str = "the rows") -> EncodedRows:
+    def encode(self, rows: Any, where: str = "the table") -> EncodedRows:
         """Rows, in columns of any order, before scaling. Columns that training rows had gaps in may be absent."""
         table = as_table(rows, self.columns)
         cells = {
@@ -178,10 +178,10 @@ class TablePreprocessing:
         notes += [part.note for part in encoded if part.note]
         return EncodedRows(torch.from_numpy(np.concatenate([part.values for part in encoded], 1)), notes)
 
-    def features_of(self, rows: Any, where: str = "the rows") -> Features:
+    def features_of(self, rows: Any, where: str = "the table") -> Features:
         return Features(self.encode(rows, where).raw, self.mean, self.std)
 
-    def transform(self, rows: Any, where: str = "the rows") -> Tensor:
+    def transform(self, rows: Any, where: str = "the table") -> Tensor:
         """[n, D] float32: what a model is fed."""
         features = self.features_of(rows, where)
         return features.gather(torch.arange(len(features)))
