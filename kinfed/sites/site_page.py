@@ -9,7 +9,7 @@ from kinfed.report.html import render
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.sites.fit_result import PAGE, RUNS, FitResult, SiteRecord, server_path, site_path
 from kinfed.sites.portfolio import ALONE, ONE_MODEL
-from kinfed.sites.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording
+from kinfed.sites.site_sentences import FEW_OF_A_CLASS, FEW_ROWS, Wording, some
 from kinfed.version import __version__
 
 
@@ -81,7 +81,7 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
     few = [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]
     if few:
         sentences.append(
-            f"Fewer than {FEW_ROWS} test rows stand behind the figures of {_some(few)}: read them with their intervals."
+            f"Fewer than {FEW_ROWS} test rows stand behind the figures of {some(few)}: read them with their intervals."
         )
     rare = [
         f"{site.site} ({site.rare_rows} of {site.test_rows})" for site in result.sites
@@ -89,17 +89,13 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
     ]  # fmt: skip
     if rare:
         sentences.append(
-            f"Fewer than {FEW_OF_A_CLASS} test rows are of the rarer class at {_some(rare)}: figures rest on these few."
+            f"Fewer than {FEW_OF_A_CLASS} test rows are of the rarer class at {some(rare)}: figures rest on these few."
         )
     useless = [site.site for site in result.sites if words.no_model(site)]
     if useless:
         guess = "the mean of its training rows" if result.problem.is_regression else "its most frequent class"
-        sentences.append(f"On test rows the model does no better than always predicting {guess} at {_some(useless)}.")
+        sentences.append(f"On test rows the model does no better than always predicting {guess} at {some(useless)}.")
     return sentences
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def site_table(result: FitResult) -> TextTable:

@@ -10,6 +10,7 @@ from kinfed.sites.fit_result import ContenderRecord, Estimate, FitResult, SiteRe
 from kinfed.sites.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
+BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
 FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
 SENT = {
     "delta": "the change of its model",
@@ -55,8 +56,11 @@ class Wording:
     def interval(self, estimate: Estimate) -> str:
         if estimate.low is None or estimate.high is None:
             return "too few test rows for an interval"
-        low, high = (format_number(self.style.scale * end, self.style.digits) for end in (estimate.low, estimate.high))
-        return f"95 % interval {low} to {'+' if estimate.high > 0 else ''}{high}"
+        low, high = (
+            ("+" if end > 0 else "") + format_number(self.style.scale * end, self.style.digits)
+            for end in (estimate.low, estimate.high)
+        )
+        return f"95 % interval {low} to {high}"
 
     # ---- sites ----
 
@@ -174,7 +178,6 @@ class Wording:
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
         moved = [site for site in sites if site.chosen != ALONE]
-        clear = [site for site in moved if site.gain.is_clear and (site.gain.value or 0) > 0]
         if len(sites) == 1:
             return "There is one site, so that there is nobody to learn with: it has the best of its own models."
         if not moved:
@@ -182,13 +185,27 @@ class Wording:
         head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
         if gain.value is None:
             return f"{head}; what they gain cannot be told from their test rows."
-        which = f" ({', '.join(site.site for site in clear[:5])})" if clear else ""
-        proof = f"the gain is clear at {len(clear)}{which}" if clear else "at no single site is the gain beyond chance"
-        return f"{head}; {proof}. On average over sites {self.style.noun} changes by {self._mean(gain)}."
+        mean = f"On average over sites {self.style.noun} changes by {self._mean(gain)}."
+        return f"{head}; {self._clear_sites(moved)}. {mean}"
+
+    def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
+        """Where the gain, or the loss, is beyond chance; of many sites some are by chance."""
+        better, worse = ([one.site for one in moved if one.gain.is_clear and sign * (one.gain.value or 0) > 0]
+                         for sign in (1, -1))  # fmt: skip
+        if not better and not worse:
+            return "at no single site is the difference beyond chance"
+        proof = f"the gain is clear at {len(better)}" + (f" ({some(better, 5)})" if better else "")
+        proof += f", and {len(worse)} are clearly worse off ({some(worse, 5)})" if worse else ""
+        expected = round(BEYOND * len(moved))
+        return f"{proof}; of so many sites about {expected} on either side look so by chance" if expected else proof
 
     def _mean(self, gain: Estimate) -> str:
         better = "" if self.style.unit or not self.style.lower_is_better else " (positive: less error)"
         return f"{self.gain(gain.value or 0.0)}{better}, {self.interval(gain)}"
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def listed(things: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from kinfed.runs.pipeline import ModelPipeline
 from kinfed.sites import search
 from kinfed.sites.decision import decide
 from kinfed.sites.fit import SiteFit
-from kinfed.sites.fit_result import FitResult
+from kinfed.sites.fit_result import Estimate, FitResult
 from kinfed.sites.fit_settings import FitSettings
 from kinfed.sites.inner_folds import NEVER, assign_folds, fold_federation, fold_rows
 from kinfed.sites.portfolio import contenders_of, make_try, methods_of
@@ -431,3 +431,17 @@ def test_the_page_says_who_sees_a_model(result: FitResult) -> None:
     words, ditto = Wording(result), result.contender("one_model")
     assert "the change of its model and the number of its training rows. Never a row." in words.leaves(ditto)
     assert "hands the model on to other sites as it is" in words.leaves(replace(ditto, hands_on=True))
+
+
+def test_who_is_clearly_worse_off_is_named_too(result: FitResult) -> None:
+    def with_gains(*gains: tuple[float, float, float]) -> str:
+        sites = [
+            replace(result.sites[0], site=f"s{k}", chosen="ditto", gain=Estimate(*gain)) for k, gain in enumerate(gains)
+        ]
+        return Wording(replace(result, sites=tuple(sites), overall=Estimate(0.0, -0.1, 0.1))).overall()
+
+    up, down, open_ = (0.2, 0.1, 0.3), (-0.2, -0.3, -0.1), (0.0, -0.1, 0.1)
+    assert "; at no single site is the difference beyond chance." in with_gains(open_, open_)
+    assert "; the gain is clear at 1 (s0), and 1 are clearly worse off (s1)." in with_gains(up, down, open_)
+    assert "; of so many sites about 1 on either side look so by chance." in with_gains(up, *[open_] * 39)
+    assert Wording(result).interval(Estimate(*up)) == "95 % interval +10.0 to +30.0"
