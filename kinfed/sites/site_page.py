@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from kinfed.core import storage
@@ -101,8 +102,7 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
 def site_table(result: FitResult) -> TextTable:
     """Every site: rows, alone, with the others, what it takes, and the gain, drawn on one scale."""
     words = Wording(result)
-    ends = [abs(end) for site in result.sites for end in (site.gain.low, site.gain.high) if end is not None]
-    reach = max(ends, default=0.0)
+    reach = common_reach([end for site in result.sites for end in (site.gain.low, site.gain.high) if end is not None])
     columns = [
         TableColumn("Site", "name"),
         TableColumn("Training", group="Rows", definition="Rows that the site's model learnt from."),
@@ -117,6 +117,13 @@ def site_table(result: FitResult) -> TextTable:
         TableColumn("Gain over alone", group="Choice", definition="Positive is better; with its 95 % interval."),
     ]  # fmt: skip
     return TextTable.of("Every site", columns, [_site_row(site, words, reach, result) for site in result.sites])
+
+
+def common_reach(ends: list[float]) -> float:
+    """How far drawings reach to both sides of zero: nine of ten ends of intervals lie within, so that a few sites with
+    a handful of rows do not make dots of all others. Longer ones are cut."""
+    ordered = sorted(abs(end) for end in ends if end)
+    return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else 0.0
 
 
 def short_table(result: FitResult, most: int) -> TextTable:
@@ -142,7 +149,8 @@ def _site_row(site: SiteRecord, words: Wording, reach: float, result: FitResult)
         cell = TableCell("–", tone="open")
     else:
         tone = ("yes" if gain.value > 0 else "no") if gain.is_clear else "open"
-        interval = (gain.low, gain.value, gain.high)
+        low, value, high = (min(max(end, -reach), reach) for end in (gain.low, gain.value, gain.high))
+        interval = (low, value, high)
         cell = TableCell(words.gain(gain.value), tone=tone, interval=interval, reach=reach)
     together = "–" if site.together is None else f"{words.value(site.with_others)} ({words.title(site.together)})"
     one_model = words.value(site.one_model) if any(one.name == ONE_MODEL for one in result.contenders) else "–"

@@ -30,6 +30,7 @@ from kinfed.sites.portfolio import contenders_of, make_try, methods_of
 from kinfed.sites.sent_message import sent_message
 from kinfed.sites.site_files import load_sites
 from kinfed.sites.site_outputs import outputs_on_test
+from kinfed.sites.site_page import common_reach
 from kinfed.sites.site_sentences import Wording
 from tests.sites.conftest import COLUMNS, SITES, SMALL, make_table
 
@@ -445,3 +446,9 @@ def test_who_is_clearly_worse_off_is_named_too(result: FitResult) -> None:
     assert "; the gain is clear at 1 (s0), and 1 are clearly worse off (s1)." in with_gains(up, down, open_)
     assert "; of so many sites about 1 on either side look so by chance." in with_gains(up, *[open_] * 39)
     assert Wording(result).interval(Estimate(*up)) == "95 % interval +10.0 to +30.0"
+
+
+def test_a_few_wide_intervals_do_not_flatten_all_others() -> None:
+    assert common_reach([-0.1, 0.2] * 9 + [5.0, -5.0]) == 0.2
+    assert common_reach([-0.1, 0.3]) == 0.3
+    assert common_reach([]) == common_reach([0.0, 0.0]) == 0.0
