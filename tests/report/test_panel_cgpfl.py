@@ -93,7 +93,7 @@ def test_the_cost_is_weighed_by_examples(comparison: Comparison) -> None:
     panel = made(distances(figures))
     assert panel.figures[1].data[0]["y"][-1] == pytest.approx(cost, rel=1e-5)
     assert f"a personal model is about {math.sqrt(cost):.2g} from its context" in panel.sentence
-    assert f"cost {cost:.2g} times an unknown constant" in panel.sentence
+    assert f"cost at most {cost:.2g} times an unknown constant" in panel.sentence
 
 
 def test_terms_of_the_bound_are_said(comparison: Comparison) -> None:

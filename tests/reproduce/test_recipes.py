@@ -38,6 +38,7 @@ from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure,
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproduction, write_site
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
+from kinfed.reproduce.recipes.common_cgpfl import DISTANCE, ROUNDS_TO_LEVEL, convergence
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
@@ -70,6 +71,17 @@ def test_every_recipe_is_well_formed(name: str) -> None:
         assert row != label
     assert "smoke" in recipe.stand_ins, "what smoke replaces is said on its page"
     assert {part for part, _ in recipe.method_figures} <= known
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_claim_says_where_its_paper_makes_it(name: str) -> None:
+    """Section, remark, theorem, appendix, figure or table; a question of ours has no place in a paper."""
+    claims = [claim for claim in load_recipe(name).claims if isinstance(claim, Claim)]
+    for claim in claims:
+        if isinstance(claim, Question):
+            assert not claim.place, claim.text
+        else:
+            assert re.search(r"\b(Section|Remark|Theorem|Appendix|Figure|Table)s? [A-Z0-9]", claim.place), claim.text
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -428,6 +440,33 @@ def test_roughness_is_the_mean_move_over_the_second_half() -> None:
     trial = Trial("selffl", 3, (*rounds, unscored), (), final, finished=True)
     run = Run(Path("r"), "r", {}, "", {}, "", (trial,), {})
     assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.1)}}}
+
+
+def test_rounds_to_a_level_that_every_method_reaches() -> None:
+    """The slow method ends at 0.6, which the quick one has in its second evaluation."""
+    curves = {"quick": [0.4, 0.7, 0.6, 0.9], "slow": [0.1, 0.2, 0.3, 0.6]}
+    apart = {"clients": {"squared_distance_to_context": [1.0, 3.0]}}
+    trials = tuple(
+        Trial(
+            label,
+            0,
+            tuple(
+                JournalRound(
+                    5 * n, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": a}}, apart if label == "quick" else {}
+                )
+                for n, a in enumerate(curve, 1)
+            ),
+            (),
+            Final(20, 4, {}, 0.0, 0.0, 0.0),
+            finished=True,
+        )
+        for label, curve in curves.items()
+    )
+    measured = convergence(Run(Path("r"), "r", {}, "", {}, "", trials, {}))
+    assert measured == {
+        "quick": {ROUNDS_TO_LEVEL: {0: 10.0}, DISTANCE: {0: 2.0}},
+        "slow": {ROUNDS_TO_LEVEL: {0: 20.0}},
+    }
 
 
 def test_the_list_of_recipes_says_what_they_say_of_themselves() -> None:

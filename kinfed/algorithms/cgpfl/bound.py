@@ -46,7 +46,10 @@ def complexity(contexts: int, parameters: int, examples: float) -> float:
 
 
 def cost(theta: ArrayLike, omega: ArrayLike, examples: ArrayLike) -> float:
-    """Σ_i (m_i/m) min_k ‖θ_i − ω_k‖² of personal models [N, P], context models [K, P] and examples [N]."""
+    """Σ_i (m_i/m) min_k ‖θ_i − ω_k‖² of personal models [N, P], context models [K, P] and examples [N].
+
+    The page of a run has the distance to a client's own context instead of the nearest, which is at least this: only
+    who holds all personal models can take the minimum."""
     models, share = np.asarray(omega), np.asarray(examples, np.float64)
     nearest = [min(float(((row - w).astype(np.float64) ** 2).sum()) for w in models) for row in np.asarray(theta)]
     return float(share @ np.array(nearest) / share.sum())

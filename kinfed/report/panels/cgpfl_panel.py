@@ -70,7 +70,10 @@ def _map(method: Method, matrix: list[list[float]], last: int) -> Figure:
 
 
 def _costs(method: Method, seed: int) -> Iterator[tuple[int, float]]:
-    """(round, Σ_i (m_i/m) ‖θ_i − ω_k(i)‖²) of the clients' own models, where the run recorded them."""
+    """(round, Σ_i (m_i/m) ‖θ_i − ω_k(i)‖²) of the clients' own models, where the run recorded them.
+
+    The theorem has the nearest of all contexts (`algorithms.cgpfl.bound.cost`), which is at most this: a client is sent
+    its own context's model and no other, and its θ_i never leaves it, so nobody in a run can tell the nearest."""
     federation = method.run.federations.get(seed)
     for number, figures in sorted(series(method, "clients").get(seed, {}).items()):
         apart = figures.get("squared_distance_to_context") if isinstance(figures, dict) else None
@@ -114,7 +117,7 @@ def _bound_sentence(method: Method, seed: int, count: int, cost: float | None) -
         f"confidence {confidence(len(federation.names), m, DELTA):.2g}, complexity "
         f"{complexity(count, size, m):.2g}"
     )
-    text += "" if cost is None else f", cost {cost:.2g} times an unknown constant"
+    text += "" if cost is None else f", cost at most {cost:.2g} times an unknown constant"
     apart = _discrepancy(federation)
     if apart is not None:
         text += f"; labels of training and test examples differ by {apart:.2f} on average (0 if alike, 1 if disjoint)"

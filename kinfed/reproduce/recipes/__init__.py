@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RECIPES: dict[str, str] = {
     "selffl-ablation": "The three parts of Self-FL, one at a time (Self-FL: Figure 2b)",
-    "selffl-algorithms": "Self-FL's Algorithm 1 and Algorithm 2 (Self-FL: Figure 6 and Table 6)",
+    "selffl-algorithms": "Self-FL's Algorithm 1 and Algorithm 2 (Self-FL: Figure 6)",
     "selffl-cifar10": "Self-FL on CIFAR-10 (Self-FL: Figure 2a)",
     "selffl-femnist": (
         "Self-FL on handwritten letters with 200 clients (Self-FL: Figure 1b, Table 1, the run with 40 local steps)"
@@ -32,7 +32,7 @@ RECIPES: dict[str, str] = {
     "selffl-synthetic": "Self-FL on the two-level Gaussian task (Self-FL: Figures 3, 4 and 5)",
     "selffl-users": "How well single users are served (Self-FL: Figure 3 of the NeurIPS version)",
     "selffl-wakeword": (
-        "Self-FL on wake words, five types of devices (substitute data) (Self-FL: Tables 2, 3, 4, 7 and 8)"
+        "Self-FL on wake words, five types of devices (substitute data) (Self-FL: Tables 2, 3, 4, 6, 7 and 8)"
     ),
     "fedfomo-exploration": "FedFomo’s exploration and number of models (FedFomo: Figure 3)",
     "fedfomo-foreign": "FedFomo for targets outside a client’s own data (FedFomo: Table 3 and Figure 4)",

@@ -28,6 +28,7 @@ MODELS = (2, 5, 10)  # the client's own among them
 EVERYBODY = 15  # with everyone's model there is nothing to explore
 EPSILONS = (0.0, 0.3, 0.6, 0.9)
 PART = "cifar10"
+PLACE = "Section 4 (exploration), Figure 3"
 
 
 def label(models: int, epsilon: float) -> str:
@@ -114,14 +115,19 @@ RECIPE = Recipe(
         ),
     ],
     claims=[
-        Claim("With ε fixed, more models are better (M = 5 against 2, and 10 against 5)", _more_models),
-        Claim("No consistent effect of ε (for every M, all ε within 2 points of each other)", _indifferent_to_epsilon),
+        Claim("With ε fixed, more models are better (M = 5 against 2, and 10 against 5)", _more_models, place=PLACE),
+        Claim(
+            "No consistent effect of ε (for every M, all ε within 2 points of each other)",
+            _indifferent_to_epsilon,
+            place=PLACE,
+        ),
         Claim(
             "More models find one’s own distribution earlier: more top places with M = 10 than with M = 2",
             lambda results: {
                 f"ε = {e:g}": difference(*(results.get(PART, label(m, e), "kin.top") for m in (10, 2)))
                 for e in EPSILONS
             },
+            place=PLACE,
         ),
         Question("Without exploration (ε = 0) as good as with it (0.3): at most 1 point below", _without_exploration),
         Question(
@@ -131,7 +137,7 @@ RECIPE = Recipe(
                 for row, name in GRID.items()
             },
         ),
-        Untestable("The curves of Figure 3", "the paper prints neither numbers nor the values of ε and M"),
+        Untestable("The curves", "the paper prints neither numbers nor the values of ε and M", PLACE),
     ],
     notes=[
         "The values of ε and M are ours; those of the figure are not in the text.",

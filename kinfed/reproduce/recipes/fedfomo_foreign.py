@@ -32,6 +32,7 @@ from kinfed.reproduce.recipes.common_fedfomo import (
 )
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+PLACE = "Section 4 (out-of-local-distribution personalization), Table 3"
 BLIND = tuple(label for label in RIVALS if label != "fedavg_data")  # neither target data nor others' examples
 
 
@@ -117,19 +118,25 @@ RECIPE = Recipe(
     ],
     claims=[
         *(
-            Claim.above(f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED)
+            Claim.above(f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED, place=PLACE)
             for data, name in DATA.items()
             for row in OURS
         ),
         *(
-            Claim.above(f"Sharing data stands out among the others, {name}", data, "fedavg_data", BLIND, SCORED)
+            Claim.above(
+                f"Sharing data stands out among the others, {name}", data, "fedavg_data", BLIND, SCORED, place=PLACE
+            )
             for data, name in DATA.items()
         ),
-        *(
-            Claim(f"FedFomo gives top places to clients that train on the target, {name}", _kin_above_chance(data))
-            for data, name in DATA.items()
+        Claim(
+            "FedFomo gives top places to clients that train on the target, CIFAR-10",
+            _kin_above_chance("cifar10"),
+            place="Section 4 (out-of-local-distribution personalization), Figure 4",
         ),
-        Claim.above(
+        Question(
+            "FedFomo gives top places to clients that train on the target, CIFAR-100", _kin_above_chance("cifar100")
+        ),
+        Question.above(
             "Ten models better than five, CIFAR-100 (Table 3: 40.94 and 34.43)",
             "cifar100",
             "fedfomo-10",
@@ -144,8 +151,9 @@ RECIPE = Recipe(
         Untestable(
             "With two distributions the others do better, because targets coincide more often",
             "the paper gives no numbers for two distributions here",
+            "Section 4 (out-of-local-distribution personalization)",
         ),
-        Untestable("The curves of Figure 4", "the paper prints no numbers for them"),
+        Untestable("The curves", "the paper prints no numbers for them", "Figure 4"),
     ],
     notes=[
         "FedFomo alone uses the target’s validation examples here; the comparison is between having a hint of the "

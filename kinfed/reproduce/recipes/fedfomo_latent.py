@@ -95,6 +95,7 @@ EMD = parse_published("""
 """)
 
 NUMBERS = (2, 3, 4, 5, 10)
+PLACE = "Section 4 (latent distributions), Table 2"
 
 
 def columns(data: str, metric: str = SCORED, ending: str = "") -> list[ResultColumn]:
@@ -189,22 +190,31 @@ RECIPE = Recipe(
                 "fedfomo-10",
                 RIVALS,
                 SCORED,
+                place=place,
             )
-            for part, name in (("cifar10-5", "CIFAR-10, D = 5"), ("cifar100-5", "CIFAR-100, D = 5"))
+            for part, name, place in (
+                ("cifar10-5", "CIFAR-10, D = 5", PLACE),
+                ("cifar100-5", "CIFAR-100, D = 5", "Appendix A.2, Table 5"),
+            )
         ),
         Claim(
             "FedFomo above every other method where data are highly non-IID, CIFAR-10, D = 10",
             lambda results: {METHODS[rival]: lead(results, "cifar10-10", "fedfomo-5", rival) for rival in RIVALS},
+            place=PLACE,
         ),
         Claim(
             "The lead over FedAvg grows as clients differ more (D = 10 against D = 2)",
             _growing_lead("cifar10-10", "cifar10-2"),
+            place=PLACE,
         ),
         Claim(
             "The lead over FedAvg grows with the number of clients (100 against 15, D = 5)",
             _growing_lead("cifar10-5-many", "cifar10-5"),
+            place="Section 1",
         ),
-        Claim("FedFomo above Local and FedAvg in moderately non-IID settings (EMD from 1 to 2)", _moderate),
+        Claim(
+            "FedFomo above Local and FedAvg in moderately non-IID settings (EMD from 1 to 2)", _moderate, place=PLACE
+        ),
         Claim.above(
             "FedFomo competitive with Local in the most extreme case (at most 2 points below), D = 10",
             "cifar10-10",
@@ -212,21 +222,28 @@ RECIPE = Recipe(
             ["local"],
             SCORED,
             by=-0.02,
+            place=PLACE,
         ),
-        Claim("FedFomo above MOCHA and LG-FedAvg", _at_every_number("fedfomo-5", ["mocha_deep", "lgfedavg"])),
-        Claim("Sharing a little data helps FedAvg at every D", _at_every_number("fedavg_data", ["fedavg"])),
-        Claim("FedProx above FedAvg at every D", _at_every_number("fedprox", ["fedavg"])),
+        Claim(
+            "FedFomo above MOCHA and LG-FedAvg", _at_every_number("fedfomo-5", ["mocha_deep", "lgfedavg"]), place=PLACE
+        ),
+        Claim(
+            "Sharing a little data helps FedAvg at every D", _at_every_number("fedavg_data", ["fedavg"]), place=PLACE
+        ),
+        Claim("FedProx above FedAvg at every D", _at_every_number("fedprox", ["fedavg"]), place=PLACE),
         Claim(
             "Methods with several models above FedAvg, D = 5",
             lambda results: {
                 f"FedAvg, by {METHODS[row]}": lead(results, "cifar10-5", row, "fedavg") for row in SEVERAL_MODELS
             },
+            place=PLACE,
         ),
         Claim(
             "Local training gets better with more distributions (D = 10 against D = 2)",
             lambda results: {
                 "": difference(results.get("cifar10-10", "local", SCORED), results.get("cifar10-2", "local", SCORED))
             },
+            place=PLACE,
         ),
         Question.above(
             "FedFomo above every client alone, CIFAR-10, D = 5", "cifar10-5", "fedfomo-5", ["local"], SCORED
@@ -243,8 +260,8 @@ RECIPE = Recipe(
             "Top places go to clients of one's own distribution more often than by chance, D = 5",
             lambda results: {METHODS[row]: above_chance(results, "cifar10-5", row) for row in OURS},
         ),
-        Untestable("Up to 70 % improvement in some settings (abstract)", "it says neither where nor over what"),
-        Untestable("The curves of Figure 1", "the paper prints no numbers for them"),
+        Untestable("Up to 70 % improvement in some settings", "it says neither where nor over what", "Section 1"),
+        Untestable("The curves", "the paper prints no numbers for them", "Figure 1"),
     ],
     notes=[
         "FedAvg’s numbers in the paper can only be those of the shared model (10.10 at D = 10). A client that simply "

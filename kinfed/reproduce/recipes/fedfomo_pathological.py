@@ -82,6 +82,7 @@ def _above_local(part: str) -> Margins:
     return lambda results: {METHODS[row]: lead(results, part, row, "local") for row in OURS}
 
 
+PLACE = "Section 4 (pathological non-IID), Table 1"
 TABLE_1 = parse_published("""
     method      | MNIST, 15 clients | MNIST, 100 clients | CIFAR-10, 15 clients | CIFAR-10, 100 clients
     local       | 99.62 ± 0.21      | 94.25 ± 4.28       | 92.73 ± 0.87         | 85.42 ± 4.06
@@ -121,7 +122,14 @@ RECIPE = Recipe(
     ],
     claims=[
         *(
-            Claim.above(f"FedFomo above every other method, {HEADINGS[part]}", part, "fedfomo-10", RIVALS, SCORED)
+            Claim.above(
+                f"FedFomo above every other method, {HEADINGS[part]}",
+                part,
+                "fedfomo-10",
+                RIVALS,
+                SCORED,
+                place=PLACE,
+            )
             for part in MANY_CLIENTS
         ),
         *(
@@ -132,12 +140,18 @@ RECIPE = Recipe(
                 RIVALS,
                 SCORED,
                 by=-0.02,
+                place=PLACE,
             )
             for part in FEW_CLIENTS
         ),
         *(
             Claim.above(
-                f"Training alone above methods with a single model, {heading}", part, "local", ONE_MODEL, SCORED
+                f"Training alone above methods with a single model, {heading}",
+                part,
+                "local",
+                ONE_MODEL,
+                SCORED,
+                place=PLACE,
             )
             for part, heading in HEADINGS.items()
         ),
@@ -145,6 +159,7 @@ RECIPE = Recipe(
             Claim(
                 f"The lead over {METHODS[rival]} is larger with 100 clients than with 15, {name}",
                 _growing_lead(data, rival),
+                place="Section 1; Table 1, caption",
             )
             for data, name in (("mnist", "MNIST"), ("cifar10", "CIFAR-10"))
             for rival in ("local", "fedavg")
@@ -163,7 +178,9 @@ RECIPE = Recipe(
             )
             for part, heading in HEADINGS.items()
         ),
-        Untestable("Methods with a single robust model have mixed success over FedAvg", "mixed success is no order"),
+        Untestable(
+            "Methods with a single robust model have mixed success over FedAvg", "mixed success is no order", PLACE
+        ),
     ],
     notes=[
         "A client can get two shards of the same class, in the paper’s split too; its task is then trivial.",

@@ -34,6 +34,7 @@ PRIVATE = ("fedavg", "fedfomo", "fedfomo_ma")  # the paper's
 NOISES = (0, 1, 2)
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 DELTA = 1e-5
+PLACE, AVERAGES = "Section 4 (locally private FedFomo), Table 4", "Appendix A.4, Table 6"
 
 # The paper's clients: on average 3,333 examples, four fifths of them for training, in batches of 50.
 TRAINED, BATCH = 2667, 50
@@ -203,28 +204,45 @@ RECIPE = Recipe(
         ),
     ],
     claims=[
-        Claim("Private FedFomo above FedAvg, even without noise there", _over("fedfomo", (1, 2), "fedavg", 0)),
-        Claim("More noise costs accuracy: FedFomo with σ = 0 above σ = 2", _over("fedfomo", (0,), "fedfomo", 2)),
-        Claim("Little is lost: FedFomo with σ = 1 at most 2 points below σ = 0", _little_lost),
-        Claim("More noise gives more privacy: ε with σ = 2 below ε with σ = 1", _less_with_noise, "of ε", 1),
+        Claim(
+            "Private FedFomo above FedAvg, even without noise there", _over("fedfomo", (1, 2), "fedavg", 0), place=PLACE
+        ),
+        Claim(
+            "More noise costs accuracy: FedFomo with σ = 0 above σ = 2",
+            _over("fedfomo", (0,), "fedfomo", 2),
+            place=PLACE,
+        ),
+        Claim(
+            "Little is lost: FedFomo with σ = 1 at most 2 points below σ = 0", _little_lost, place="Figure 5, caption"
+        ),
+        Claim("More noise gives more privacy: ε with σ = 2 below ε with σ = 1", _less_with_noise, "of ε", 1, PLACE),
         Claim(
             "FedFomo’s ε below FedAvg’s at equal noise (Table 4: 6.89 against 10.26, 1.70 against 3.57)",
             _less_than_fedavg,
             "of ε",
             1,
+            PLACE,
         ),
-        Claim("FedFomo with averages above FedAvg without noise", _over("fedfomo_ma", NOISES, "fedavg", 0)),
-        Claim("Averages cost accuracy: FedFomo above FedFomo with averages", _over("fedfomo", NOISES, "fedfomo_ma")),
         Claim(
-            "Under noise FedFomo still finds the latent distributions: above chance (Fig. 5)",
+            "FedFomo with averages above FedAvg without noise", _over("fedfomo_ma", NOISES, "fedavg", 0), place=AVERAGES
+        ),
+        Claim(
+            "Averages cost accuracy: FedFomo above FedFomo with averages",
+            _over("fedfomo", NOISES, "fedfomo_ma"),
+            place=AVERAGES,
+        ),
+        Claim(
+            "Under noise FedFomo still finds the latent distributions: above chance",
             lambda results: {f"σ = {n}": above_chance(results, f"cifar10-{n}", "fedfomo") for n in (1, 2)},
+            place="Section 4 (locally private FedFomo), Figure 5",
         ),
         Question("Private FedFomo above private training alone", _over("fedfomo", (1, 2), "local")),
         Untestable(
             "Averages make it harder to tell who was a member",
             "not measured in the paper; a client can take the averages apart again, so they hide no model",
+            "Appendix A.4",
         ),
-        Untestable("The curves of Figure 5", "the paper prints no numbers for them"),
+        Untestable("The curves", "the paper prints no numbers for them", "Figure 5"),
     ],
     notes=[
         "Local training is the same in FedAvg and FedFomo, so equal noise and equal steps must give equal ε. The "

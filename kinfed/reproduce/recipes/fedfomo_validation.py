@@ -24,6 +24,7 @@ from kinfed.reproduce.studies.kinship import kinship
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9)
 METHODS = {"local": "Local training", "fedfomo": "FedFomo, n = 5"}
+PLACE = "Appendix A.7, Figure 9"
 PARTS = {f"validation-{round(100 * fraction):02d}": f"{fraction:g}" for fraction in FRACTIONS}
 
 
@@ -93,9 +94,10 @@ RECIPE = Recipe(
         Claim(
             "Higher accuracy with less than half of the data for validation (mean over shares below and above)",
             _below_half,
+            place=PLACE,
         ),
-        Claim("A notable drop above one half: 0.9 below 0.4", lambda results: gain(results, 0.4, 0.9)),
-        Claim("A slight decrease between 0.05 and 0.1", lambda results: gain(results, 0.05, 0.1)),
+        Claim("A notable drop above one half: 0.9 below 0.4", lambda results: gain(results, 0.4, 0.9), place=PLACE),
+        Claim("A slight decrease between 0.05 and 0.1", lambda results: gain(results, 0.05, 0.1), place=PLACE),
         Question(
             "FedFomo above Local at every share, on the same rest",
             lambda results: {
@@ -107,7 +109,7 @@ RECIPE = Recipe(
             "FedFomo above Local that trains on nearly everything (0.01 for validation), at the usual 0.2",
             lambda results: {"": difference(accuracy(results, 0.2), accuracy(results, 0.01, "local"))},
         ),
-        Untestable("The figure’s curve over rounds", "the paper prints no numbers for it"),
+        Untestable("The figure’s curve over rounds", "the paper prints no numbers for it", PLACE),
     ],
     notes=[
         "Methods that need no validation examples could train on them. The last claim of ours compares with that.",

@@ -38,6 +38,14 @@ SETTINGS = {
     "many-5": "100 clients, D = 5",
 }
 
+PLACES = {
+    "own-5": "Section 4 (personalized model weighting), Figure 2a",
+    "foreign-5": "Section 4, Figure 4; Appendix A.3, Figure 6",
+    "own-2": "Section 4 (personalized model weighting), Figure 2c",
+    "own-3": "Section 4 (personalized model weighting), Figure 2c",
+    "many-5": "Section 4 (personalized model weighting), Figure 2b",
+}
+
 
 def parts(scale: Scale) -> list[RunPart]:
     plan = []
@@ -107,6 +115,7 @@ RECIPE = Recipe(
             Claim(
                 f"Clients of the same training and target distribution are weighed up: above chance, {text}",
                 _above_chance(part, "kin.top"),
+                place=PLACES[part],
             )
             for part, text in SETTINGS.items()
         ),
@@ -114,21 +123,23 @@ RECIPE = Recipe(
             Claim(
                 f"What is mixed from others comes from the target’s distribution: above chance, {SETTINGS[part]}",
                 _above_chance(part, "kin.mixed"),
+                place=f"Appendix A.3, {figure}",
             )
-            for part in ("own-5", "foreign-5")
+            for part, figure in (("own-5", "Figure 7"), ("foreign-5", "Figure 6"))
         ),
         Claim(
-            "All clients of the target’s distribution are found: nine of ten top places, D = 5 (Fig. 4, 6 and 7)",
+            "All clients of the target’s distribution are found: nine of ten top places, D = 5",
             lambda results: {
                 SETTINGS[part]: {seed: share - 0.9 for seed, share in _top(results, part).items()}
                 for part in ("own-5", "foreign-5")
             },
+            place="Section 4, Figure 4; Appendix A.3, Figures 6 and 7",
         ),
         Question(
             "Foreign targets are harder to find than one’s own",
             lambda results: {"": difference(_top(results, "own-5"), _top(results, "foreign-5"))},
         ),
-        Untestable("The shades of the figures", "heat maps without numbers"),
+        Untestable("The shades of the figures", "heat maps without numbers", "Figure 2"),
     ],
     notes=[
         "Top places: of a client’s list, the first m, where m other clients train on its target (2 of 14 for 15 "

@@ -40,7 +40,7 @@ RECIPE = Recipe(
         Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS, place="Section 4.2, Figure 2a"),
         Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
         Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
-        Untestable("The curves of Figure 2a", "the paper prints no numbers for them"),
+        Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 2a"),
     ],
     notes=[
         "Rounds, batch size and l_max are not in the paper: 400, 20 and 40 here.",

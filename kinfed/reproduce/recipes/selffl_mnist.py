@@ -91,7 +91,7 @@ RECIPE = Recipe(
         ),
         Question.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone", "active-10", "selffl", ["local"]),
-        Untestable("The curves of Figure 1a", "the paper prints no numbers for them"),
+        Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 1a"),
     ],
     notes=[
         "The partition follows FedProx's generator, whose draws have no seed; sizes differ from seed to seed.",

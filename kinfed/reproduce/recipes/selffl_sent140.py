@@ -99,21 +99,23 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim.above(
-            "Self-FL trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)",
+            "Self-FL trains better than Ditto, pFedMe and Per-FedAvg",
             "warm",
             "selffl",
             RIVALS,
             "train.accuracy",
+            place="Appendix E.3, Figure 8a",
         ),
         Claim.above(
-            "FedAvg trains better than Ditto, pFedMe and Per-FedAvg (Fig. 8a)",
+            "FedAvg trains better than Ditto, pFedMe and Per-FedAvg",
             "warm",
             "fedavg",
             RIVALS,
             "train.accuracy",
+            place="Appendix E.3, Figure 8a",
         ),
         Question.above("Self-FL above smoothing alone, test accuracy", "warm", "selffl", ["selffl_control"]),
-        Untestable("The curves of Figures 7 and 8", "the paper prints no numbers for them"),
+        Untestable("The curves", "the paper prints no numbers for them", "Appendix E.3, Figures 7 and 8"),
     ],
     notes=[
         "FedProx draws 30 % of the tweets before it counts; here 772 of all users with at least 30 tweets are drawn.",
