@@ -17,20 +17,8 @@ import kinfed
 # From the foundations up: a room imports from itself and from rooms that stand before it.
 ROOMS = (
     *("version", "errors", "core", "data", "engine", "theory", "algorithms", "privacy", "pools", "server", "runs"),
-    *(
-        "report",
-        "reproduce",
-        "deploy",
-        "sites",
-        "trackers",
-        "sklearn",
-        "interactive",
-        "bench",
-        "testing",
-        "cli",
-        "kinfed",
-    ),
-    "__main__",
+    *("report", "board", "reproduce", "deploy", "sites", "trackers", "sklearn", "interactive", "bench", "testing"),
+    *("cli", "kinfed", "__main__"),
 )
 
 # Packages of the extras, and the files they may be imported in. Nothing else may need those files to be imported.

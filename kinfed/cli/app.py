@@ -18,6 +18,7 @@ from kinfed.cli import (
     inspect_command,
     results_command,
     run_command,
+    runs_command,
     site_commands,
     tune_command,
 )
@@ -58,8 +59,8 @@ app.command("list")(inspect_command.list_)
 app.command(cls=SettingsCommand.taking(*inspect_command.DESCRIBE_SETTINGS))(inspect_command.describe)
 for command in (
     results_command.report, results_command.export, results_command.adopt, results_command.gain,
-    results_command.compare, reproduce, bench_command.bench, deploy_command.predict,
-    doctor_command.doctor,
+    results_command.compare, runs_command.runs, runs_command.board, reproduce, bench_command.bench,
+    deploy_command.predict, doctor_command.doctor,
 ):  # fmt: skip
     app.command()(command)
 site_commands.add_to(deploy_command.deploy)

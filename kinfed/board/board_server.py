@@ -1,0 +1,162 @@
+"""The board's server: standard library, this machine only, read-only.
+
+    with BoardServer(Path("runs"), port=8050) as board:
+        board.serve_forever()
+
+What it guards against: it listens on the loopback address alone, so that other machines reach nothing. A request whose
+Host is not this address and port is refused: a page from elsewhere cannot read runs by a name of its own that it lets
+point here (DNS rebinding). Only GET and HEAD are answered. A run is looked up among those that a search of the folder
+has found; no part of an address ever becomes a path. Answers forbid other sites to frame or embed them, and allow the
+board's own scripts only. Whoever has an account on this machine can read the board, like any local server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from kinfed.board.board_data import listed, live_view
+from kinfed.errors import ConfigError, KinfedError
+from kinfed.report.html import render
+from kinfed.runs.run_index import RunEntry, find_runs
+
+HOST, PORT = "127.0.0.1", 8050
+_SEARCH_EVERY = 1.0  # seconds for which a search of the folder is good
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class BoardServer(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, folder: Path, port: int = PORT) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give the one that runs are in, such as runs")
+        self.folder = folder
+        self._found: tuple[float, dict[str, RunEntry]] = (0.0, {})
+        try:
+            super().__init__((HOST, port), BoardRequest)
+        except OSError as error:
+            raise ConfigError(f"port {port} cannot be used ({error.strerror}); give another with --port") from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    @property
+    def hosts(self) -> set[str]:
+        """What the Host of a request may be."""
+        return {f"{name}:{self.server_address[1]}" for name in (HOST, "localhost")}
+
+    def runs(self) -> dict[str, RunEntry]:
+        """By name."""
+        found_at, runs = self._found
+        if time.monotonic() - found_at >= _SEARCH_EVERY or not runs:
+            runs = {entry.name: entry for entry in find_runs(self.folder)}
+            self._found = time.monotonic(), runs
+        return runs
+
+
+class BoardRequest(BaseHTTPRequestHandler):
+    server: BoardServer
+    server_version, sys_version = "kinfed", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 10  # seconds that a connection may say nothing
+    _FILES: ClassVar[dict[str, str]] = {"/board.js": "text/javascript", "/board.css": "text/css"}
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "") not in self.server.hosts:
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, b"the board is at " + self.server.url.encode(), "text/plain")
+            return
+        try:
+            status, content, kind, policy = self._answer(urlsplit(self.path).path)
+        except KinfedError as error:
+            status, content, kind, policy = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode(), "text/plain", _POLICY
+        self._send(status, content, kind, policy)
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # a body that was not read would be taken for the next request
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"the board is read-only", "text/plain")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, bytes, str, str]:
+        if path == "/":
+            return self._page("list.html", title=f"Runs in {self.server.folder}", heading="Runs", name="")
+        if path in self._FILES:
+            return HTTPStatus.OK, _file(path[1:]), self._FILES[path], _POLICY
+        if path == "/plotly.js":
+            return HTTPStatus.OK, _plotly(), "text/javascript", _POLICY
+        if path == "/api/runs":
+            return self._json([listed(entry) for entry in self.server.runs().values()])
+        kind, _, name = path[1:].partition("/")
+        entry = self.server.runs().get(unquote(name)) if kind in ("run", "live", "report") else None
+        if entry is None:
+            return HTTPStatus.NOT_FOUND, b"there is no such run", "text/plain", _POLICY
+        if kind == "live":
+            return self._json(live_view(entry))
+        if kind == "report":
+            return HTTPStatus.OK, _report(entry).encode(), "text/html", "frame-ancestors 'none'"
+        return self._page("live.html", title=entry.name, heading=entry.name, name=entry.name)
+
+    def _page(self, template: str, **values: Any) -> tuple[HTTPStatus, bytes, str, str]:
+        return HTTPStatus.OK, render(template, package="kinfed.board", **values).encode(), "text/html", _POLICY
+
+    def _json(self, value: Any) -> tuple[HTTPStatus, bytes, str, str]:
+        return HTTPStatus.OK, json.dumps(value).encode(), "application/json", _POLICY
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = _POLICY) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Security-Policy": policy}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the terminal is for the address."""
+
+
+@cache
+def _file(name: str) -> bytes:
+    return files("kinfed.board").joinpath("templates", name).read_bytes()
+
+
+@cache
+def _plotly() -> bytes:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script.encode()
+
+
+def _report(entry: RunEntry) -> str:
+    """The run's page as it would be written now."""
+    from kinfed.report.comparison import compare
+    from kinfed.report.page import report_page
+    from kinfed.runs.reader import load_run
+
+    run = load_run(entry.path.resolve(), entry.name)
+    return report_page([run], compare([run]))

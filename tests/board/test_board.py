@@ -1,0 +1,207 @@
+"""The index of runs, and the board that shows it: this machine only, read-only, live."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinfed.board.board_server import BoardServer
+from kinfed.data.federation import Federation
+from kinfed.errors import ConfigError
+from kinfed.runs.experiment import run
+from kinfed.runs.method_run import Interrupted
+from kinfed.runs.run_index import find_runs, is_running, matching
+
+SETTINGS: dict[str, Any] = {"model": "mlr", "rounds": 2, "steps": 1, "workers": 1, "seeds": (0,), "eval_every": 1}
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, one that stopped, one that this process claims to write, and a damaged one."""
+    place = tmp_path_factory.mktemp("board") / "runs"
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = Federation.from_arrays(x, (x[:, 0] > 0).to(torch.int64), [i % 4 for i in range(40)])
+    run(federation=data, out=place / "study" / "done", algorithms="local,ditto", **SETTINGS)
+    calls = iter([False, False, True])
+    with pytest.raises(Interrupted):
+        run(
+            federation=data, out=place / HOSTILE, algorithms="local,fedavg", should_stop=lambda: next(calls), **SETTINGS
+        )
+    shutil.copytree(place / HOSTILE, place / "now")
+    (place / "now" / ".lock-holder").write_text(f"process {os.getpid()} on {socket.gethostname()}", "utf-8")
+    (place / "broken").mkdir()
+    (place / "broken" / "config.json").write_text("{")
+    (place.parent / "secret.txt").write_text("secret")
+    return place
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[BoardServer]:
+    with BoardServer(folder, 0) as board:
+        thread = threading.Thread(target=board.serve_forever, daemon=True)
+        thread.start()
+        yield board
+        board.shutdown()
+        thread.join()
+
+
+def ask(
+    server: BoardServer, path: str, method: str = "GET", host: str | None = None
+) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{server.server_address[1]}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, dict(answer.getheaders())
+
+
+def test_runs_are_found_at_any_depth_with_their_state(folder: Path) -> None:
+    runs = {entry.name: entry for entry in find_runs(folder)}
+    assert {name: entry.state for name, entry in runs.items()} == {
+        "study/done": "finished", HOSTILE: "stopped", "now": "running", "broken": "damaged",
+    }  # fmt: skip
+    done = runs["study/done"]
+    assert (done.done, done.planned, done.algorithms) == (4, 4, ["local", "ditto"])
+    summary = json.loads((done.path / "summary.json").read_text())["results"]
+    best = max(summary, key=lambda result: result["personal"]["accuracy"])
+    assert done.best is not None
+    assert (done.best.algorithm, done.best.mean) == (best["algorithm"], best["personal"]["accuracy"])
+    assert (runs[HOSTILE].done, runs[HOSTILE].planned) == (3, 4)
+    assert "JSON" in runs["broken"].problem
+    assert find_runs(folder / "study" / "done")[0].name == "done"
+    with pytest.raises(ConfigError, match="is no folder"):
+        find_runs(folder / "nowhere")
+
+
+def test_runs_are_filtered(folder: Path) -> None:
+    runs = find_runs(folder)
+
+    def names(**wanted: Any) -> set[str]:
+        return {entry.name for entry in matching(runs, **{"where": {}, **wanted})}
+
+    assert names(algorithm="ditto") == {"study/done"}
+    assert names(state="running") == {"now"}
+    assert names(dataset="digits", where={"algorithms.fedavg.method": "fedavg"}) == {HOSTILE, "now"}
+    assert names(where={"rounds": "2", "lr": "0.05", "seeds": "0", "stratify": "false"}) == {
+        HOSTILE,
+        "now",
+        "study/done",
+    }
+    assert names(where={"rounds": "3"}) == set()
+    with pytest.raises(ConfigError, match="a run is finished, running, stopped or damaged"):
+        names(state="done")
+
+
+def test_a_dead_process_runs_nothing(tmp_path: Path) -> None:
+    assert not is_running(tmp_path)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (tmp_path / ".lock-holder").write_text(f"process {process.pid} on {socket.gethostname()}", "utf-8")
+    assert not is_running(tmp_path)
+    (tmp_path / ".lock-holder").write_text(f"process {process.pid} on another machine", "utf-8")
+    assert is_running(tmp_path)
+
+
+def test_the_board_lists_runs_and_shows_one(server: BoardServer) -> None:
+    status, _, headers = ask(server, "/")
+    assert status == 200
+    assert "script-src 'self'" in headers["Content-Security-Policy"]
+    assert headers["X-Frame-Options"] == "DENY"
+    rows = json.loads(ask(server, "/api/runs")[1])
+    assert {row["name"] for row in rows} == {"study/done", HOSTILE, "now", "broken"}
+    live = json.loads(ask(server, "/live/now")[1])
+    assert live["state"] == "running"
+    assert [(trial["algorithm"], trial["round"], trial["finished"]) for trial in live["trials"]] == [
+        ("local", 2, True),
+        ("fedavg", 1, False),
+    ]
+    assert live["figure"]["data"]
+    status, page, _ = ask(server, "/run/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+    assert status == 200
+    assert HOSTILE not in page
+    assert "&lt;img" in page
+    assert ask(server, "/report/study%2Fdone")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", ""])
+def test_other_hosts_are_refused(server: BoardServer, host: str) -> None:
+    port = server.server_address[1]
+    status, text, _ = ask(server, "/api/runs", host=host.format(port=port) or "x")
+    assert status == 421
+    assert "study" not in text
+    assert ask(server, "/api/runs", host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(server: BoardServer, method: str) -> None:
+    assert ask(server, "/api/runs", method)[0] == 405
+
+
+def test_no_address_leads_out_of_the_folder(server: BoardServer, folder: Path) -> None:
+    for name in ("../secret.txt", "..%2Fsecret.txt", "%2e%2e%2fsecret.txt", "/etc/passwd", "study", "..", "", "."):
+        for kind in ("run", "live", "report"):
+            assert ask(server, f"/{kind}/{name}")[0] == 404
+    for path in ("/secret.txt", "/../secret.txt", "/templates/list.html", "/board.py"):
+        status, text, _ = ask(server, path)
+        assert status == 404
+        assert "secret" not in text
+    before = sorted(path for path in folder.rglob("*"))
+    ask(server, "/live/now")
+    assert sorted(path for path in folder.rglob("*")) == before
+
+
+def test_the_board_is_on_this_machine_only(server: BoardServer, folder: Path) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"port \d+ cannot be used"):
+        _Other(folder, server.server_address[1])
+    with pytest.raises(ConfigError, match="is no folder"):
+        BoardServer(folder / "nowhere")
+
+
+class _Other(BoardServer):
+    allow_reuse_address = False
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("path", ["/", "/run/now"])
+def test_a_browser_shows_it(server: BoardServer, tmp_path: Path, path: str) -> None:
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"),
+            *("--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--virtual-time-budget=5000", "--dump-dom", server.url.rstrip("/") + path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    assert 'data-board="ready"' in done.stdout
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert "<img" not in done.stdout
+    if path == "/":
+        assert "4 of 4" in done.stdout
+        assert "&lt;img src=x" in done.stdout
+    else:
+        assert "main-svg" in done.stdout
+        assert ">running</span>" in done.stdout
