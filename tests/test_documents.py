@@ -152,6 +152,11 @@ def test_the_page_about_growing_runs_does_what_it_shows(
             standalone_mode=False,
         )
     assert capsys.readouterr().out.endswith("same results\n")
+    for line in blocks("docs/growing-runs.md", "")[1].strip().splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] != "board":  # serves until it is ended; tests/board
+            app(words, standalone_mode=False)
+            assert "ditto" in capsys.readouterr().out
 
 
 def test_the_page_about_tables_does_what_it_shows(
