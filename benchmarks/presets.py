@@ -11,7 +11,8 @@ of the tables that use the presets.
 
 A trial changes one option at a time, because six trials are few: first the learning rate, doubled (or, where that does
 not help, halved) as long as it helps, then the method's own options in turn, each from the best setting so far; what
-is left goes to a closer look at the learning rate. A setting replaces the best so far only where it is better by
+is left goes to a closer look at the learning rate (all trials of methods that use validation examples themselves: their
+own options keep their defaults). A setting replaces the best so far only where it is better by
 MARGIN: what makes no difference stays at its default.
 
     benchmarks/presets/FAMILY.jsonl      the log: settings of the search, then a line per method with all its trials
@@ -151,6 +152,13 @@ def best_trial(trials: Sequence[Trial]) -> Trial:
     return best
 
 
+def chosen_trial(method: str, trials: Sequence[Trial]) -> Trial:
+    """The best of a method's trials. One that uses validation examples itself would do best with the options by which
+    it fits them most, so that only its learning rate is chosen by them."""
+    uses_validation = "needs validation" in ALGORITHMS[method].target.traits
+    return best_trial([trial for trial in trials if not uses_validation or trial.settings.keys() <= {"lr"}])
+
+
 def _next(space: Mapping[str, Range], defaults: Mapping[str, Any], done: Sequence[Trial]) -> Settings | None:
     """The first change of the best setting so far to a value that its option has not had yet."""
     if not done:
@@ -240,6 +248,8 @@ class Bench:
             return line | {"refused": str(error)}
         space, training = tuning_space(method), experiments[0].config.training
         configured = experiments[0].inputs.algorithms[method]
+        if "needs validation" in configured.traits:
+            space = {name: range_ for name, range_ in space.items() if name == "lr"}  # see chosen_trial
         defaults = {name: training.lr if name == "lr" else getattr(configured, name) for name in space}
 
         def score(settings: Settings) -> Score | None:
@@ -255,7 +265,7 @@ class Bench:
             note(f"{method} {trial.settings} {trial.scores}")
         for experiment in experiments:
             experiment.close()
-        best = best_trial(trials)
+        best = chosen_trial(method, trials)
         chosen = {name: best.settings.get(name, default) for name, default in defaults.items()}
         return line | {
             "seconds": round(time.process_time() - began, 1), "default": round(trials[0].mean, 4),
@@ -317,7 +327,8 @@ def main() -> None:
                 line = bench.tune(method, lambda text: print(text, flush=True))
                 write(name, [*read_log(name), line])  # read again: another process may search other methods
     for name in FAMILIES if not arguments.families else ():
-        write(name, read_log(name))
+        if lines := read_log(name):
+            write(name, lines)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_tuned_presets_are_what_the_log_of_the_search_says() -> None:
         for line in lines:
             if "trials" in line:
                 trials = [search.Trial(settings, scores and tuple(scores)) for settings, scores in line["trials"]]
-                assert line["chosen"].items() >= search.best_trial(trials).settings.items()
+                assert line["chosen"].items() >= search.chosen_trial(line["method"], trials).settings.items()
                 assert trials[0].settings == {}
 
 
@@ -266,6 +266,16 @@ def test_refused_settings_count_as_trials_and_are_never_chosen() -> None:
     trials = list(search.search(SPACE, DEFAULTS, 6, lambda s: (0.5,) if s.get("lr", 0.05) < 0.1 else None))
     assert len(trials) == 6
     assert search.best_trial(trials).settings == {}
+
+
+def test_methods_that_use_validation_examples_do_not_choose_their_options_by_them() -> None:
+    trials = [
+        search.Trial({}, (0.5,)),
+        search.Trial({"lr": 0.1}, (0.6,)),
+        search.Trial({"lr": 0.1, "lam": 0.2}, (0.9,)),
+    ]
+    assert search.chosen_trial("ditto", trials).settings == {"lr": 0.1, "lam": 0.2}
+    assert search.chosen_trial("kin", trials).settings == {"lr": 0.1}
 
 
 def test_an_option_that_follows_another_one_is_tried_and_may_stay_so() -> None:
