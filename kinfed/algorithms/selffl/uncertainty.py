@@ -109,7 +109,8 @@ class Rules:
     contraction: Literal["paper", "gd", "sum", "mean"] = option(
         "paper",
         "how a step shrinks the distance to the optimum in (19): by 1 − a with a = η/(B s) (paper), η/s (gd: full "
-        "gradients of a loss with curvature 1/s), η B/(N s) (sum of the batch) or η/(N s) (mean of the batch)",
+        "gradients of a loss with curvature 1/s, which is (8), the NeurIPS version's steps), η B/(N s) "
+        "(sum of the batch) or η/(N s) (mean of the batch)",
     )
     posterior: Literal["paper", "exact"] = option(
         "paper", "ρ with the precision S for the others (paper, (3)) or 1/(s_0 + 1/S), which the model implies (exact)"

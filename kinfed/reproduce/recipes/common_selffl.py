@@ -7,13 +7,16 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from kinfed.reproduce.recipe import Claim, Measurements, Scale
+from kinfed.reproduce.recipe import Claim, Measurements, Question, Scale
 from kinfed.runs.reader import Run
 
 NAMES = {
     "local": "Local",
     "fedavg": "FedAvg",
     "fedavg-40": "FedAvg, 40 steps",
+    "ditto-40": "Ditto, 40 steps",
+    "pfedme-40": "pFedMe, 40 steps",
+    "perfedavg-40": "Per-FedAvg, 40 steps",
     "selffl_control": "Control: smoothing only",
     "control-40": "Control: smoothing only, 40 steps",
     "ditto": "Ditto",
@@ -24,7 +27,21 @@ NAMES = {
     "selffl_steps": "Self-FL, steps (19) only",
     "selffl_agg": "Self-FL, weights (20) only",
     "selffl_exact": "Self-FL, exact posterior (ours)",
+    "selffl-rough": "Self-FL without smoothing",
+    "selffl-gd": "Self-FL, steps by (8)",
 }
+READINGS: dict[str, dict[str, Any]] = {  # where the paper's versions differ or the text leaves a choice
+    "selffl-rough": {"method": "selffl", "smoothing": 1.0},
+    "selffl-gd": {"method": "selffl", "contraction": "gd"},
+}
+ONE_MODEL = "fedavg-global"  # FedAvg by its one model for all
+ALIASES = {ONE_MODEL: ("fedavg", "server")}
+READINGS_NOTE = (
+    "Other readings stand beside the first one, judged like it: FedAvg by its one model and fine-tuned; Self-FL with "
+    "its smoothing average, which Section 4 has and Algorithm 1 has not, and without; steps by (19) and by (8), which "
+    "has no batch in it and is what Algorithm 1 of the NeurIPS version names. Algorithm 1 of the long version sums "
+    "gradients over a batch where all methods here take the mean; that reading is not run."
+)
 COMPARED = ("fedavg", "selffl_control", "ditto", "pfedme", "perfedavg", "selffl")
 VARIANTS = ("selffl_init", "selffl_steps", "selffl_agg", "selffl_exact")
 RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
@@ -84,7 +101,24 @@ def named(*labels: str) -> dict[str, str]:
 
 def method_options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
     """Self-FL takes at most 40 steps."""
-    return {label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {})} for label in labels}
+    return {
+        label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {}), **READINGS.get(label, {})}
+        for label in labels
+    }
+
+
+def other_readings(parts: Mapping[str, str]) -> list[Question]:
+    """Each reading against the baselines of each part (by its heading), FedAvg as one model and fine-tuned."""
+    questions = [
+        Question.above(f"{NAMES[label]} above all baselines, {heading}", part, label, RIVALS)
+        for part, heading in parts.items()
+        for label in READINGS
+    ]
+    return questions + [
+        Question.above(f"{NAMES[label]} above FedAvg as one model, {heading}", part, label, [ONE_MODEL])
+        for part, heading in parts.items()
+        for label in ("selffl", *READINGS)
+    ]
 
 
 def mnist_settings(clients: int, rounds: int, participation: float = 0.1) -> dict[str, Any]:

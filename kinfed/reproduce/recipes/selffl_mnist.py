@@ -8,10 +8,15 @@ from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable,
 from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
+    ALIASES,
     NAMES,
+    ONE_MODEL,
+    READINGS,
+    READINGS_NOTE,
     RIVALS,
     method_options,
     mnist_settings,
+    other_readings,
     roughness,
     stable_convergence,
 )
@@ -19,8 +24,9 @@ from kinfed.reproduce.recipes.common_selffl import (
 # As many steps as Self-FL may take, in a run of their own.
 LONGER: dict[str, dict[str, Any]] = {
     "control-40": {"method": "selffl_control", "steps": 40},
-    "fedavg-40": {"method": "fedavg", "steps": 40},
+    **{f"{rival}-40": {"method": rival, "steps": 40} for rival in RIVALS},
 }
+ROWS = {ONE_MODEL: "FedAvg, one model", **NAMES}
 
 
 def parts(scale: Scale) -> list[RunPart]:
@@ -48,7 +54,7 @@ RECIPE = Recipe(
     "only Self-FL's smoothing average stands beside it.",
     parts=parts,
     tables=[
-        ResultTable("A tenth of the clients active", NAMES, ResultColumn.by_metric("active-10", ACCURACIES)),
+        ResultTable("A tenth of the clients active", ROWS, ResultColumn.by_metric("active-10", ACCURACIES)),
         ResultTable("One client in fifty active (Figure 9)", NAMES, ResultColumn.by_metric("active-2", ACCURACIES)),
     ],
     claims=[
@@ -91,13 +97,25 @@ RECIPE = Recipe(
         ),
         Question.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone", "active-10", "selffl", ["local"]),
+        *other_readings({"active-10": "20 steps for the baselines"}),
+        *(
+            Question.above(
+                f"{NAMES[label]} above all baselines with 40 steps",
+                "active-10",
+                label,
+                [f"{rival}-40" for rival in RIVALS],
+            )
+            for label in ("selffl", *READINGS)
+        ),
         Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 1a"),
     ],
     notes=[
+        READINGS_NOTE,
         "The partition follows FedProx's generator, whose draws have no seed; sizes differ from seed to seed.",
         "Ditto's λ and the settings of pFedMe and Per-FedAvg are not in the paper; ours are the methods' defaults.",
         "Clients with one or two test examples decide the worst tenth here; the client mean says more.",
     ],
     stand_ins={"smoke": "digits with 50 clients in place of MNIST with 1,000; these figures say nothing about MNIST."},
+    aliases=ALIASES,
     method_figures=[("active-10", "selffl")],
 )
