@@ -52,9 +52,9 @@ RECIPE = Recipe(
     reproduces="our question, which method when labels are skewed",
     title="All methods on CIFAR-10, with tuned settings",
     about="Twenty clients, half of them active in a round, a small convolutional network; classes are shared out by "
-    "Dirichlet(0.1), or every client has two. Every method that the network admits has its setting of the preset "
-    f"{PRESET}, found with equal budgets on other seeds and without the test images. A fifth of the training rows is "
-    "set aside for validation in all methods alike.",
+    "Dirichlet(0.1), or every client has two. Methods have their settings of the preset "
+    f"{PRESET} where there are any, found with equal budgets on other seeds and without the test images; the notes say "
+    "which. A fifth of the training rows is set aside for validation in all methods alike.",
     parts=parts,
     tables=[_table(part) for part in PARTITIONS],
     claims=[
@@ -64,8 +64,8 @@ RECIPE = Recipe(
     ],
     notes=[
         "Rounds are few at the scale small, and the order of methods may be another after more of them.",
-        "Settings were found by eight trials in shorter runs with ten clients (benchmarks/presets.py): better ones may "
-        "exist for every method.",
+        "Tuned settings were found by a few trials in shorter runs with ten clients (benchmarks/presets.py): better ones "
+        "may exist for every method.",
         *preset_notes(parts("small")),
     ],
     stand_ins={
