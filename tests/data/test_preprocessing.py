@@ -20,7 +20,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing, TableStatistics, as_table
-from kinfed.data.preprocessing.encodings import hashed_words
+from kinfed.data.preprocessing.cells import read_cells
+from kinfed.data.preprocessing.encodings import CategoryEncoding, hashed_words
 from kinfed.errors import ConfigError, DataError
 
 VISITS = {
@@ -351,3 +352,10 @@ def test_the_index_of_a_frame_is_no_column() -> None:
     assert learnt.columns == ["age", "ward"]
     assert "is the index of a pandas frame" in learnt.sentences()[-1]
     assert TablePreprocessing.learn(written, columns={"__index_level_0__": "number"}).columns[-1] == "__index_level_0__"
+
+
+def test_a_missing_category_is_neither_known_nor_other() -> None:
+    ward = CategoryEncoding("ward", "", ("x", "y"), other=True, gaps=True, most_frequent="x")
+    assert ward.features == ("ward=x", "ward=y", "ward other", "ward missing")
+    cells = read_cells(pa.chunked_array([["y", "new", None]]), "ward")
+    assert ward.encode(cells, "here").values.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
