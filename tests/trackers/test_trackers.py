@@ -13,7 +13,7 @@ import torch
 import kinfed
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
-from kinfed.runs.method_run import Interrupted
+from kinfed.runs.observer import NullObserver, Observers
 from kinfed.trackers import TRACKERS, make_tracker, make_trackers
 from kinfed.trackers.track import Tracker, flat_settings
 
@@ -30,13 +30,16 @@ def data() -> Federation:
 
 
 def tracked(name: str, data: Federation, folder: Path) -> kinfed.RunResult:
-    """A run that is stopped in its second method and resumed."""
+    """A run that is killed in its second method, after a round was tracked and before it was saved, and resumed."""
     pytest.importorskip(name, reason=f"the extra {name} is not installed")
-    calls = iter(range(100))
-    with pytest.raises(Interrupted):
-        kinfed.run(
-            federation=data, out=folder, observer=make_tracker(name), should_stop=lambda: next(calls) >= 5, **SETTINGS
-        )
+
+    class Killer(NullObserver):
+        def round(self, label: str, seed: int, report: Any, personal: Any, server: Any) -> None:
+            if (label, report.round) == ("fedavg", 3):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kinfed.run(federation=data, out=folder, observer=Observers((make_tracker(name), Killer())), **SETTINGS)
     return kinfed.run(federation=data, out=folder, observer=make_tracker(name), resume=True, **SETTINGS)
 
 
