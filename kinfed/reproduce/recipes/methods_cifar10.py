@@ -64,8 +64,8 @@ RECIPE = Recipe(
     ],
     notes=[
         "Rounds are few at the scale small, and the order of methods may be another after more of them.",
-        "Tuned settings were found by a few trials in shorter runs with ten clients (benchmarks/presets.py): better ones "
-        "may exist for every method.",
+        "Tuned settings were found by a few trials in shorter runs with ten clients (benchmarks/presets.py): better "
+        "ones may exist for every method.",
         *preset_notes(parts("small")),
     ],
     stand_ins={
