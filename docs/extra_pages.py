@@ -6,6 +6,8 @@ as it is, and MkDocs refuses it."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -17,6 +19,11 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 DOCS = Path(__file__).parent
+GALLERY = ROOT / "examples" / "gallery"
+EXAMPLES = [
+    *sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")),
+    *(path for path in sorted(GALLERY.glob("*.py")) if path.stem != "draw_all"),
+]
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
@@ -45,8 +52,9 @@ def _expanded(entry: Any, named: set[str]) -> Any:
     result: list[Any] = []
     for part in entry:
         if isinstance(part, str) and "*" in part:
-            pages = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.glob(part)))
-            result += [page for page in pages if page not in named]
+            pages = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.glob(part))]
+            made = [_page_name(path) for path in EXAMPLES] if part.startswith("gallery/") else []
+            result += [page for page in [*made, *pages] if page not in named]
         else:
             result.append(_expanded(part, named))
     return result
@@ -71,6 +79,8 @@ def _outside(page: str, link: str) -> Path | None:
 
 def _page_name(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
+    if path.parent == GALLERY or path.suffix == ".ipynb":
+        return f"gallery/{path.stem}.md"
     return f"{name.removesuffix('.md').lower()}.md".replace("_", "-") if name.endswith(".md") else f"source/{name}.md"
 
 
@@ -79,7 +89,41 @@ def _page_text(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     if path.suffix == ".md":
         return text.replace("](docs/", "](")
+    if path.suffix == ".ipynb":
+        return _notebook_text(json.loads(text))
+    if path.parent == GALLERY:
+        return _example_text(path.stem, text, name)
     return f"# {name}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text}````\n"
+
+
+def _example_text(stem: str, source: str, name: str) -> str:
+    """An example of the gallery: what its docstring says, its picture, its code."""
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    title, _, text = docstring.partition("\n\n")
+    code = source.split('"""', 2)[2].strip("\n")
+    picture = f"![{title}]({stem}.svg){{ .picture }}\n\n"
+    return f"# {title.rstrip('.')}\n\n{text}\n\n{picture}`python {name}`\n\n````python\n{code}\n````\n"
+
+
+def _notebook_text(notebook: dict[str, Any]) -> str:
+    """A notebook with its outputs: texts and code as they are, tables as HTML, pictures within the page."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source.replace(".ipynb)", ".md)"))
+            continue
+        parts.append(f"````python\n{source}\n````")
+        for output in cell["outputs"]:
+            data = {kind: "".join(value) for kind, value in output.get("data", {}).items()}
+            if "image/png" in data:
+                parts.append(f"![](data:image/png;base64,{data['image/png'].strip()}){{ .picture }}")
+            elif "text/html" in data:
+                parts.append(re.sub(r"\n\s*\n", "\n", data["text/html"]))
+            else:
+                text = data.get("text/plain") or "".join(output.get("text", []))
+                parts.append(f"````text\n{text.rstrip()}\n````")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
