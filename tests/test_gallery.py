@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 LONG: dict[str, dict[str, Any]] = {
     "own_model": {"rounds": 2, "seeds": (0,)},
-    "privacy_and_accuracy": {"rounds": 2, "seeds": (0,), "epsilons": (4,)},
+    "privacy_and_accuracy": {"rounds": 2, "seeds": (0,), "noises": (1, 4)},
     "adapters_for_text": {"rounds": 1, "epochs": 1, "per_domain": 60},
     "three_nodes": {"rounds": 2},
     "reproduce_a_table": {"scale": "smoke"},

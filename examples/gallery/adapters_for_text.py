@@ -67,7 +67,7 @@ def pretrained(x: np.ndarray, y: np.ndarray, epochs: int) -> Encoder:
     return model
 
 
-def main(picture: str = "adapters_for_text.svg", rounds: int = 20, epochs: int = 3, per_domain: int = 800) -> None:
+def main(picture: str = "adapters_for_text.svg", rounds: int = 10, epochs: int = 2, per_domain: int = 300) -> None:
     x, y, domain = read_reviews(per_domain)
     names = np.unique(domain)
     public = np.isin(domain, names[::2])

@@ -1,8 +1,9 @@
 """Reproduce a table.
 
 A recipe runs what a table or figure of a paper shows, with a verdict for every claim (`kinfed list recipes`). Here
-Figures 3 to 5 of Self-FL (Chen et al., NeurIPS 2022): how far personal models are from the truth, which a synthetic
-task knows, by the share of clients that a round calls.
+Figures 3 to 5 of Self-FL (Chen et al., NeurIPS 2022): how far personal models are from the truth, which a synthetic task
+knows, by the share of clients that a round calls. The picture is of the scale `smoke`, a trial of the code in a minute;
+docs/benchmark/selffl-synthetic.md has the recipe's results at the scale `small`.
 """
 
 import csv
@@ -16,7 +17,7 @@ TABLE = "Case 1 (homogeneous): local error, truth theta_m"
 METHODS = ("FedAvg-w", "Ditto, oracle lambda 1/s0", "Self-FL, known variances", "Self-FL, estimated")
 
 
-def main(picture: str = "reproduce_a_table.svg", scale: str = "small") -> None:
+def main(picture: str = "reproduce_a_table.svg", scale: str = "smoke") -> None:
     subprocess.run([sys.executable, "-m", "kinfed", "reproduce", "selffl-synthetic", "--scale", scale], check=True)
     with Path("reproduced", f"selffl-synthetic-{scale}", "results.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["table"] == TABLE]
