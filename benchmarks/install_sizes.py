@@ -61,7 +61,11 @@ def main() -> None:
     named = ", ".join(f"{name} {sizes[name]:.0f}" for name in largest)
     print(f"| `kinfed` | {sum(sizes.values()):.0f} | {len(base)} | {named} |")
     for extra in (*EXTRAS, "docs", "dev"):
-        added = of_kinfed(extra) - base
+        try:
+            added = of_kinfed(extra) - base
+        except metadata.PackageNotFoundError as error:
+            print(f"| `kinfed[{extra}]` | | | not measured: {error.name} is not installed here |")
+            continue
         sizes = {name: size(name) for name in added}
         largest = sorted(added, key=lambda name: -sizes[name])[:3]
         named = ", ".join(f"{name} {sizes[name]:.0f}" for name in largest)
