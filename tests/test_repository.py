@@ -79,7 +79,8 @@ def test_every_extra_is_explained() -> None:
     assert extras == EXTRAS.keys()
     install, readme = ((ROOT / file).read_text("utf-8") for file in ("docs/install.md", "README.md"))
     for extra in extras:
-        assert re.search(rf"^\| [^|]*`{extra}`[^|]* \|", install, re.M), f"docs/install.md does not say what {extra} is for"
+        row = re.search(rf"^\| [^|]*`{extra}`[^|]* \|", install, re.M)
+        assert row, f"docs/install.md does not say what {extra} is for"
         assert f"`{extra}`" in readme, f"README.md does not say that {extra} is not in the base install"
 
 

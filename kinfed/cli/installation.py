@@ -17,6 +17,7 @@ EXTRAS = {
     "text": "tokenizers of pretrained encoders",
     "audio": "recordings (data set wakeword)",
     "onnx": "models as ONNX (kinfed export --onnx)",
+    "huggingface": "federations from Hugging Face datasets",
     "tensorboard": "curves in TensorBoard (--track tensorboard)",
     "mlflow": "runs in MLflow (--track mlflow)",
     "wandb": "runs in Weights & Biases (--track wandb)",
