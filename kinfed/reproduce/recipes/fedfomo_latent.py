@@ -150,13 +150,13 @@ RECIPE = Recipe(
     parts=parts,
     tables=[
         ResultTable("CIFAR-10, 15 clients, test accuracy (%) (Table 2)", METHODS, columns("cifar10"), TABLE_2),
+        ResultTable("CIFAR-100, 15 clients, test accuracy (%) (Table 5)", METHODS, columns("cifar100"), TABLE_5),
         ResultTable(
             "CIFAR-10, D = 10 by clusters and by classes (%)",
             METHODS,
             ResultColumn.by_part({CLUSTERS: "Clusters of embeddings", "cifar10-10": "Classes"}, SCORED, digits=2),
             caption="With one class per client, whoever predicts it is right: that column says little of methods.",
         ),
-        ResultTable("CIFAR-100, 15 clients, test accuracy (%) (Table 5)", METHODS, columns("cifar100"), TABLE_5),
         ResultTable(
             "CIFAR-10, 100 clients, a tenth active (Figure 1, which has no numbers)",
             METHODS,
