@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed import simulate
 from kinfed.algorithms.fedfomo import affinity
+from kinfed.algorithms.fedfomo.affinity import Affinity
 from kinfed.algorithms.fedfomo.fedfomo import Client, Down, FedFomo
 from kinfed.algorithms.fedfomo.fomo_server import Server, Up
 from kinfed.algorithms.fedfomo.model_averages import FedFomoMA
@@ -241,12 +242,55 @@ def population(k: int) -> Any:
     return numbers([[0.0]] * k, [[0.0]] * k)[0].population(0)
 
 
+def dense(P: Affinity, k: int) -> Tensor:
+    return P.rows(torch.arange(k), torch.arange(k))
+
+
+def kept(P: Tensor) -> Affinity:
+    return Affinity.identity().replaced(torch.arange(len(P)), torch.arange(P.shape[1]), P)
+
+
+@given(st.integers(1, 6), st.integers(0, 99))
+def test_pairs_that_met_are_the_whole_matrix(k: int, seed: int) -> None:
+    """Bit for bit, after many rounds of sums, for any clients and others; and only they are kept."""
+    draw = torch.Generator().manual_seed(seed)
+    P, pairs, met = torch.eye(k, dtype=torch.float64), Affinity.identity(), set()
+    for _ in range(5):
+        ids = torch.randperm(k, generator=draw)[: 1 + seed % k].sort().values
+        others = torch.stack([torch.randperm(k, generator=draw)[: 1 + seed % 3] for _ in ids])
+        w = torch.randn(others.shape, generator=draw, dtype=torch.float64)
+        before = pairs.clone()
+        P, after = P.index_put((ids[:, None], others), w, accumulate=True), pairs.added(ids, others, w)
+        assert torch.equal(pairs.value, before.value)
+        pairs, met = after, met | {(int(i), int(n)) for i, row in zip(ids, others, strict=True) for n in row}
+    assert torch.equal(dense(pairs, k), P)
+    assert len(pairs.pair) == len(met)
+    some = torch.randperm(k, generator=draw)
+    assert torch.equal(pairs.rows(some[:2], some), P[some[:2]][:, some])
+
+
+def test_the_server_of_very_many_clients_is_small() -> None:
+    """Of what a matrix of all pairs would be, 80 GB, nothing is kept before clients meet."""
+    k = 100_000
+    method = FedFomo(models=3)
+    by_client = {"theta": torch.zeros(k, 1), "heard": torch.full((k, 3), -1), "mix": torch.zeros(k, 3).double()}
+    server = server_of(4, uploaded=torch.ones(k, dtype=torch.int64), **by_client)
+    up = Up(torch.ones(2, 1), torch.tensor([[0.5, -2.0, 1.5], [0.0, 3.0, -0.25]]), None)
+    ids = torch.tensor([7, 99_999])
+    plan = torch.full((k, 3), -1)
+    plan[ids] = torch.tensor([[7, 2, 99_999], [99_999, 0, 1]])
+    new = method.aggregate(replace(server, plan=plan), ids, up, info(1))
+    assert sum(tensor.nbytes for tensor in new.affinity.named().values()) == 16 * 6
+    chosen = affinity.choose_models(new.affinity, ids, server.uploaded > 0, 1, 0.0, KEY)
+    assert chosen.tolist() == [[99_999], [0]]
+
+
 def test_the_server_adds_signed_weights_to_its_affinities() -> None:
     method = FedFomo(models=3)
     server = server_of(4, plan=torch.tensor([[0, 2, 3], [1, 0, 2], [-1, -1, -1], [3, 2, 0]]))
     up = Up(torch.tensor([[7.0], [9.0]]), torch.tensor([[0.5, -2.0, 1.5], [0.0, 3.0, -0.25]]), None)
     new = method.aggregate(server, torch.tensor([0, 3]), up, info(1))
-    assert new.affinity.tolist() == [[1.5, 0, -2, 1.5], [0, 1, 0, 0], [0, 0, 1, 0], [-0.25, 0, 3, 1]]
+    assert dense(new.affinity, 4).tolist() == [[1.5, 0, -2, 1.5], [0, 1, 0, 0], [0, 0, 1, 0], [-0.25, 0, 3, 1]]
     assert new.theta.squeeze(1).tolist() == [7, 0, 0, 9]
     assert new.uploaded.tolist() == [1, 0, 0, 1]
     assert new.heard.tolist() == [[0, 2, 3], [-1] * 3, [-1] * 3, [3, 2, 0]]
@@ -258,16 +302,23 @@ def test_the_server_adds_signed_weights_to_its_affinities() -> None:
     scaled = replace(method, affinity_update="abs_sum").aggregate(
         server, torch.tensor([3]), up.take(slice(1, 2)), info(1)
     )
-    assert scaled.affinity[3].tolist() == [pytest.approx(-0.25 / 2.75), 0, pytest.approx(3 / 2.75), 1]
+    assert dense(scaled.affinity, 4)[3].tolist() == [pytest.approx(-0.25 / 2.75), 0, pytest.approx(3 / 2.75), 1]
 
 
 def test_the_best_are_sent_first() -> None:
     P = torch.tensor([[9, 1, 4, 2, 3], [0, 9, 0, 5, 1], [8, 7, 6, 5, 4.0]], dtype=torch.float64)
     P = torch.cat([P, torch.zeros(2, 5, dtype=torch.float64)])
     everyone = torch.ones(5, dtype=torch.bool)
-    assert affinity.choose_models(P, torch.tensor([0, 2]), everyone, 3, 0.0, KEY).tolist() == [[2, 4, 3], [0, 1, 3]]
+    assert affinity.choose_models(kept(P), torch.tensor([0, 2]), everyone, 3, 0.0, KEY).tolist() == [
+        [2, 4, 3],
+        [0, 1, 3],
+    ]
     some = torch.tensor([True, True, False, True, True])
-    assert affinity.choose_models(P, torch.tensor([0, 1, 2]), some, 2, 0.0, KEY).tolist() == [[4, 3], [3, 4], [0, 1]]
+    assert affinity.choose_models(kept(P), torch.tensor([0, 1, 2]), some, 2, 0.0, KEY).tolist() == [
+        [4, 3],
+        [3, 4],
+        [0, 1],
+    ]
 
 
 def picks(values: list[float], explore: float, times: int = 1000, count: int = 2) -> Tensor:
@@ -275,7 +326,7 @@ def picks(values: list[float], explore: float, times: int = 1000, count: int = 2
     P = torch.zeros(6 + times, 6 + times, dtype=torch.float64)
     P[6:, :6] = torch.tensor(values, dtype=torch.float64)
     ids = torch.arange(6, 6 + times)
-    return affinity.choose_models(P, ids, torch.arange(6 + times) < 6, count, explore, KEY)
+    return affinity.choose_models(kept(P), ids, torch.arange(6 + times) < 6, count, explore, KEY)
 
 
 def test_equal_affinities_have_an_equal_chance() -> None:
@@ -304,18 +355,20 @@ def test_choices_are_distinct_available_others_and_do_not_depend_on_company(
     count = data.draw(st.integers(0, int(available.sum()) - 1))
     P = torch.from_numpy(np.random.default_rng(seed).integers(0, 3, (k, k)).astype(np.float64))
     ids = torch.arange(k)
-    chosen = affinity.choose_models(P, ids, available, count, explore, KEY)
+    chosen = affinity.choose_models(kept(P), ids, available, count, explore, KEY)
     for client in range(k):
         row = chosen[client].tolist()
         assert len(set(row)) == count
         assert client not in row
         assert all(bool(available[other]) for other in row)
-        assert affinity.choose_models(P, ids[client : client + 1], available, count, explore, KEY).tolist() == [row]
+        assert affinity.choose_models(kept(P), ids[client : client + 1], available, count, explore, KEY).tolist() == [
+            row
+        ]
 
 
 def test_many_clients_are_chosen_for_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     P = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 20)))
-    arguments = (P, torch.arange(20), torch.ones(20, dtype=torch.bool), 4, 0.3, KEY)
+    arguments = (kept(P), torch.arange(20), torch.ones(20, dtype=torch.bool), 4, 0.3, KEY)
     whole = affinity.choose_models(*arguments)
     monkeypatch.setattr(affinity, "ROWS_AT_ONCE", 3)
     assert torch.equal(affinity.choose_models(*arguments), whole)
@@ -373,7 +426,7 @@ def test_groups_of_clients_are_found_in_the_affinities() -> None:
 
 def test_group_averages_are_weighted_by_examples_and_sent_to_everyone() -> None:
     P = torch.block_diag(torch.full((2, 2), 9.0), torch.full((2, 2), 9.0)).to(torch.float64)
-    server = server_of(4, affinity=P, plan=torch.arange(4)[:, None])
+    server = server_of(4, affinity=kept(P), plan=torch.arange(4)[:, None])
     method = FedFomo(models=3, subglobal=2)
     up = Up(torch.tensor([[1.0], [5.0], [10.0], [20.0]]), torch.zeros(4, 3), torch.tensor([1.0, 3.0, 4.0, 1.0]))
     new = method.aggregate(server, torch.arange(4), up, info(1))
@@ -631,7 +684,7 @@ def test_clients_find_those_who_hold_their_target_distribution(foreign: bool) ->
         for _ in loop.rounds(12):
             pass
         assert isinstance(loop.server, Server)
-        P = loop.server.affinity.clone().fill_diagonal_(-torch.inf)
+        P = dense(loop.server.affinity, 15).fill_diagonal_(-torch.inf)
         top = P.topk(2, 1).indices
         hits.append((data.groups[top] == target[:, None]).to(torch.float64).mean())
         score = loop.evaluate().personal

@@ -269,10 +269,12 @@ def test_fedfomos_newcomer_prefers_what_does_best_on_its_validation_examples(in_
     losses = torch.stack([task.mean_loss(server.theta[[m]], data.val)[0] for m in range(CLIENTS)])
     finite = [m for m in range(CLIENTS) if m != 4]
     wanted = sorted(finite, key=lambda m: float(losses[m]))
-    row = placed.affinity[CLIENTS]
+    everyone = torch.arange(CLIENTS + 1)
+    row = placed.affinity.rows(everyone[-1:], everyone)[0]
     assert sorted(finite, key=lambda m: -float(row[m])) == wanted
     assert float(row[4]) == 0.0
-    assert torch.equal(placed.affinity[:CLIENTS], server.affinity[:CLIENTS])
+    before, after = (one.affinity.rows(everyone[:-1], everyone) for one in (server, placed))
+    assert torch.equal(before, after)
 
 
 def test_held_out_examples_do_not_matter(in_order: Path) -> None:

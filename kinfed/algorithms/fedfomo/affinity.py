@@ -6,29 +6,87 @@ is sent next, and, read as a graph, which clients belong together.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+from kinfed.core.tree import Tree
 
 ROWS_AT_ONCE = 256  # bounds the memory of a choice for very many clients
+_BITS = 32  # of a client's number in a pair
 
 
-def choose_models(affinity: Tensor, ids: Tensor, available: Tensor, count: int, explore: float, key: Tensor) -> Tensor:
+@dataclass
+class Affinity(Tree):
+    """P [K, K], of which only pairs that have met are kept: P begins as the identity, and a client meets few others."""
+
+    pair: Tensor  # [E] int64, ascending: i << 32 | n
+    value: Tensor  # [E] float64  P[i, n]
+
+    @classmethod
+    def identity(cls) -> Affinity:
+        return cls(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64))
+
+    def rows(self, ids: Tensor, others: Tensor) -> Tensor:
+        """[A, O] P of the clients `ids` and `others`, both ascending or not."""
+        return self._read(_pairs(ids[:, None], others))
+
+    def added(self, ids: Tensor, others: Tensor, growth: Tensor) -> Affinity:
+        """P[i, n] + growth [A, m] for each client of `ids` [A] and its own `others` [A, m], which are distinct."""
+        pair = _pairs(ids[:, None], others)
+        return self._written(pair, self._read(pair) + growth)
+
+    def replaced(self, ids: Tensor, others: Tensor, value: Tensor) -> Affinity:
+        """P[i, n] is value [A, O] for the clients `ids` [A] and all `others` [O]."""
+        return self._written(_pairs(ids[:, None], others), value)
+
+    def _find(self, pair: Tensor) -> tuple[Tensor, Tensor]:
+        """Where pairs are or would be, and whether they are there."""
+        place = torch.searchsorted(self.pair, pair)
+        if not len(self.pair):
+            return place, torch.zeros_like(pair, dtype=torch.bool)
+        return place, self.pair[place.clamp_max(len(self.pair) - 1)] == pair
+
+    def _read(self, pair: Tensor) -> Tensor:
+        place, known = self._find(pair)
+        start = ((pair >> _BITS) == (pair & ((1 << _BITS) - 1))).to(torch.float64)  # of the identity
+        if not len(self.pair):
+            return start
+        return torch.where(known, self.value[place.clamp_max(len(self.pair) - 1)], start)
+
+    def _written(self, pair: Tensor, value: Tensor) -> Affinity:
+        pair, value = pair.reshape(-1), value.to("cpu", torch.float64).reshape(-1)
+        place, known = self._find(pair)
+        values = self.value.clone()
+        values[place[known]] = value[known]
+        pairs = torch.cat([self.pair, pair[~known]])
+        order = torch.argsort(pairs)
+        return Affinity(pairs[order], torch.cat([values, value[~known]])[order])
+
+
+def _pairs(ids: Tensor, others: Tensor) -> Tensor:
+    return (ids.cpu() << _BITS) | others.cpu()
+
+
+def choose_models(
+    affinity: Affinity, ids: Tensor, available: Tensor, count: int, explore: float, key: Tensor
+) -> Tensor:
     """[A, count] int64: for each client of `ids` the available others that it is sent, best first.
 
         repeat `count` times:
             with probability `explore` take the next of a random order, else the next of the order by affinity
 
     Clients of equal affinity are in random order, so that "equal chance" is true also before anything is known.
-    affinity [K, K], available bool [K]. Every client must have `count` others. Draws are keyed by (client, other):
+    available bool [K]. Every client must have `count` others. Draws are keyed by (client, other):
     neither the company of `ids` nor who else is available moves them."""
     if not len(ids) or not count:
         return ids.new_empty(len(ids), count)
-    affinity, others = affinity.cpu(), available.cpu().nonzero().squeeze(1)
+    others = available.cpu().nonzero().squeeze(1)
     parts = torch.split(ids, ROWS_AT_ONCE)
-    return torch.cat([_choose(affinity[part][:, others], part, others, count, explore, key) for part in parts])
+    return torch.cat([_choose(affinity.rows(part, others), part, others, count, explore, key) for part in parts])
 
 
 def _choose(affinity: Tensor, ids: Tensor, others: Tensor, count: int, explore: float, key: Tensor) -> Tensor:

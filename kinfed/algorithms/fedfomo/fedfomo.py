@@ -127,7 +127,7 @@ class FedFomo(FomoServer[Client, Down]):
         count[ids] = up.count.to("cpu", torch.float64)
         members = self.on_offer(new).nonzero().squeeze(1)
         seed = rng.numpy_seed(rng.fold(round.population.key("fomo"), round.number))
-        label = groups(new.affinity[members][:, members], self.subglobal, seed)
+        label = groups(new.affinity.rows(members, members), self.subglobal, seed)
         parts = [members[label == g] for g in range(int(label.max()) + 1)]
         means = torch.stack([weighted_mean(new.theta[part], count[part]) for part in parts])
         return replace(new, count=count, averages=torch.cat([means, means.mean(0, keepdim=True)]))

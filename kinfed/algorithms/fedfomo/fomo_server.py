@@ -13,7 +13,6 @@ from torch import Tensor
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
-    ConfigError,
     Population,
     PrivacyProfile,
     Range,
@@ -24,8 +23,9 @@ from kinfed.algorithms.facade import (
     mean_losses,
     option,
 )
-from kinfed.algorithms.fedfomo.affinity import choose_models
+from kinfed.algorithms.fedfomo.affinity import Affinity, choose_models
 from kinfed.algorithms.fedfomo.weights import TINY, Norm, mixing_weights, validation_or_train
+from kinfed.algorithms.server_memory import check_memory
 
 MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are written to the journal
 
@@ -34,7 +34,7 @@ MOST_IN_JOURNAL = 200  # clients up to which the matrices of who helps whom are 
 class Server(Tree):
     theta: Tensor  # [K, P] last upload of each client
     uploaded: Tensor  # [K] int64, the round of that upload; 0: never
-    affinity: Tensor  # [K, K] float64  P
+    affinity: Affinity  # P
     plan: Tensor  # [K, m] int64, candidates of each active client in this round, m <= M; [K, 0] between rounds
     heard: Tensor  # [K, M] int64, candidates of each client's last update; -1: none
     mix: Tensor  # [K, M] float64  w* that it gave them
@@ -76,7 +76,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         "a client that never trained begins at the common start, or at a combination of others; either way it weighs "
         "what it is sent, the server learns from that, and it is evaluated with a combination",
     )
-    max_gb: float = option(4.0, "refuse affinities that take more than so many gigabytes of the server's memory", gt=0)
+    max_gb: float = option(4.0, "refuse models that take more than so many gigabytes of the server's memory", gt=0)
     norm: Norm = option("l2", "the distance in Eq. (3)")
     affinity_update: Literal["raw", "abs_sum"] = option("raw", "P grows by w, or by w / |Σ w| (released code)")
     evaluate: Literal["post_federate", "post_train"] = option(
@@ -87,12 +87,8 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
     averages = "hands clients' models on to other clients instead of averaging them"
 
     def check(self, task: Task, population: Population) -> None:
-        needed = 8 * population.num_clients**2 / 1e9
-        if needed > self.max_gb:
-            raise ConfigError(
-                f"FedFomo's server keeps how well every client's model suits every other: {needed:.1f} GB for "
-                f"{population.num_clients:,} clients, more than max_gb={self.max_gb:g}; take fewer, or raise max_gb"
-            )
+        what = f"FedFomo's server keeps the model of every one of {population.num_clients:,} clients"
+        check_memory(what, 4.0 * population.num_clients * task.num_params, self.max_gb)
 
     def exploration(self, t: int) -> float:
         """ε after t completed rounds."""
@@ -105,7 +101,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         return Server(
             theta=torch.zeros(k, task.num_params, device=task.device),
             uploaded=torch.zeros(k, dtype=torch.int64),
-            affinity=torch.eye(k, dtype=torch.float64),
+            affinity=Affinity.identity(),
             plan=torch.zeros(k, 0, dtype=torch.int64),
             heard=torch.full((k, self.models), -1),
             mix=torch.zeros(k, self.models, dtype=torch.float64),
@@ -147,7 +143,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
             server,
             theta=up.theta if everyone else server.theta.index_copy(0, ids.to(up.theta.device), up.theta),
             uploaded=uploaded,
-            affinity=server.affinity.index_put((ids[:, None], candidates), growth, accumulate=True),  # p ← p + w
+            affinity=server.affinity.added(ids, candidates, growth),  # p ← p + w
             plan=server.plan[:, :0],
             heard=heard,
             mix=mix,
@@ -161,7 +157,7 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         finite = torch.isfinite(loss)
         worst = torch.where(finite, loss, -torch.inf).amax(1, keepdim=True)
         gain = torch.where(finite, worst - loss, 0.0)
-        return replace(server, affinity=server.affinity.index_put((data.ids[:, None], offered), gain))
+        return replace(server, affinity=server.affinity.replaced(data.ids, offered, gain))
 
     def figures(self, server: Server) -> dict[str, Any]:
         k = len(server.uploaded)
@@ -173,7 +169,8 @@ class FomoServer(Algorithm[Server, AnyClient, AnyDown, Up], Generic[AnyClient, A
         }
         if k <= MOST_IN_JOURNAL:
             weights = torch.zeros(k, k + 1, dtype=torch.float64).scatter_add(1, server.heard % (k + 1), server.mix)
-            figures |= {"affinity": server.affinity, "weights": weights[:, :k]}
+            everyone = torch.arange(k)
+            figures |= {"affinity": server.affinity.rows(everyone, everyone), "weights": weights[:, :k]}
         return figures
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
