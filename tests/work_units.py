@@ -1,7 +1,7 @@
 """What one worker of pytest-xdist takes at a time.
 
 A unit is a file, whose fixtures are then set up once, or one method's part of the contract suite, whose checks share
-runs. `--dist loadgroup` would not do: xdist 3.8 hands groups on in the ids of tests, and pytest 9.2 ignores that.
+runs, or all files that compile the engine's loops, which takes longer than to test them. `--dist loadgroup` would not do: xdist 3.8 hands groups on in the ids of tests, and pytest 9.2 ignores that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+COMPILED = ("tests/bench/test_bench.py", "tests/engine/test_fused", "tests/engine/test_objective.py")
 
 
 class WorkUnits(LoadScopeScheduling):
@@ -22,4 +24,6 @@ class WorkUnits(LoadScopeScheduling):
         """The unit to which a test belongs."""
         file, _, test = nodeid.partition("::")
         method = re.match(r"test_contract\[(\w+)-", test)
+        if file.startswith(COMPILED):
+            return "compiled loops"
         return file if method is None else f"{file}::{method[1]}"

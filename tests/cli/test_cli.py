@@ -73,9 +73,9 @@ def test_compare_tells_equal_runs_from_others(finished: Path) -> None:
 
 
 def test_bench_runs(tmp_path: Path) -> None:
-    done = kinfed("bench", "mlr", "--quick", "--repeats", "1", "--threads", "1", "--json", "b.json", cwd=tmp_path)
+    done = kinfed("bench", "user-mlp", "--quick", "--repeats", "1", "--threads", "1", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "b.json").read_text())["comparisons"]
+    assert json.loads((tmp_path / "b.json").read_text())["steps"]
 
 
 def test_gain_of_a_table_and_of_a_run(tmp_path: Path, finished: Path) -> None:

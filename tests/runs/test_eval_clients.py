@@ -88,8 +88,9 @@ def test_states_that_are_only_deployed_are_kept_for_the_sample_alone(sampled: tu
 
 
 def test_models_that_do_not_fit_the_machine_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_checks, "physical_memory", lambda: 4 * 650 * 5)  # five models of digits
-    kinfed.run(algorithms="local", **SETTINGS, eval_clients=5, out=tmp_path / "five")
+    settings = SETTINGS | {"model": "mlp"}  # larger than all outputs for the test rows
+    monkeypatch.setattr(run_checks, "physical_memory", lambda: 4 * 9_610 * 5)  # five models of digits
+    kinfed.run(algorithms="local", **settings, eval_clients=5, out=tmp_path / "five")
     with pytest.raises(ConfigError, match=r"personal models of 12 clients take .*--eval-clients"):
-        kinfed.run(algorithms="local", **SETTINGS, out=tmp_path / "all")
+        kinfed.run(algorithms="local", **settings, out=tmp_path / "all")
     assert not (tmp_path / "all").exists()
