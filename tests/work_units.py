@@ -1,7 +1,8 @@
 """What one worker of pytest-xdist takes at a time.
 
-A unit is a file, whose fixtures are then set up once, or one method's part of the contract suite, whose checks share
-runs, or all files that compile the engine's loops, which takes longer than to test them. `--dist loadgroup` would not do: xdist 3.8 hands groups on in the ids of tests, and pytest 9.2 ignores that.
+A unit is a file, whose fixtures are then set up once; one method's part of the contract suite, whose checks share
+runs; or all files that compile the engine's loops, which takes longer than to test them. `--dist loadgroup` would not
+do: xdist 3.8 hands groups on in the ids of tests, and pytest 9.2 ignores that.
 """
 
 from __future__ import annotations
