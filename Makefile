@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
 
-.PHONY: demo test test-random test-portable lint reference site gallery coverage durations dist tools clean
+.PHONY: demo test documents test-random test-portable lint reference site gallery coverage durations dist tools clean
 
 # Digits of clients in four groups that nobody names; who finds its kin?
 demo: $(DEMO)
@@ -16,9 +16,13 @@ demo: $(DEMO)
 
 # Three workers for two cores: tests that start processes of Flower and Ray mostly wait. Whatever the shell says, modules
 # are compiled once and kept, not again in every process that a test starts.
-test coverage durations: export PYTHONDONTWRITEBYTECODE :=
+test documents coverage durations: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 -m "not documents"
+
+# What README, pages, notebooks and the gallery show does what they say; the site builds, and no link leads nowhere.
+documents: $(READY)
+	$(BIN)/python -m pytest -n 2 -m documents
 
 test-random: $(READY)
 	KINFED_HYPOTHESIS=random $(BIN)/python -m pytest -n 2 -m "not ray and not flower"

@@ -20,6 +20,8 @@ from kinfed.data.partitions import PARTITIONS
 from kinfed.engine.models import MODELS
 from tests.sites.conftest import make_table
 
+pytestmark = pytest.mark.documents
+
 ROOT = Path(__file__).parent.parent
 
 

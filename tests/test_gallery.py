@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.documents
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "gallery"
 PICTURES = ROOT / "docs" / "gallery"

@@ -12,6 +12,8 @@ import pytest
 
 import kinfed
 
+pytestmark = pytest.mark.documents
+
 ROOT = Path(__file__).parent.parent
 
 
