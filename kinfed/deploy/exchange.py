@@ -4,8 +4,9 @@ Nodes come and go under numbers that mean nothing; clients have names. A node th
 clients it has: mostly one. It proves it with the client's key: the first key that came with a name, or the one that the
 operator wrote down for it, is the client's, and a node with another key is refused. A client that is away when it is
 asked gets its message as soon as it is back, until the time is up; one whose node went down with the message gets it
-again. Every message has one answer at most: a second one, an answer to an earlier question, or one that comes after the
-time is up is never looked at. Who is silent for long is named in the log, with all that is known of it.
+again, and one whose process that should have answered was killed gets it once more. Every message has one answer at
+most: a second one, an answer to an earlier question, or one that comes after the time is up is never looked at. Who is
+silent for long is named in the log, with all that is known of it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Answer:
     packet: Packet | None
     error: str = ""
     gone: bool = False  # the node went away with the message
+    crashed: bool = False  # the node is there, but the process that should have answered died
 
 
 class Transport(Protocol):
@@ -126,6 +128,7 @@ class Exchange:
         silence, end = Silence(start), start + seconds
         needed = len(packets) if needed is None else needed
         open_, pending, reasons, good = dict(packets), dict[str, str](), dict[str, str](), 0
+        crashed = set[str]()
         while open_ and self.clock() < end:
             online = set(self.transport.nodes())
             self._discover(online)
@@ -148,9 +151,11 @@ class Exchange:
                     continue
                 if answer.packet is None:
                     reasons[name] = plain_text(answer.error)
-                    if answer.gone:
+                    if answer.gone or (answer.crashed and name not in crashed):
+                        # Asked again when it is back; after a crash once, for what kills it may be the message.
+                        crashed |= {name} if answer.crashed else set()
                         self.presence.note_error(name, self.clock(), reasons[name])
-                        continue  # asked again when it is back
+                        continue
                 else:
                     try:
                         take(name, answer.packet)

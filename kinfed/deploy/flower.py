@@ -76,7 +76,8 @@ def _answer(reply: Message) -> Answer:
     question = reply.metadata.reply_to_message_id
     if reply.has_error():
         code, reason = reply.error.code, reply.error.reason or ""
-        return Answer(question, None, _sentence(code, reason), gone=code in _GONE)
+        crashed = code == ErrorCode.CLIENT_APP_CRASHED
+        return Answer(question, None, _sentence(code, reason), gone=code in _GONE, crashed=crashed)
     try:
         return Answer(question, from_records(reply.content))
     except MessageError as error:

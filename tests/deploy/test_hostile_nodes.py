@@ -329,6 +329,27 @@ def test_a_client_whose_node_went_away_with_the_message_is_asked_again(tmp_path:
     torch.testing.assert_close(models(net), expected(simulated(net)), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_client_whose_answering_process_died_is_asked_once_more(tmp_path: Path, crashes: int) -> None:
+    """One killed process costs nobody a round; a message that kills it every time costs its client one."""
+    net = make(tmp_path, rounds=2, quorum=2)
+    lost: list[str] = []
+
+    def crash(name: str, question: Sent, answer: Packet) -> Packet | None:
+        if question.kind == "train" and name == "b" and question.packet.header["round"] == 2 and len(lost) < crashes:
+            lost.append(f"m{len(net.messages) - 1}")
+            net._post("b", Answer(lost[-1], None, "ClientApp stopped responding. (code 8)", crashed=True))
+            return None
+        return answer
+
+    net.tamper = crash  # type: ignore[assignment]
+    assert [r["dropped"] for r in records(run(net))] == [0, crashes - 1]
+    asked = [one for one in net.messages if one.kind == "train" and one.packet.header["name"] == "b"]
+    assert [one.packet.header["round"] for one in asked] == [1, 2, 2]
+    if crashes == 1:
+        torch.testing.assert_close(models(net), expected(simulated(net)), rtol=0, atol=1e-6)
+
+
 def test_the_log_says_what_clients_claim(tmp_path: Path) -> None:
     net = make(tmp_path, rounds=1)
     run(net)
