@@ -187,6 +187,15 @@ class Split:
         ids, start, count = self.ids[index], self.start[index], self.count[index]
         return replace(self, ids=ids, start=start, count=count, effort=effort, memory=memory)
 
+    def scaled(self, factor: Tensor) -> Split:
+        """The same examples with every client's losses times its factor [n]."""
+        weights = torch.ones(len(self.rows)) if self.weights is None else self.weights.clone()
+        first = torch.cumsum(self.count, 0) - self.count
+        offset = torch.arange(int(self.count.sum())) - torch.repeat_interleave(first, self.count)
+        own = torch.repeat_interleave(self.start, self.count) + offset
+        weights[own] *= torch.repeat_interleave(factor, self.count).to(weights)
+        return replace(self, weights=weights)
+
     def batches(self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches") -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.
 

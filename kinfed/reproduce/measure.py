@@ -42,6 +42,7 @@ class Reproduction:
     out: Path
     results: Results
     seconds: float  # of all parts, also those of earlier sittings
+    processor_seconds: float | None  # of all parts and cores; None where a part took several sittings
     seeds: tuple[int, ...]
     provenance: str  # when, with what, on which kind of machine; of the part measured last
 
@@ -64,6 +65,7 @@ def reproduce(
     """Every part that is not done yet. `settings` (where data lies, how many workers) go over those of all runs."""
     parts: dict[str, Measurements] = {}
     seconds, provenance = 0.0, ""
+    processor: float | None = 0.0
     for part in recipe.parts(scale):
         path = _record_path(out, part)
         config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
@@ -82,11 +84,13 @@ def reproduce(
         for row, metrics in record["measured"].items():
             rows[row] = {metric: _by_seed(values) for metric, values in metrics.items()}
         seconds, provenance = seconds + record["seconds"], max(provenance, record["provenance"])
+        worked = record.get("processor_seconds")
+        processor = None if processor is None or worked is None else processor + worked
     measured_seeds = {
         seed for rows in parts.values() for metrics in rows.values() for by_seed in metrics.values() for seed in by_seed
     }
     results = Results(parts, recipe.aliases)
-    return Reproduction(recipe, scale, out, results, seconds, tuple(sorted(measured_seeds)), provenance)
+    return Reproduction(recipe, scale, out, results, seconds, processor, tuple(sorted(measured_seeds)), provenance)
 
 
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
@@ -135,6 +139,7 @@ def _measure(
     should_stop: Callable[[], bool],
 ) -> None:
     """Measure a part and write its record."""
+    at_once, worked = not path.with_suffix("").exists(), time.process_time()
     if isinstance(part, Study):
         began = time.perf_counter()
         measured = part.measure(seeds)
@@ -149,7 +154,13 @@ def _measure(
                 measured.setdefault(row, {}).update(metrics)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # done, and by far the largest files
         seconds = sum(float(result["seconds"]) for result in summary)
-    record = {"identity": identity, "seconds": seconds, "provenance": _provenance(), "measured": measured}
+    record = {
+        "identity": identity,
+        "seconds": seconds,
+        "processor_seconds": time.process_time() - worked if at_once else None,
+        "provenance": _provenance(),
+        "measured": measured,
+    }
     storage.write_json(path, record, sort_keys=False)
 
 

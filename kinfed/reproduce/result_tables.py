@@ -190,9 +190,15 @@ def markdown_page(reproduction: Reproduction) -> str:
 
 
 def provenance_text(reproduction: Reproduction) -> str:
-    minutes = reproduction.seconds / 60
-    took = f"{minutes:.1f} minutes" if minutes >= 1 else f"{reproduction.seconds:.0f} seconds"
-    return (
-        f"Scale {reproduction.scale}, {plural(len(reproduction.seeds), 'seed')}: mean ± standard deviation over "
-        f"seeds, figures of the last round. Measured {reproduction.provenance}; training took {took}."
+    seeds, processor = len(reproduction.seeds), reproduction.processor_seconds
+    text = (
+        f"Scale {reproduction.scale}, {plural(seeds, 'seed')}: mean ± standard deviation over seeds, figures of the "
+        f"last round. Measured {reproduction.provenance}; training took {_duration(reproduction.seconds)}"
     )
+    if processor and seeds:
+        text += f". On one core a seed takes {_duration(processor / seeds)} of processor time, evaluation included"
+    return f"{text}."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"

@@ -494,6 +494,37 @@ def test_a_batch_is_never_larger_than_the_clients_data():
     assert client.last[:, 1].item() == pytest.approx(math.log(1 / 2) / math.log(7 / 8))
 
 
+def test_the_sum_of_a_batch_is_that_of_the_clients_own_examples():
+    """Two clients of 3 and 5 examples, batches of up to 5: two full gradient steps by autograd."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(8, 4)).astype(np.float32), np.array([0, 1, 1, 0, 2, 1, 2, 0])
+    owner = np.array([0, 0, 0, 1, 1, 1, 1, 1])
+    data = Federation.from_arrays(x, y, owner, test_fraction=0, num_classes=3)
+    training = LocalTraining(lr=0.05, batch=5, steps=2)
+    loop = simulate(
+        data, lambda: torch.nn.Linear(4, 3), "selffl_control", training=training, reduction="sum", smoothing=1.0
+    )
+    start = loop.task.init(0)
+    loop.round()
+    trained = loop.evaluate(keep_models=True).models
+    loop.pool.close()
+    assert trained is not None
+    for client in (0, 1):
+        theta, inputs, labels = start, torch.from_numpy(x[owner == client]), torch.from_numpy(y[owner == client])
+        for _ in range(2):
+            theta = theta.detach().requires_grad_()
+            logits = inputs @ theta[:12].reshape(3, 4).T + theta[12:]
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            theta = theta - 0.05 * torch.autograd.grad(loss, theta)[0]
+        assert torch.allclose(trained[client], theta, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "training"), [("selffl", {"steps": None, "epochs": 1}), ("selffl_augmented", {})])
+def test_the_sum_of_a_batch_needs_batches_of_one_size(name: str, training: dict[str, Any]):
+    with pytest.raises(ConfigError, match="needs batches of one size"):
+        simulate(tiny_federation(), tiny_model, name, training=LocalTraining(**training), reduction="sum")
+
+
 def test_the_learning_rate_of_the_round_decides_the_steps():
     training = LocalTraining(lr=0.01, batch=1, steps=2, lr_decay=0.5)
     method = SelfFL(training, contraction="gd", l_max=None)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.facade import Cohort, PrivacyProfile, Task, option, sgd
+from kinfed.algorithms.facade import Cohort, ConfigError, PrivacyProfile, Task, option, sgd
 from kinfed.algorithms.selffl.selffl import Client, SelfFL
 
 
@@ -35,6 +35,14 @@ class SelfFLAugmented(SelfFL):
     max_extra: int = option(10, "most epochs after the early stop", ge=1)
 
     averages = "estimates the variance between clients from their models and is sent two models by each of them"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reduction == "sum":
+            raise ConfigError(
+                "selffl_augmented trains to convergence in epochs, which end with a smaller batch; reduction = sum "
+                "needs batches of one size: use selffl, or reduction = mean"
+            )
 
     def init_client(self, task: Task, data: Cohort) -> Client:
         client = super().init_client(task, data)

@@ -23,7 +23,8 @@ Deviations, each because the text leaves no other way or contradicts itself:
   * (22) lacks a square; the variance is that of (21). Normalisations: `var_m`, `var0`, `domain` (docs/selffl.md).
   * w_m/S in (18) is capped at `r_max`: with few active clients the printed rule extrapolates and diverges.
   * η/(B s_m) ≥ 1 leaves (19) without a solution; its continuous extension is the least number of steps, 1.
-  * The gradient of a batch is its mean, as everywhere here; Algorithm 1 writes a sum with the same learning rate.
+  * The gradient of a batch is its mean, as everywhere here. Algorithm 1 writes a sum with the same learning rate:
+    `reduction = sum`. (19) does not know of it.
   * All variances are those of trainable parameters. Running statistics (of BatchNorm, say) are averaged with the same
     weights (20), but (18) extrapolates, which a variance does not survive: there they are those of θ.
 """
@@ -31,7 +32,7 @@ Deviations, each because the text leaves no other way or contradicts itself:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     gradient_steps,
+    option,
     own_or_server,
     sgd,
     weighted_mean,
@@ -94,12 +96,23 @@ class Up(Tree):
 class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
     """The clients' side, which is the same whatever the server keeps."""
 
+    reduction: Literal["mean", "sum"] = option(
+        "mean",
+        "a step follows the mean of a batch's gradients, or their sum, as Algorithm 1 writes it: with batches of B "
+        "examples that is B times the learning rate",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         Algorithm.__post_init__(self)
 
     def check(self, task: Task, population: Population) -> None:
-        _ = self.local_training  # refuses epochs that do not go with the way batches are drawn
+        training = self.local_training  # refuses epochs that do not go with the way batches are drawn
+        if self.reduction == "sum" and (training.epochs is not None or training.poisson):
+            raise ConfigError(
+                "reduction = sum needs batches of one size; epochs end with a smaller one and privacy draws its own: "
+                "give steps, or reduction = mean"
+            )
         if self.known_variances:
             gaussian_task(task)
 
@@ -139,7 +152,10 @@ class SelfFLClients(Rules, Algorithm[Any, Client, Down, Up]):
             own = client.theta if client.optimum is None else client.optimum
             start = start_of(down.theta, own, plan.ratio)  # (18), (24)
             start[:, task.trainable.stop :] = down.theta[:, task.trainable.stop :]
-        theta = sgd(task, start, data.train.batches(self.local_training, plan.steps))
+        train, training = data.train, self.local_training
+        if self.reduction == "sum":
+            train = train.scaled(train.count.clamp_max(training.batch))
+        theta = sgd(task, start, train.batches(training, plan.steps))
         optimum = self.find_optimum(task, theta, data)
         models = past.add((theta if optimum is None else optimum)[:, task.trainable])
         s = self.variance(task, models, data).to(torch.float32)

@@ -40,6 +40,7 @@ def parts(scale: Scale) -> list[RunPart]:
         return [RunPart("mnist-mlr", {**digits, "algorithms": methods}, convergence)]
     if scale == "small":
         mnist = {**SETTINGS, "dataset": "mnist", **model_settings("mlr"), "rounds": 100, "eval_every": 2}
+        mnist |= {"seeds": [0, 1, 2, 3, 4]}
         return [RunPart("mnist-mlr", {**mnist, "algorithms": methods}, convergence)]
     return [
         RunPart(part, {**paper_settings(part), "eval_every": 2, "algorithms": methods}, convergence) for part in PARTS

@@ -53,6 +53,8 @@ def parts(scale: Scale) -> list[RunPart]:
         kind, _, groups = name.partition("-")
         settings = latent_settings(scale, int(groups), clients=100 if kind == "many" else 15)
         settings |= {"algorithms": method_options(METHODS, scale), "foreign_targets": kind == "foreign"}
+        if scale == "small":
+            settings |= {"seeds": [0, 1, 2, 3, 4]}
         plan.append(RunPart(name, settings | {"eval_every": 10 if kind == "many" else 1}, kinship))
     return plan
 

@@ -8,12 +8,15 @@ from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
     ALIASES,
     COMPARED,
+    FASTER,
     LETTERS_STAND_INS,
     ONE_MODEL,
     READINGS,
     READINGS_NOTE,
     RIVALS,
     VARIANTS,
+    batch_sum,
+    faster_baselines,
     letters_settings,
     method_options,
     named,
@@ -22,7 +25,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     stable_convergence,
 )
 
-METHODS = named("local", *COMPARED, *VARIANTS, *READINGS)
+METHODS = named("local", *COMPARED, *VARIANTS, *READINGS, *FASTER)
 ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
 
 TABLE_1 = parse_published("""
@@ -44,8 +47,9 @@ FORTY_STEPS = parse_published("""
 
 def parts(scale: Scale) -> list[RunPart]:
     letters = letters_settings(scale)
+    methods = method_options(label for label in METHODS if label not in FASTER) | faster_baselines(letters)
     return [
-        RunPart("steps-20", {**letters, "algorithms": method_options(METHODS)}, roughness),
+        RunPart("steps-20", {**letters, "eval_every": 2, "algorithms": methods}, roughness),
         RunPart("steps-40", {**letters, "steps": 40, "algorithms": method_options((*COMPARED, *READINGS))}),
     ]
 
@@ -100,6 +104,7 @@ RECIPE = Recipe(
         ),
         Question.above("The exact posterior above the paper's", "steps-20", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone", "steps-20", "selffl", ["local"]),
+        batch_sum("steps-20", "20 steps"),
         *other_readings({"steps-20": "20 steps for the baselines", "steps-40": "40 steps for the baselines"}),
     ],
     notes=[

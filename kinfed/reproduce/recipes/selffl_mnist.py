@@ -9,11 +9,14 @@ from kinfed.reproduce.recipe import SELF_FL, Scale
 from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
     ALIASES,
+    FASTER,
     NAMES,
     ONE_MODEL,
     READINGS,
     READINGS_NOTE,
     RIVALS,
+    batch_sum,
+    faster_baselines,
     method_options,
     mnist_settings,
     other_readings,
@@ -30,15 +33,15 @@ ROWS = {ONE_MODEL: "FedAvg, one model", **NAMES}
 
 
 def parts(scale: Scale) -> list[RunPart]:
-    methods = method_options(label for label in NAMES if label not in LONGER)
+    tenth = mnist_settings(1000, 200, seeds=3 if scale == "small" else 5)
+    methods = method_options(label for label in NAMES if label not in (*LONGER, *FASTER)) | faster_baselines(tenth)
     if scale == "smoke":
         digits = {**mnist_settings(50, 20), "dataset": "digits", "seeds": [0, 1]}
-        return [RunPart("active-10", {**digits, "algorithms": methods}, roughness)]
-    seeds = {} if scale == "small" else {"seeds": [0, 1, 2, 3, 4]}
-    tenth, fiftieth = {**mnist_settings(1000, 200), **seeds}, {**mnist_settings(1000, 200, 0.02), **seeds}
+        return [RunPart("active-10", {**digits, "eval_every": 5, "algorithms": methods}, roughness)]
+    fiftieth = {**tenth, "participation": 0.02}
     few = method_options(["fedavg", "ditto", "selffl_control", "selffl"])
     return [
-        RunPart("active-10", {**tenth, "algorithms": methods}, roughness),
+        RunPart("active-10", {**tenth, "eval_every": 5, "algorithms": methods}, roughness),
         RunPart("active-10-longer", {**tenth, "algorithms": LONGER}, merge_into="active-10"),
         RunPart("active-2", {**fiftieth, "algorithms": few}),
     ]
@@ -97,6 +100,7 @@ RECIPE = Recipe(
         ),
         Question.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone", "active-10", "selffl", ["local"]),
+        batch_sum("active-10", "20 steps"),
         *other_readings({"active-10": "20 steps for the baselines"}),
         *(
             Question.above(

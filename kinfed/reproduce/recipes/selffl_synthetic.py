@@ -11,6 +11,7 @@ from kinfed.report.palette import styles
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, Study, Untestable
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Measurements, RecipeFigure, Scale, difference
 from kinfed.reproduce.recipe_figures import line_chart
+from kinfed.reproduce.recipes.common_selffl import SEEDS
 from kinfed.reproduce.studies.synthetic import ERRORS, RATES, methods, run_study
 from kinfed.theory.gaussian import CASES
 
@@ -38,7 +39,7 @@ def measure(repeats: int, seeds: Sequence[int]) -> Measurements:
 
 
 def parts(scale: Scale) -> list[Study]:
-    repeats, usual = {"smoke": (20, (0, 1)), "small": (200, (0, 1, 2)), "paper": (200, (0, 1, 2, 3, 4))}[scale]
+    repeats, usual = (20, (0, 1)) if scale == "smoke" else (200, SEEDS)
     return [Study("study", lambda seeds: measure(repeats, seeds or usual), {"repeats": repeats, "seeds": list(usual)})]
 
 
@@ -196,6 +197,7 @@ RECIPE = Recipe(
         Untestable(
             "The standard error of 0.001 over 200 repeats in Case 2",
             "with a common θ_0 and clients redrawn, the best possible standard error there is 0.0095",
+            "Appendix E.1",
         ),
     ],
     notes=[
