@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,69 +13,146 @@ from kinfed.cli.parameters import integers
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError, unknown_name
 
+if TYPE_CHECKING:
+    from kinfed.reproduce.recipe import Recipe, Scale
+    from kinfed.reproduce.recipe_pool import PoolState
+
+SAY_EVERY = 30.0  # seconds between two lines about all recipes, where nothing ends meanwhile
+
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A recipe (kinfed list recipes).")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All recipes, one after the other.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All recipes, several at a time (see --processes).")] = False,
     scale: Annotated[str, typer.Option(help="smoke (under a minute), small (under 15), or paper.")] = "small",
     only: Annotated[str | None, typer.Option(help="Some parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0,1,2,3,4.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),
     publish: Annotated[
-        Path | None, typer.Option(help="Also write the Markdown pages of all finished recipes to this folder.")
+        Path | None,
+        typer.Option(help="Also write the Markdown pages of all finished recipes to this folder, and its index."),
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", envvar="KINFED_DATA", help="Folder with data sets.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker threads (default: all cores).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker threads of a recipe (default: all cores).")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --all: recipes at a time, one core each (default: as many as there are cores)."),
+    ] = None,
 ) -> None:
     """Run a table or figure of a paper again: our numbers beside theirs, a verdict per claim, a page with figures.
 
     Stopped, the same command goes on where it was."""
-    from kinfed.cli.display import display
-    from kinfed.cli.interrupt import StopRequest
-    from kinfed.reproduce import measure, recipe_page, result_tables
-    from kinfed.reproduce.judge import verdicts
-    from kinfed.reproduce.recipe import SCALES, RunPart
+    from kinfed.reproduce import measure
+    from kinfed.reproduce.benchmark_index import write_site
+    from kinfed.reproduce.recipe import SCALES
+    from kinfed.reproduce.recipe_page import write_markdown
     from kinfed.reproduce.recipes import RECIPES, load_recipe
-    from kinfed.runs.method_run import Interrupted
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
     if (name is None) == (not every):
         raise ConfigError("name one recipe (kinfed list recipes), or give --all for every one of them")
-    chosen_seeds = None if seeds is None else integers("--seeds", seeds)
+    if every and (only is not None or workers is not None):
+        raise ConfigError("--all takes all parts of every recipe, one core each: leave out --only and --workers")
+    if processes is not None and not every:
+        raise ConfigError("--processes is for --all; one recipe has --workers")
+    chosen = None if seeds is None else integers("--seeds", seeds)
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
-    for recipe in map(load_recipe, RECIPES if name is None else [name]):
+    failures: dict[str, str] = {}
+    if name is None:
+        failures = _all_recipes(scale, chosen, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
+    else:
+        recipe = load_recipe(name)
         if only is not None:
             recipe = recipe.limited_to(only.split(","), scale)
-        folder = out / f"{recipe.name}-{scale}"
-        say(f"{recipe.name}  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", style="bold")
-        configs = [
-            measure.part_config(part, chosen_seeds, settings)
-            for part in recipe.parts(scale)
-            if isinstance(part, RunPart)
-        ]
-        total = sum(
-            len(c.algorithms) * len(c.seeds) * c.rounds + len(c.seeds) * (c.warm_start + c.pretrain) for c in configs
-        )
-        with StopRequest(console) as stop, display(console, total) as shown:
-            try:
-                done = measure.reproduce(
-                    recipe, scale, folder, seeds=chosen_seeds, settings=settings, observer=shown, should_stop=stop
-                )
-            except (Interrupted, KeyboardInterrupt):
-                say("stopped; what is done is saved. The same command goes on.")
-                raise typer.Exit(130) from None
-        if stand_in := recipe.stand_ins.get(scale):
-            say(f"stand-in: {stand_in}", style="yellow")
-        for table in result_tables.filled_tables(done):
-            console.print(table.console_table())
-        console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
-        say(f"page     {recipe_page.write_reproduction(done)}")
+        _one_recipe(recipe, scale, chosen, out, settings)
     finished = [
-        measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=chosen_seeds, settings=settings)
+        measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=chosen, settings=settings)
         for recipe in map(load_recipe, RECIPES)
-        if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", chosen_seeds, settings)
+        if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", chosen, settings)
     ]
-    say(f"index    {recipe_page.write_site(finished, out)}")
+    say(f"index    {write_site(finished, out)}")
     if publish is not None:
-        say(f"Markdown {recipe_page.write_markdown(finished, publish)}")
+        say(f"Markdown {write_markdown(finished, publish, RECIPES)}")
+    for recipe_name, text in failures.items():
+        say(f"{recipe_name} failed: {text}", style="red")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _one_recipe(
+    recipe: Recipe, scale: Scale, seeds: tuple[int, ...] | None, out: Path, settings: dict[str, Any]
+) -> None:
+    """In this process, with its tables and verdicts in the terminal."""
+    from kinfed.cli.display import display
+    from kinfed.cli.interrupt import StopRequest
+    from kinfed.reproduce import measure, result_tables
+    from kinfed.reproduce.judge import verdicts
+    from kinfed.reproduce.recipe_page import write_reproduction
+    from kinfed.runs.method_run import Interrupted
+
+    folder = out / f"{recipe.name}-{scale}"
+    say(f"{recipe.name}  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", style="bold")
+    total = sum(measure.part_rounds(part, seeds, settings) for part in recipe.parts(scale))
+    with StopRequest(console) as stop, display(console, total) as shown:
+        try:
+            done = measure.reproduce(
+                recipe, scale, folder, seeds=seeds, settings=settings, observer=shown, should_stop=stop
+            )
+        except (Interrupted, KeyboardInterrupt):
+            _stopped()
+    if stand_in := recipe.stand_ins.get(scale):
+        say(f"stand-in: {stand_in}", style="yellow")
+    for table in result_tables.filled_tables(done):
+        console.print(table.console_table())
+    console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
+    say(f"page     {write_reproduction(done)}")
+
+
+def _all_recipes(
+    scale: Scale, seeds: tuple[int, ...] | None, out: Path, settings: dict[str, Any], processes: int
+) -> dict[str, str]:
+    """Several at a time; what failed, and why."""
+    from kinfed.cli.interrupt import StopRequest
+    from kinfed.reproduce.recipe_pool import RecipeJob, run_recipes
+    from kinfed.reproduce.recipes import RECIPES
+
+    jobs = [RecipeJob(name, scale, out / f"{name}-{scale}", seeds, settings) for name in RECIPES]
+    say(f"{len(jobs)} recipes at scale {scale}, {processes} at a time", style="bold")
+    with StopRequest(console) as stop:
+        state = run_recipes(jobs, processes, AllRecipesLines(processes), stop)
+    if stop():
+        _stopped()
+    return state.failures
+
+
+def _stopped() -> None:
+    say("stopped; what is done is saved. The same command goes on.")
+    raise typer.Exit(130) from None
+
+
+class AllRecipesLines:
+    """A line whenever a recipe ends, and now and then: how many are done, what runs, how long the rest may take."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._ended = 0
+        self._next = time.monotonic() + SAY_EVERY
+
+    def __call__(self, state: PoolState) -> None:
+        ended, now = len(state.done) + len(state.failures), time.monotonic()
+        if ended == self._ended and now < self._next:
+            return
+        self._ended, self._next = ended, now + SAY_EVERY
+        parts = [f"{ended} of {len(state.shares)} recipes done"]
+        if state.failures:
+            parts.append(f"{len(state.failures)} of them failed")
+        if state.running:
+            parts.append("running: " + ", ".join(f"{name} {state.shares[name]:.0%}" for name in state.running))
+            left = state.seconds_left(self._processes)
+            parts.append("time left not known yet" if left is None else f"about {duration(left)} left")
+        say("; ".join(parts))
+
+
+def duration(seconds: float) -> str:
+    minutes = max(round(seconds / 60), 1)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -19,6 +19,7 @@ from rich.text import Text
 from kinfed.core.spreadsheet import escape_formula
 from kinfed.report.palette import Style
 
+DRAWN = 17  # characters of an interval in text
 # Of tones, on a terminal; a page has a class of each name.
 TONES = {"yes": "green", "no": "red", "open": "dim", "paper": "dim", "baseline": "dim"}
 
@@ -60,6 +61,16 @@ class TableCell:
         low, mean, high = (round(50 + 48 * value / reach, 2) for value in self.interval)
         return low, mean, high
 
+    @property
+    def interval_text(self) -> str:
+        """The interval as DRAWN characters of equal width about zero in the middle."""
+        low, mean, high = (round(place / 100 * (DRAWN - 1)) for place in self.interval_places)
+        marks = ["─" if low < column < high else "·" for column in range(DRAWN)]
+        marks[DRAWN // 2] = "┼" if low < DRAWN // 2 < high else "┊"
+        marks[low], marks[high] = "├", "┤"
+        marks[mean] = "●"
+        return "".join(marks)
+
     def __str__(self) -> str:
         return f"{self.text} ± {self.spread}" if self.spread else self.text
 
@@ -96,6 +107,8 @@ class TextTable:
     def markdown(self) -> str:
         def entry(cell: TableCell) -> str:
             text = _markdown(str(cell))
+            if not text and cell.interval is not None:
+                return f"`{cell.interval_text}`"
             text = f"[{text}]({cell.link})" if cell.link else text
             return f"**{text}**" if cell.best else text
 

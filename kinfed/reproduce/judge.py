@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from scipy.special import stdtr, stdtrit
+
 from kinfed.report.formats import format_number
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable
@@ -41,6 +43,7 @@ class Verdict:
     margin: Interval | None = None  # the margin that decides, or is nearest to it, in shown units
     unit: str = ""
     margins: int = 0  # how many were judged
+    outlook: str = ""  # of an undecided claim: how many seeds would decide
 
     @property
     def seeds(self) -> int:
@@ -69,6 +72,40 @@ def by_chance(judged: Sequence[Verdict]) -> tuple[float, float]:
     return ONE_SIDED * len(decided), ONE_SIDED * sum(verdict.margins for verdict in decided)
 
 
+def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
+    """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
+    that rest on intervals). A reproduced claim is as sure as its nearest margin; a contradicted one had as many chances
+    as margins."""
+    decided = [verdict for verdict in judged if verdict.status in DECIDED]
+    ranked = sorted(decided, key=_chance)
+    count = 0
+    while count < len(ranked) and _chance(ranked[count]) <= level / (len(ranked) - count):
+        count += 1
+    return ranked[:count]
+
+
+def _chance(verdict: Verdict) -> float:
+    """Of an interval at least as far from zero without any true difference, on either side."""
+    margin = verdict.margin
+    if margin is None or verdict.status not in ("reproduced", "contradicted"):
+        return 1.0
+    reach = margin.high - margin.mean
+    if reach == 0:
+        return 0.0
+    error = reach / float(stdtrit(margin.n - 1, 0.975))
+    both_sides = 2 * float(stdtr(margin.n - 1, -abs(margin.mean) / error))
+    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+
+
+def margin_text(verdict: Verdict) -> str:
+    """The margin that decides, in the unit of the claim; "" where there is none."""
+    margin = verdict.margin
+    if margin is None:
+        return ""
+    mean, low, high = (_signed(value) for value in (margin.mean, margin.low, margin.high))
+    return f"{mean} [{low}, {high}] {verdict.unit}".rstrip()
+
+
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verdict:
     margins = {rival: by_seed for rival, by_seed in claim.margins(results).items() if by_seed}
     if not margins:
@@ -82,9 +119,8 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verd
         return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place)
     status, telling = _status(intervals)
     figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
-    sentence = _opening(status, intervals, len(telling)) + figures
-    if status == "undecided":
-        sentence += f"; {_seeds_text(telling)}"
+    outlook = _seeds_text(telling) if status == "undecided" else ""
+    sentence = _opening(status, intervals, len(telling)) + figures + (f"; {outlook} at this spread" if outlook else "")
     sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
     nearest = min(telling.values(), key=lambda margin: margin.low)
     return Verdict(
@@ -96,6 +132,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verd
         replace(nearest, **{end: getattr(nearest, end) * claim.factor for end in ("mean", "low", "high")}),
         claim.unit,
         len(intervals),
+        outlook,
     )
 
 
@@ -135,8 +172,8 @@ def _seeds_text(open_margins: Mapping[str, Interval]) -> str:
         counts = [seeds_to_decide(margin) for margin in open_margins.values()]
         count = None if None in counts else max(count for count in counts if count is not None)
     if count is None:
-        return f"not even {MOST_SEEDS:,} seeds would decide at this spread"
-    return f"about {count} seeds would decide at this spread"
+        return f"not even {MOST_SEEDS:,} seeds would decide"
+    return f"about {count} seeds would decide"
 
 
 def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:

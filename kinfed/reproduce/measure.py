@@ -93,6 +93,15 @@ def reproduce(
     return Reproduction(recipe, scale, out, results, seconds, processor, tuple(sorted(measured_seeds)), provenance)
 
 
+def done_share(
+    recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]
+) -> float:
+    """How much of a recipe is in finished parts, by rounds."""
+    rounds = [(part, part_rounds(part, seeds, settings)) for part in recipe.parts(scale)]
+    finished = sum(count for part, count in rounds if _record_path(out, part).exists())
+    return finished / max(sum(count for _, count in rounds), 1)
+
+
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
     """Whether every part has been measured, with these settings."""
     for part in recipe.parts(scale):
@@ -110,6 +119,14 @@ def part_config(part: RunPart, seeds: Sequence[int] | None, settings: Mapping[st
     if seeds is not None:
         merged["seeds"] = list(seeds)
     return make_config(None, merged)
+
+
+def part_rounds(part: RunPart | Study, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> int:
+    """Rounds of all methods and seeds, warm starts included; a study counts as one."""
+    if isinstance(part, Study):
+        return 1
+    config = part_config(part, seeds, settings)
+    return len(config.seeds) * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
 
 
 def _record_path(out: Path, part: RunPart | Study) -> Path:

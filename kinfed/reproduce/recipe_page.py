@@ -1,35 +1,36 @@
-"""The page of a reproduction, and the index of a site of such pages."""
+"""The page of a reproduction, and what is published of several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kinfed.report import build, figures, write_page
 from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison, single_run
-from kinfed.report.formats import plural
 from kinfed.report.html import Download, render
 from kinfed.report.panels import Panel, panels
-from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.reproduce.judge import DECIDED, NOT_RUN, Status, Verdict, by_chance, verdicts
+from kinfed.reproduce.benchmark_index import (
+    PACKAGE,
+    BenchmarkRecord,
+    published_records,
+    write_index,
+    write_readme,
+)
+from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.result_tables import (
     FilledTable,
     claims_not_run,
     filled_tables,
-    interval_cell,
     markdown_page,
     provenance_text,
     results_csv,
-    status_cell,
     verdict_table,
 )
 from kinfed.runs.reader import load_run
-
-PACKAGE = "kinfed.reproduce"
 
 # Sections of the page, those that have something to show.
 SECTIONS = {
@@ -117,124 +118,12 @@ def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison
     return [(heading, method_panels) for heading, method_panels in by_method if method_panels]
 
 
-# Columns of the index: of the papers' claims, then of our questions, how many have which verdict.
-CLAIM_STATUSES: tuple[Status, ...] = ("reproduced", "contradicted", "undecided", "tied")
-QUESTION_STATUSES: tuple[Status, ...] = ("reproduced", "contradicted", "undecided")
-TALLY = (
-    *(status.capitalize() for status in CLAIM_STATUSES),
-    "Not tested",
-    *(f"Our questions: {answer}" for answer in ("yes", "no", "open")),
-)
-
-
-def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
-    """Verdicts on the paper's claims, then on our questions, in the order of TALLY. Ties among our questions are
-    open."""
-    claims = [verdict.status for verdict in judged if verdict.source == "paper"]
-    questions = [verdict.status for verdict in judged if verdict.source == "kinfed"]
-    counts = [claims.count(status) for status in CLAIM_STATUSES]
-    answers = [questions.count(status) for status in QUESTION_STATUSES]
-    answers[-1] += questions.count("tied")
-    return *counts, len(claims) - sum(counts), *answers
-
-
-def _judged(reproduction: Reproduction) -> list[Verdict]:
-    return verdicts(reproduction.recipe, reproduction.results, reproduction.scale)
-
-
-def summary_sentences(judged: Sequence[Verdict]) -> list[str]:
-    """What holds, what does not, what is unknown, and what chance alone would give."""
-    claims = [verdict for verdict in judged if verdict.source == "paper"]
-    counts = {status: sum(verdict.status == status for verdict in claims) for status in DECIDED}
-    decided = [verdict for verdict in claims if verdict.status in DECIDED]
-    above, below = by_chance(claims)
-    return [
-        f"Of {plural(len(claims), 'claim')} of the papers, {counts['reproduced']} are reproduced, "
-        f"{counts['contradicted']} contradicted, {counts['undecided']} undecided (an interval contains zero), "
-        f"{counts['tied']} exact ties; {len(claims) - len(decided)} were not tested here.",
-        f"Every interval is judged by itself at 95 %. If no method differed from any other, chance alone would call at "
-        f"most {above:.1f} of the {len(decided)} judged claims reproduced and {below:.1f} contradicted.",
-    ]
-
-
-def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
-    """The index of several reproductions, each in a folder below `out`: what holds, and every claim in a line."""
-    by_recipe = [(one, _judged(one)) for one in reproductions]
-    columns = [
-        TableColumn("Recipe", "name"),
-        TableColumn("What", "text"),
-        TableColumn("In the paper", "text"),
-        *map(TableColumn, TALLY),
-        TableColumn("Scale", "text"),
-    ]
-    rows = [
-        [
-            TableCell(one.recipe.name, link=f"{one.out.name}/index.html"),
-            one.recipe.title,
-            f"{one.recipe.paper.name}: {one.recipe.reproduces}",
-            *map(str, tally(judged)),
-            one.scale,
-        ]
-        for one, judged in by_recipe
-    ]
-    page = render(
-        "site.html",
-        PACKAGE,
-        title="Benchmark – kinfed",
-        kicker="kinfed reproduce",
-        heading="Tables and figures of the papers, measured again",
-        links=[("recipes", "Recipes"), ("claims", "Claims")],
-        footer=sorted({one.provenance for one in reproductions}),
-        figures=False,
-        table=TextTable.of("Recipes", columns, rows),
-        summary=summary_sentences([verdict for _, judged in by_recipe for verdict in judged]),
-        claims=[(one.recipe, claim_lines(judged)) for one, judged in by_recipe if claim_lines(judged).rows],
-    )
-    return write_page(out / "index.html", page)
-
-
-def claim_lines(judged: Sequence[Verdict]) -> TextTable:
-    """A line for every claim that was judged: the verdict, where the paper says it, the interval and its seeds."""
-    columns = [TableColumn(name, "text") for name in ("Verdict", "Claim", "In the paper", "Interval")]
-    rows: list[list[TableCell | str]] = [
-        [
-            status_cell(verdict),
-            verdict.claim,
-            "our question" if verdict.source == "kinfed" else verdict.place or "–",
-            interval_cell(verdict, f"{verdict.seeds} seeds"),
-        ]
-        for verdict in judged
-        if verdict.margin is not None
-    ]
-    return TextTable.of("Claims", [*columns], rows)
-
-
-def write_markdown(reproductions: Sequence[Reproduction], folder: Path) -> Path:
-    """One Markdown page per reproduction, and README.md that lists all pages of the folder's recipes."""
-    by_recipe = [(one, _judged(one)) for one in reproductions]
+def write_markdown(reproductions: Sequence[Reproduction], folder: Path, order: Iterable[str]) -> Path:
+    """One Markdown page and one record per reproduction; README.md and claims.html, the index of all pages of the
+    folder, those of recipes in this order first."""
     for one in reproductions:
         write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
-    columns = [
-        TableColumn("recipe", "name"),
-        TableColumn("in the paper", "text"),
-        *(TableColumn(name.lower()) for name in TALLY),
-        TableColumn("scale", "text"),
-    ]
-    rows = [
-        [
-            TableCell(one.recipe.name, link=f"{one.recipe.name}.md"),
-            f"{one.recipe.paper.name}: {one.recipe.reproduces}",
-            *map(str, tally(judged)),
-            one.scale,
-        ]
-        for one, judged in by_recipe
-    ]
-    text = (
-        "# Benchmark\n\n"
-        "Tables and figures of the papers, measured again with `kinfed reproduce`: our numbers beside the published "
-        "ones, and every claim judged by paired differences over seeds (95 % interval): reproduced if all of them lie "
-        "above zero, contradicted if one lies below, undecided otherwise.\n\n"
-        + "\n".join(summary_sentences([verdict for _, judged in by_recipe for verdict in judged]))
-        + "\n\n"
-    )
-    return write_page(folder / "README.md", text + TextTable.of("Benchmark", columns, rows).markdown())
+        BenchmarkRecord.of(one).write(folder)
+    records = published_records(folder, order)
+    write_index(records, folder / "claims.html", "{recipe}.html")
+    return write_readme(records, folder)

@@ -32,11 +32,12 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.judge import Verdict, by_chance, verdicts
+from kinfed.reproduce.benchmark_index import published_records, tally, write_site
+from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
 from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_figures import beside_published
-from kinfed.reproduce.recipe_page import tally, write_markdown, write_reproduction, write_site
+from kinfed.reproduce.recipe_page import write_markdown, write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
 from kinfed.reproduce.recipes.common_cgpfl import DISTANCE, ROUNDS_TO_LEVEL, convergence
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
@@ -314,11 +315,47 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert r"\toprule" in (tmp_path / "toy-paper" / "results.tex").read_text("utf-8")
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
-    index = write_markdown([done], tmp_path / "docs").read_text("utf-8")
-    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | paper |" in index
+    index = write_markdown([done], tmp_path / "docs", ["toy"]).read_text("utf-8")
+    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
     assert "Of 5 claims of the papers, 1 are reproduced, 2 contradicted" in index
+    # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
+    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points, 3 seeds |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
+
+
+def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> None:
+    toy = recipe_of(MEASURED)
+    for name in ("toy", "other", "toy"):  # the second time, toy's record is replaced
+        done = reproduce(replace(toy, name=name), "paper", tmp_path / f"{name}-paper")
+        index = write_markdown([done], tmp_path / "docs", ["other", "toy"]).read_text("utf-8")
+    records = published_records(tmp_path / "docs", ["other", "toy"])
+    assert [record.recipe for record in records] == ["other", "toy"]
+    assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
+    assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
+    html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
+    assert html.count('<svg class="interval"') == 6
+    assert 'href="toy.html"' in html
+
+
+def test_firm_verdicts_are_holms() -> None:
+    """Three seeds, mean m and standard deviation 1: t = m sqrt(3) with 2 degrees of freedom, for which P(|T| > t) is
+    1 - t / sqrt(2 + t²)."""
+
+    def chance(mean: float) -> float:
+        t = mean * math.sqrt(3)
+        return 1 - t / math.sqrt(2 + t * t)
+
+    claims = {mean: verdict_of((mean - 1, mean, mean + 1)) for mean in (30.0, 4.5, 3.0, 0.5)}
+    assert [verdict.status for verdict in claims.values()] == ["reproduced"] * 3 + ["undecided"]
+    assert chance(30.0) < 0.05 / 4
+    assert 0.05 / 4 < 0.0157 < chance(4.5) < 0.05 / 3  # the second smallest is held against a third of the level
+    assert chance(3.0) > 0.05 / 2
+    assert firm_verdicts(list(claims.values())) == [claims[30.0], claims[4.5]]
+    twice = verdict_of((-3.5, -4.5, -5.5), (1.0, 1.0, 1.0))  # below one of two rivals: two chances to be so
+    assert twice.status == "contradicted"
+    assert firm_verdicts([twice]) == [twice]
+    assert firm_verdicts([twice], level=1.9 * chance(4.5)) == []
 
 
 def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -> None:
@@ -406,6 +443,8 @@ def test_smoke_from_end_to_end_and_again(name: str, tmp_path: Path) -> None:
         (["selffl-mnist", "--scale", "large"], "unknown scale"),
         ([], "name one recipe"),
         (["selffl-mnist", "--all"], "name one recipe"),
+        (["--all", "--workers", "2"], "one core each"),
+        (["selffl-mnist", "--processes", "2"], "--processes is for --all"),
         (["selffl-mnist", "--seeds", "one"], "--seeds takes whole numbers"),
         (["selffl-mnist", "--scale", "smoke", "--only", "nothing"], "unknown part"),
     ],

@@ -61,6 +61,36 @@ RECIPES: dict[str, str] = {
     "sites": "Learning alone or together at real sites (kinfed: our question on eleven real tables)",
 }  # name -> what `kinfed list recipes` says: title (paper: what is reproduced)
 
+# What the scale small took in minutes when a recipe was last measured, on busy machines: which recipes are long, and
+# how much is left of all of them.
+MINUTES: dict[str, float] = {
+    "selffl-ablation": 2.5,
+    "selffl-algorithms": 8,
+    "selffl-cifar10": 15,
+    "selffl-femnist": 15,
+    "selffl-mnist": 30,
+    "selffl-sent140": 2,
+    "selffl-steps": 0.5,
+    "selffl-synthetic": 4.5,
+    "selffl-users": 5,
+    "selffl-wakeword": 22,
+    "fedfomo-exploration": 20,
+    "fedfomo-foreign": 22,
+    "fedfomo-latent": 25,
+    "fedfomo-pathological": 21,
+    "fedfomo-privacy": 11,
+    "fedfomo-validation": 14,
+    "fedfomo-weights": 13,
+    "cgpfl-cifar10": 35,
+    "cgpfl-contexts": 6,
+    "cgpfl-heur": 16,
+    "cgpfl-table1": 60,
+    "adapters-text": 25,
+    "fedbn-features": 60,
+    "methods-cifar10": 90,
+    "sites": 8,
+}
+
 
 def load_recipe(name: str) -> Recipe:
     if name not in RECIPES:
