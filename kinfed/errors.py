@@ -47,7 +47,7 @@ class PoolError(KinfedError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """ConfigError for a name that is not registered, with the nearest registered ones."""
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

@@ -12,7 +12,6 @@ board's own scripts only. Whoever has an account on this machine can read the bo
 
 from __future__ import annotations
 
-import json
 import time
 from functools import cache
 from http import HTTPStatus
@@ -23,6 +22,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from kinfed.board.board_data import listed, live_view
+from kinfed.core.storage import to_json
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.report.html import render
 from kinfed.runs.run_index import RunEntry, find_runs
@@ -88,8 +88,9 @@ class BoardRequest(BaseHTTPRequestHandler):
             return
         try:
             status, content, kind, policy = self._answer(urlsplit(self.path).path)
-        except KinfedError as error:
-            status, content, kind, policy = HTTPStatus.INTERNAL_SERVER_ERROR, str(error).encode(), "text/plain", _POLICY
+        except Exception as error:  # files that somebody changed, or addresses that are none: the board goes on
+            reason = str(error) if isinstance(error, KinfedError) else f"this cannot be shown: {error!r}"
+            status, content, kind, policy = HTTPStatus.INTERNAL_SERVER_ERROR, reason.encode(), "text/plain", _POLICY
         self._send(status, content, kind, policy)
 
     do_HEAD = do_GET
@@ -123,7 +124,7 @@ class BoardRequest(BaseHTTPRequestHandler):
         return HTTPStatus.OK, render(template, package="kinfed.board", **values).encode(), "text/html", _POLICY
 
     def _json(self, value: Any) -> tuple[HTTPStatus, bytes, str, str]:
-        return HTTPStatus.OK, json.dumps(value).encode(), "application/json", _POLICY
+        return HTTPStatus.OK, to_json(value).encode(), "application/json", _POLICY
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = _POLICY) -> None:
         self.send_response(status)

@@ -100,7 +100,7 @@ class Registry(Mapping[str, Entry[T]]):
         if target is None:
             return lambda actual: self.register(name, actual, **about)
         if not name or not all(c.isalnum() or c in "_-" for c in name):
-            raise ConfigError(f"names of a {self.kind} are made of letters, digits, _ and -; got {name!r}")
+            raise ConfigError(f"names in the registry ({self.kind}) are made of letters, digits, _ and -; got {name!r}")
         if name in self._entries:
             raise ConfigError(f"{self.kind} {name!r} is registered already; choose another name")
         self._entries[name] = Entry(
@@ -194,7 +194,7 @@ def load_plugin(path: Path | str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one that ends the process would say nothing at all
         del sys.modules[name]
         if isinstance(error, KinfedError):
             raise

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kinfed.data.torch_datasets import Datasets
 
 SPLITS = ("train", "val", "test")
+PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
 
 @dataclass
@@ -261,9 +262,7 @@ class Federation:
         if not len(public):
             raise ConfigError(f"no client has enough examples to make a share of {fraction:g} of them public; raise it")
         train = self.train.filter(~torch.isin(self.train.rows, public))
-        return replace(
-            self, train=train, public=public, description={**self.description, "public_examples": len(public)}
-        )
+        return replace(self, train=train, public=public, description={**self.description, PUBLIC_EXAMPLES: len(public)})
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,12 +26,19 @@ from kinfed.errors import ConfigError, StorageError
 
 CA_YEARS, SERVER_DAYS = 10, 825  # clients of TLS refuse server certificates that are valid for longer
 _RESERVED = ("ca", "server")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name, or an address of IPv4 or IPv6
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
     """What is not there yet: an existing CA goes on signing, existing keys stay. The files paths."""
     if not hosts:
         raise ConfigError("name the host names or addresses under which nodes reach the server, e.g. --host localhost")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                "--host is a name or an address under which nodes reach the server, such as fl.example.org or "
+                f"10.0.0.7, without port and in ASCII; got {host!r}"
+            )
     for name in nodes:
         if name in _RESERVED or storage.file_name(name) != name:
             raise ConfigError(f"{name!r} cannot be the name of a node's key file; use letters, digits, - and _")
@@ -57,8 +65,15 @@ def _authority(folder: Path, paths: list[Path]) -> tuple[ec.EllipticCurvePrivate
         raise StorageError(f"{folder} holds only one of ca.key and ca.crt; restore the other, or use a new folder")
     if path.exists():
         with storage.storage_errors("read", path):
-            authority = serialization.load_pem_private_key(key_path.read_bytes(), None)
-            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            key_text, text = key_path.read_bytes(), path.read_bytes()
+        try:
+            authority = serialization.load_pem_private_key(key_text, None)
+            certificate = x509.load_pem_x509_certificate(text)
+        except (ValueError, TypeError) as error:  # a key with a password is a TypeError
+            raise StorageError(
+                f"{key_path} and {path} cannot be read as key and certificate ({error}); restore them from a copy, or "
+                "use a new folder"
+            ) from None
         if not isinstance(authority, ec.EllipticCurvePrivateKey):
             raise StorageError(f"{key_path} is not an elliptic-curve key; use a new folder")
         return authority, certificate
@@ -84,7 +99,7 @@ def _server(
 ) -> None:
     """A new certificate each time: hosts may have changed, and it is the one that runs out first."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])  # the longest; names are in the SAN
     certificate = (
         _builder(name, ca.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

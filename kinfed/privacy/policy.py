@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
 from kinfed.data.example_weights import BALANCED, BY_CLIENT
-from kinfed.data.federation import Federation
+from kinfed.data.federation import PUBLIC_EXAMPLES, Federation
 from kinfed.errors import ConfigError
 
 # Far beyond what anybody would choose, and as far as the accountant's numbers neither overflow nor vanish.
@@ -150,6 +150,16 @@ def check_statistics(data: Federation) -> None:
         "categories). Where they are public knowledge, say so: --set dataset.public_statistics=true. A table of "
         "numbers without gaps needs none with --set dataset.standardize=false"
     )
+
+
+def check_public(data: Federation, label: str) -> None:
+    """Refuse public examples that were clients' own: whoever reads them sees what epsilon speaks of hiding."""
+    if data.description.get(PUBLIC_EXAMPLES):
+        raise ConfigError(
+            f"{label}: {data.description[PUBLIC_EXAMPLES]} of the clients' own examples would be made public, which no "
+            "epsilon covers; leave out public and the methods that need it, or give examples that are no client's "
+            "(Federation(..., public=rows))"
+        )
 
 
 def check_weights(data: Federation, reason: str) -> None:

@@ -245,8 +245,12 @@ class RunConfig(BaseModel):
             raise ValueError("seeds must be distinct, and at least one")
         if any(not 0 <= seed < 2**63 for seed in self.seeds):
             raise ValueError("seeds are whole numbers from 0 to 2^63 - 1")
-        if any(not _is_label(label) for label in self.algorithms):
-            raise ValueError("labels of algorithms may hold letters, digits, '-', '_' and '.'")
+        for label in self.algorithms:
+            if not _is_label(label):
+                raise ValueError(
+                    f"an algorithm is named by letters, digits, '-', '_' and '.'; got {label!r}. Its options are given "
+                    "as --set ditto.lam=0.5"
+                )
         if self.ray_address is not None and self.pool != "ray":
             raise ValueError(f"ray_address is for pool = ray; the pool is {self.pool}")
         if self.folds is not None and self.foreign_targets:

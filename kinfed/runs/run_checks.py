@@ -8,7 +8,7 @@ from kinfed.algorithms.update_template import averaged_changes
 from kinfed.data.augment import augmentation
 from kinfed.errors import ConfigError, KinfedError
 from kinfed.pools.memory import physical_memory
-from kinfed.privacy.policy import check_statistics
+from kinfed.privacy.policy import check_public, check_statistics
 from kinfed.runs.algorithm_choice import METHOD, OPTIONAL, split_choice
 from kinfed.runs.loop_factory import secure_sum
 from kinfed.runs.run_inputs import RunInputs
@@ -97,9 +97,11 @@ def check_privacy(inputs: RunInputs, label: str) -> None:
         return
     import kinfed.privacy.epsilon  # noqa: F401  (says what to install where it is missing)
 
+    algorithm = inputs.algorithms[label]
     for seed in inputs.config.seeds:
         check_statistics(inputs.federation(seed))
-    algorithm = inputs.algorithms[label]
+        if inputs.config.public != "auto" or "needs public data" in algorithm.traits:
+            check_public(inputs.federation(seed), label)
     if user_privacy is not None:
         user_privacy.check(label, algorithm, inputs.task())
     if privacy is not None:

@@ -75,12 +75,19 @@ class RunFiles:
 
     def label(self, name: str | None) -> str:
         """The algorithm of that label; the only one where none is named."""
-        return pick("algorithm", name, list(self.settings["algorithms"]))
+        return pick("algorithm", name, list(self._listed("algorithms", dict)))
 
     def seed(self, number: int | None) -> int:
         """That seed, if the run has it; the first one where none is named."""
-        seeds = [str(seed) for seed in self.settings["seeds"]]
+        seeds = [str(seed) for seed in self._listed("seeds", list)]
         return int(pick("seed", seeds[0] if number is None else str(number), seeds))
+
+    def _listed(self, name: str, kind: type) -> Any:
+        """A setting that every run has, and some of it."""
+        value = self.settings.get(name)
+        if not isinstance(value, kind) or not value:
+            raise RunFolderError(f"{self.path / 'config.json'} names no {name}; was it written by kinfed?")
+        return value
 
     def records(self) -> list[dict[str, Any]]:
         """All complete lines of rounds.jsonl; a last one that is being written, or was cut by a crash, is not there."""

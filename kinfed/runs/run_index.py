@@ -92,7 +92,7 @@ def _entry(path: Path, root: Path) -> RunEntry:
         summary = storage.read_json(path / "summary.json") if (path / "summary.json").exists() else None
         planned = _planned(settings)
         best = None if summary is None else _best(summary["results"])
-    except (StorageError, LookupError, TypeError, ValueError) as error:
+    except (StorageError, LookupError, TypeError, ValueError, AttributeError) as error:
         return RunEntry(path, name, "damaged", changed, {}, problem=str(error))
     if is_running(path):
         return RunEntry(path, name, "running", changed, settings, _lines(path / "rounds.jsonl"), planned)

@@ -64,11 +64,12 @@ class RunInputs:
         return algorithms
 
     def narrow(self, config: RunConfig) -> None:
-        """Go on with fewer algorithms; data are made again where they now need no validation examples."""
-        share = self.validation_share()
+        """Go on with fewer algorithms; data are made again where they now need no validation or public
+        examples."""
+        shares = self.validation_share(), self.public_share()
         self.config = config
         self.algorithms = {label: self.algorithms[label] for label in config.algorithms}
-        if self.validation_share() != share:
+        if (self.validation_share(), self.public_share()) != shares:
             self._federations.clear()
 
     @property

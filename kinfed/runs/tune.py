@@ -32,7 +32,7 @@ from kinfed.core.options import Range
 from kinfed.data.federation import Federation
 from kinfed.engine.measures import MEASURES
 from kinfed.engine.models import Builder
-from kinfed.errors import ConfigError, DataError
+from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import Experiment
@@ -219,7 +219,7 @@ class _Tuning:
     def _tuned(self, study: optuna.Study, label: str, space: dict[str, Range]) -> Tuned:
         """What the study says so far, which is written down."""
         method = self.experiment.inputs.config.algorithms[label]["method"]
-        tuned = Tuned(label, method, space, _finished(study), self.metric)
+        tuned = Tuned(label, method, space, _finished(study, space), self.metric)
         self.record[label] = tuned.to_json() if tuned.trials else None
         self._write_record()
         return tuned
@@ -288,7 +288,10 @@ def _open_journal(path: Path) -> BaseStorage:
         text = path.read_bytes()
         if not text.endswith(b"\n"):
             storage.write_atomically(path, text[: text.rfind(b"\n") + 1])
-    return JournalStorage(JournalFileBackend(str(path)))
+    try:
+        return JournalStorage(JournalFileBackend(str(path)))
+    except Exception as error:  # whatever Optuna stumbles over in a line that is not its own
+        raise StorageError(f"{path} is damaged: {error!r}; restore it, or tune in another folder (--out)") from None
 
 
 def _distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
@@ -300,10 +303,16 @@ def _distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
     }
 
 
-def _finished(study: optuna.Study) -> tuple[TuningTrial, ...]:
+def _finished(study: optuna.Study, space: Mapping[str, Range]) -> tuple[TuningTrial, ...]:
     """All trials that have ended, the default first."""
     trials = study.get_trials(deepcopy=False, states=FINISHED)
     outside = study.user_attrs.get("default")
+    for trial in trials:
+        if trial.params and not all(name in trial.params and trial.params[name] in space[name] for name in space):
+            raise StorageError(
+                f"study.jsonl holds a trial of {study.study_name} with settings that no trial can have, "
+                f"{trial.params}; restore the file, or tune in another folder (--out)"
+            )
     first = [] if outside is None else [TuningTrial({}, outside)]
     return (*first, *(_trial_of(trial) for trial in trials))
 

@@ -90,6 +90,11 @@ def fit(
         raise ConfigError(f"minutes must be above 0; got {minutes}")
     source = replace(load_sites(table, options, data, settings.seed), is_val=None)
     job = SiteFit(source, settings, observer, should_stop)
+    if settings.folds > (most := int(job.data.train.count.max())):
+        raise ConfigError(
+            f"folds = {settings.folds}: the training rows of each site are shared out among the folds, and the largest "
+            f"site has {most} training rows; take fewer folds"
+        )
     budget = TimeBudget(None if minutes is None else 60 * minutes)
     if out is None:
         return job.execute(None, budget, page)

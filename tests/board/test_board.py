@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from kinfed.board.board_data import live_view
 from kinfed.board.board_server import BoardServer
+from kinfed.core.storage import to_json
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.runs.experiment import run
@@ -163,6 +165,41 @@ def test_no_address_leads_out_of_the_folder(server: BoardServer, folder: Path) -
     before = sorted(path for path in folder.rglob("*"))
     ask(server, "/live/now")
     assert sorted(path for path in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("address", ["http://[", "/run/%ff%00", "/live/broken", "/report/broken"])
+def test_the_board_goes_on_after_what_it_cannot_show(
+    server: BoardServer, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text, _ = ask(server, address)
+    assert status in (404, 500)
+    assert text
+    assert "Traceback" not in text + capsys.readouterr().err
+    assert ask(server, "/api/runs")[0] == 200
+
+
+def test_results_of_other_types_are_a_damaged_run(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "study" / "done", tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    for wrong in (7, [1], "x"):
+        summary["results"][0]["personal"] = wrong
+        path.write_text(json.dumps(summary))
+        (entry,) = find_runs(tmp_path)
+        assert (entry.state, bool(entry.problem)) == ("damaged", True)
+
+
+def test_a_run_that_diverged_is_shown(folder: Path, tmp_path: Path) -> None:
+    """What is not finite has no number in JSON, and a browser reads nothing else."""
+    shutil.copytree(folder / "now", tmp_path / "run")
+    journal = tmp_path / "run" / "rounds.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    lines[-1]["personal"]["accuracy"] = None
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (entry,) = find_runs(tmp_path)
+    view = to_json(live_view(entry))
+    assert "NaN" not in view
+    assert json.loads(view)["trials"]
 
 
 def test_the_board_is_on_this_machine_only(server: BoardServer, folder: Path) -> None:

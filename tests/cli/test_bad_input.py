@@ -18,7 +18,7 @@ from kinfed.core.spreadsheet import escape_formula, unescape_formula
 from kinfed.data.federation import Federation
 from kinfed.errors import ConfigError
 from kinfed.privacy.policy import Privacy
-from kinfed.runs import build
+from kinfed.runs import build, run_checks
 from kinfed.runs.build import build_federation
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
@@ -174,9 +174,12 @@ def test_fedfomo_with_too_many_clients_is_refused_before_it_takes_the_memory() -
             check_algorithm_settings(make_algorithm(name, LocalTraining()), task, many)
 
 
-def test_a_hundred_thousand_classes_are_refused_before_a_folder_exists(tmp_path: Path) -> None:
+def test_a_hundred_thousand_classes_are_refused_before_a_folder_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A label that is a name: what models would say of all test rows does not fit into memory."""
-    classes, rows = 100_000, 2_000_000
+    monkeypatch.setattr(run_checks, "physical_memory", lambda: 8 << 30)
+    classes, rows = 100_000, 40_000
     x, y, owner = np.zeros((rows, 1), np.float32), np.arange(rows) % classes, np.arange(rows) % 4
     data = Federation.from_arrays(x, y, owner, num_classes=classes)
     with pytest.raises(ConfigError, match=r"100,000 classes on [0-9,]+ test rows take .* GB, .*--label-column"):
@@ -196,6 +199,35 @@ def test_a_share_of_validation_above_one_is_refused(tmp_path: Path) -> None:
     refused(
         kinfed("run", "--validation", "1.2", cwd=tmp_path), "validation must be auto or a number in [0, 1); got '1.2'"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--algorithms", "ditto:lam=1"), "got 'ditto:lam'. Its options are given as --set ditto.lam=0.5"),
+        (("--metric", "nosuch"), "unknown metric 'nosuch'"),
+        (("--plugin", "leaves.py"), "leaves.py cannot be loaded: SystemExit(3)"),
+    ],
+)
+def test_what_came_is_said(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    done = kinfed("run", *arguments, "--out", "run", cwd=tmp_path)
+    refused(done, words)
+    assert "accuracy, accuracy" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [{"seeds": None}, {"seeds": []}, {"algorithms": 5}, {"algorithms": {}}])
+def test_a_configuration_without_methods_or_seeds_is_refused(folder: Path, settings: dict[str, object]) -> None:
+    path = folder / "[/red]" / "config.json"
+    before = path.read_text()
+    envelope = json.loads(before)
+    path.write_text(json.dumps(envelope | {"config": envelope["config"] | settings}))
+    try:
+        done = kinfed("export", "[/red]", "--client", "=1+1", cwd=folder)
+        refused(done, f"names no {next(iter(settings))}; was it written by kinfed?")
+    finally:
+        path.write_text(before)
 
 
 def test_folders_that_are_no_runs_are_not_the_same(tmp_path: Path) -> None:

@@ -185,6 +185,13 @@ def test_more_nodes_later_keep_the_authority_and_the_keys(tmp_path: Path) -> Non
     for hosts, nodes, message in (([], ["a"], "host names"), (["h"], ["server"], "key file"), (["h"], ["a/b"], "key")):
         with pytest.raises(ConfigError, match=message):
             certs.make_certificates(tmp_path, hosts, nodes)
+    for host in ("", "two words", "fl.example.org:8000", "münchen.example", "https://fl.example.org", "h" * 300):
+        with pytest.raises(ConfigError, match="without port and in ASCII"):
+            certs.make_certificates(tmp_path, [host], [])
+    certs.make_certificates(tmp_path, ["h" * 100, "::1"], [])  # longer than a common name may be
+    (tmp_path / "ca.key").write_text("-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(StorageError, match="cannot be read as key and certificate"):
+        certs.make_certificates(tmp_path, ["localhost"], [])
     (tmp_path / "ca.key").unlink()
     with pytest.raises(StorageError, match="only one of"):
         certs.make_certificates(tmp_path, ["localhost"], [])

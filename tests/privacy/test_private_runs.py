@@ -32,7 +32,10 @@ from kinfed.privacy.ledger import Event, dominates, merge
 from kinfed.privacy.noise import seeded_noise
 from kinfed.privacy.policy import Privacy
 from kinfed.runs.compare import same_results
+from kinfed.runs.config_reading import make_config
 from kinfed.runs.method_run import Interrupted
+from kinfed.runs.run_checks import leave_out_what_cannot_run
+from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import Bench, tiny_federation, tiny_model
@@ -542,10 +545,21 @@ def test_methods_are_refused_before_a_folder_exists(tmp_path: Path) -> None:
         ({"dp_strict": True}, "dp_strict: epsilon does not cover"),
         ({"epochs": 1, "steps": None}, "knows no epochs"),
         ({"dp_noise": None, "dp_clip": 1.0}, "got neither"),
+        ({"public": 0.3}, r"fedavg: \d+ of the clients' own examples would be made public"),
+        ({"dp_noise": None, "user_noise": 1.0, "algorithms": "fedmd"}, "fedmd: .* would be made public"),
     ):
         with pytest.raises(ConfigError, match=says):
             kinfed.run(**SMALL | changes, federation=federation(), out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_all_methods_that_can_be_private_run_on_all_examples() -> None:
+    """Those that need public examples are left out with the reason, and so no client gives any away."""
+    pytest.importorskip("dp_accounting", reason="the extra dp is not installed")
+    inputs = RunInputs(make_config(None, SMALL | {"algorithms": "all", "model": "mlr"}), federation())
+    leave_out_what_cannot_run(inputs)
+    assert "own examples would be made public" in inputs.left_out["fedbe"]
+    assert inputs.federation(0).public is None
 
 
 def test_checkpoints_of_another_kind_are_refused() -> None:

@@ -354,6 +354,23 @@ def test_the_command(tmp_path: Path) -> None:
         assert sentence in failed.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"study_id"', '"study"', "is damaged: KeyError"),
+        ('"param_value_internal":', '"param_value_internal":1e9,"x":', "settings that no trial can have"),
+    ],
+)
+def test_a_changed_journal_is_refused(tmp_path: Path, data: Federation, old: str, new: str, message: str) -> None:
+    tune(config("ditto"), 2, tmp_path / "a", federation=data)
+    journal = tmp_path / "a" / "study.jsonl"
+    text = journal.read_text()
+    assert old in text
+    journal.write_text(text.replace(old, new))
+    with pytest.raises(StorageError, match=message):
+        tune(config("ditto"), 3, tmp_path / "a", federation=data, resume=True)
+
+
 def test_the_journal_is_one_that_optuna_reads(tmp_path: Path, data: Federation) -> None:
     tune(config("ditto"), 3, tmp_path / "a", federation=data)
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "a" / "study.jsonl"))
