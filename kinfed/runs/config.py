@@ -248,7 +248,7 @@ class RunConfig(BaseModel):
         for label in self.algorithms:
             if not _is_label(label):
                 raise ValueError(
-                    f"an algorithm is named by letters, digits, '-', '_' and '.'; got {label!r}. Its options are given "
+                    f"labels of algorithms hold letters, digits, '-', '_' and '.'; got {label!r}. Options are given "
                     "as --set ditto.lam=0.5"
                 )
         if self.ray_address is not None and self.pool != "ray":

@@ -204,7 +204,7 @@ def test_a_share_of_validation_above_one_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--algorithms", "ditto:lam=1"), "got 'ditto:lam'. Its options are given as --set ditto.lam=0.5"),
+        (("--algorithms", "ditto:lam=1"), "got 'ditto:lam'. Options are given as --set ditto.lam=0.5"),
         (("--metric", "nosuch"), "unknown metric 'nosuch'"),
         (("--plugin", "leaves.py"), "leaves.py cannot be loaded: SystemExit(3)"),
     ],
