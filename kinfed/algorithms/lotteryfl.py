@@ -148,7 +148,7 @@ def pruned(slots: tuple[ParameterSlot, ...], x: Tensor, mask: Tensor, share: flo
         left = mask[:, columns]
         size = torch.where(left, x[:, columns].abs(), torch.inf)
         order = torch.sort(size, dim=1, stable=True).indices
-        number = torch.floor(share * left.sum(1)).to(torch.int64)
+        number = torch.floor(share * left.sum(1, dtype=torch.float64) + 1e-9).to(torch.int64)
         goes = torch.arange(left.shape[1], device=left.device) < number[:, None]
         mask[:, columns] = left & ~torch.zeros_like(left).scatter(1, order, goes)
     return mask

@@ -104,6 +104,14 @@ def test_a_round_by_hand() -> None:
         assert (report.bytes_down, report.bytes_up) == (3 * 47 * 4, 3 * (47 * 4 + 6 + 4))
 
 
+def test_a_share_that_is_whole_is_not_rounded_down() -> None:
+    """0.58 of 50 parameters are 29, though 0.58 * 50 is 28.999999999999996 in floating point."""
+    assert 0.58 * 50 < 29
+    task = make_task(lambda: torch.nn.Linear(50, 1, bias=False))
+    critical = FedCAC(tau=0.58)._critical(task, torch.zeros(1, 50), torch.arange(50.0)[None])
+    assert int(critical.sum()) == 29
+
+
 def test_the_like_help_longest() -> None:
     """Clients k and k + 3 see mostly the same class. Halfway to β each is helped by its like, and by nobody else."""
     method = FedCAC(LocalTraining(lr=0.1, batch=20, steps=10), beta=20.0)

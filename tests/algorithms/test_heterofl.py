@@ -47,6 +47,13 @@ def test_widths_of_dense_layers() -> None:
     assert all(bool(part.all()) for part in mask_of(deep, 1.0).values())
 
 
+def test_a_width_that_is_whole_is_not_rounded_up() -> None:
+    """0.28 of 25 units are 7, though 0.28 * 25 is 7.000000000000001 in floating point."""
+    assert 0.28 * 25 > 7
+    found = mask_of(lambda: nn.Sequential(nn.Linear(1, 25), nn.Linear(25, 1)), 0.28)
+    assert int(found["0.bias"].sum()) == 7
+
+
 def test_widths_of_convolutions_and_what_follows_them() -> None:
     """Channels are flattened one after the other: of 4 channels with 36 pixels a quarter is the first 36 inputs."""
 
