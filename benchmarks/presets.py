@@ -9,10 +9,10 @@ on validation examples, one vote per client, averaged over the federations of th
 scored; of MNIST, Fashion-MNIST and CIFAR-10 the official test images are not even seen. Seeds are other ones than those
 of the tables that use the presets.
 
-A trial changes one option at a time, because six trials are few: first the learning rate, doubled (or, where that does
-not help, halved) as long as it helps, then the method's own options in turn, each from the best setting so far; what
-is left goes to a closer look at the learning rate (all trials of methods that use validation examples themselves: their
-own options keep their defaults). A setting replaces the best so far only where it is better by
+A trial changes one option at a time, because four to six trials are few: first the learning rate, doubled (or, where
+that does not help, halved) as long as it helps, then the method's own options in turn, each from the best setting so
+far; what is left goes to a closer look at the learning rate (all trials of methods that use validation examples
+themselves: their own options keep their defaults). A setting replaces the best so far only where it is better by
 MARGIN: what makes no difference stays at its default.
 
     benchmarks/presets/FAMILY.jsonl      the log: settings of the search, then a line per method with all its trials
@@ -118,8 +118,8 @@ FAMILIES = {
             "CIFAR-10, Dirichlet 0.3": _images("cifar10", 3000, _dirichlet(0.3), 104),
             "CIFAR-10, two classes": _images("cifar10", 3000, TWO_CLASSES, 105),
         },
-        {**COMMON, "model": "cnn_tutorial", "rounds": 15, "steps": 10},
-        trials=5,
+        {**COMMON, "model": "cnn_tutorial", "rounds": 10, "steps": 10},
+        trials=4,
     ),
     "resnet": Family(
         {"CIFAR-10, Dirichlet 0.3": _images("cifar10", 2000, _dirichlet(0.3), 106)},
