@@ -22,6 +22,10 @@ class Limits:
     copy_gb: float  # bytes read plus bytes written per second, in blocks larger than the caches of a core
     products: dict[str, float]  # GFLOP/s of each workload's own product, operands in cache
 
+    def seconds(self, workload: str, gflop: float, gigabytes: float) -> float:
+        """Of one core for products at the workload's rate, and one pass over the batches."""
+        return gflop / self.products[workload] + gigabytes / self.copy_gb
+
 
 def measure_limits(workloads: Sequence[Workload], seconds: float) -> Limits:
     """Best of as many tries as fit `seconds` each, on one thread."""

@@ -11,6 +11,7 @@ from math import inf, prod
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfed.bench.contest import Timing, disagreement, fedavg
@@ -159,9 +160,9 @@ def _compare(
     peak = peak_mb()
     for each in (*ours.values(), *small.values()):
         each.pool.close()
-    gflop = _flop_of_step(workload) * workload.active * workload.steps / 1e9
-    gathered = 5.0 * prod(workload.shape) * workload.active * workload.steps * workload.batch
-    floor = gflop / limits.products[workload.name] + gathered / (limits.copy_gb * 1e9)
+    steps = workload.active * workload.steps
+    gflop, gathered = work_of_steps(workload.build(), workload.shape, workload.batch, steps)
+    floor = limits.seconds(workload.name, gflop, gathered)
     return [
         BenchComparison(
             workload=workload.name,
@@ -173,7 +174,7 @@ def _compare(
             against=workload.against,
             disagreement=difference,
             gflop=gflop,
-            gathered_mb=gathered / 1e6,
+            gathered_mb=gathered * 1e3,
             floor=floor,
             peak_mb=peak,
         )
@@ -181,7 +182,9 @@ def _compare(
     ]
 
 
-def _flop_of_step(workload: Workload) -> int:
+def work_of_steps(module: nn.Module, shape: tuple[int, ...], batch: int, steps: int) -> tuple[float, float]:
+    """GFLOP of so many steps on images, by torch's own count, and gigabytes of their batches: read as uint8, written as
+    float32."""
     with FlopCounterMode(display=False) as counter:
-        workload.build()(torch.zeros(workload.batch, *workload.shape)).sum().backward()
-    return int(counter.get_total_flops())
+        module(torch.zeros(batch, *shape)).sum().backward()
+    return counter.get_total_flops() * steps / 1e9, 5.0 * prod(shape) * batch * steps / 1e9
