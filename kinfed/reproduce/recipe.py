@@ -58,6 +58,22 @@ FEDBN = Paper(
     "FedBN", "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
 )
 
+DITTO = Paper("Ditto", "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021")
+PFEDME = Paper("pFedMe", "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020")
+FEDREP = Paper(
+    "FedRep", "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
+)
+FEDBABU = Paper(
+    "FedBABU", "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
+)
+FEDALA = Paper(
+    "FedALA", "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023"
+)
+IFCA = Paper("IFCA", "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020")
+SCAFFOLD = Paper(
+    "SCAFFOLD", "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
+)
+
 SITES = Paper("kinfed", "Our own question, of no paper")
 
 

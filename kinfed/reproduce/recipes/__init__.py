@@ -52,6 +52,19 @@ RECIPES: dict[str, str] = {
     "fedbn-features": (
         "FedBN on CIFAR-10 with a camera of each client's own (FedBN: its question on planted shifts; no table)"
     ),
+    "ditto-fairness": "Ditto: accurate and fair (Ditto: accuracy and fairness on clean data)",
+    "pfedme-mnist": "pFedMe on MNIST (pFedMe: the comparison on MNIST)",
+    "fedrep-cifar10": (
+        "FedRep on CIFAR-10 with two classes per client "
+        "(FedRep: the comparison on CIFAR-10, 100 clients of two classes)"
+    ),
+    "fedbabu-cifar10": ("FedBABU on CIFAR-10: bodies without heads (FedBABU: personalization after fine-tuning)"),
+    "fedala-cifar10": "FedALA on CIFAR-10, Dirichlet(0.1) (FedALA: the comparison on CIFAR-10, Dirichlet(0.1))",
+    "ifca-rotated": "IFCA on rotated MNIST (IFCA: the comparison on rotated MNIST, four clusters)",
+    "scaffold-rounds": (
+        "SCAFFOLD: rounds until the server’s model is good enough "
+        "(SCAFFOLD: rounds to a level of accuracy, logistic regression)"
+    ),
     "kin-everywhere": (
         "Kin against nine methods, wherever clients may differ (kinfed: our question on eighteen federations)"
     ),

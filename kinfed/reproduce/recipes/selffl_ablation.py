@@ -21,7 +21,7 @@ FIGURES = {
 
 
 def parts(scale: Scale) -> list[RunPart]:
-    return [RunPart("letters", {**letters_settings(scale), "algorithms": method_options(METHODS)})]
+    return [RunPart("letters", {**letters_settings(scale, seeds=10), "algorithms": method_options(METHODS)})]
 
 
 RECIPE = Recipe(

@@ -22,7 +22,7 @@ def parts(scale: Scale) -> list[RunPart]:
     letters = RunPart("letters", {**letters_settings(scale), **common}, training_accuracy)
     if scale == "smoke":
         return [letters]
-    mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(200, 100, seeds=5)
+    mnist = mnist_settings(1000, 200) if scale == "paper" else mnist_settings(200, 100)
     return [RunPart("mnist", {**mnist, **common}, training_accuracy), letters]
 
 

@@ -32,7 +32,7 @@ def mean_steps(run: Run) -> Measurements:
 
 
 def parts(scale: Scale) -> list[RunPart]:
-    settings = {**letters_settings(scale), "eval_every": 5, "algorithms": method_options(["selffl"])}
+    settings = {**letters_settings(scale, seeds=10), "eval_every": 5, "algorithms": method_options(["selffl"])}
     return [RunPart("letters", settings, mean_steps)]
 
 

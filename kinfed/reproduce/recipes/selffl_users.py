@@ -26,7 +26,7 @@ def parts(scale: Scale) -> list[RunPart]:
     letters = RunPart("letters", {**letters_settings(scale), "algorithms": methods})
     if scale == "smoke":
         return [letters]
-    mnist = mnist_settings(1000, 200, seeds=5) if scale == "paper" else mnist_settings(300, 150, seeds=10)
+    mnist = mnist_settings(1000, 200, seeds=5) if scale == "paper" else mnist_settings(300, 150, seeds=5)
     return [letters, RunPart("mnist", {**mnist, "algorithms": methods})]
 
 

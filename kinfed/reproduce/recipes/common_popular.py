@@ -1,0 +1,50 @@
+"""What recipes of popular methods share. Each asks a claim of the method's own paper on data and a split that fit two
+cores; published figures are not repeated, because they are of other data, networks and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kinfed.reproduce.recipe import Claim, Question, Scale
+
+ABSTRACT = "Abstract"  # of the paper: where the claim stands in words
+
+NO_NUMBERS = (
+    "The claim is the paper’s, in the words of its abstract; its tables are of other data, networks and budgets, so no "
+    "published figure stands beside ours."
+)
+ONE_RATE = (
+    "All methods have the same learning rate, batches and local steps, and options at their defaults; the paper tunes "
+    "its methods. `kinfed tune` chooses fairly."
+)
+SMOKE_IMAGES = "digits and a smaller network in place of images in colour."
+
+
+def image_settings(scale: Scale, partition: dict[str, Any], clients: int, participation: float) -> dict[str, Any]:
+    """CIFAR-10 with a small convolutional network: 12,000 images and 40 rounds at the scale small."""
+    common: dict[str, Any] = {"partition": partition, "clients": clients, "participation": participation, "batch": 20}
+    if scale == "smoke":
+        smaller = {"dataset": "digits", "model": "cnn_small", "clients": min(clients, 20)}
+        return common | smaller | {"steps": 3, "rounds": 4, "lr": 0.05, "seeds": [0, 1]}
+    common |= {"model": "cnn_tutorial", "lr": 0.05, "seeds": [0, 1, 2]}
+    if scale == "small":
+        return common | {"dataset": {"name": "cifar10", "examples": 12000}, "steps": 10, "rounds": 40}
+    return common | {"dataset": "cifar10", "epochs": 1, "rounds": 200, "seeds": [0, 1, 2, 3, 4]}
+
+
+SMALL_IMAGES = (
+    "12,000 of CIFAR-10’s images, a network of two convolutions and three dense layers (62,006 parameters), 10 steps "
+    "of 20 examples in 40 rounds: far from converged. Compare orders, not levels."
+)
+
+
+def beyond_rivals(part: str, row: str, name: str, rivals: Iterable[str]) -> list[Question]:
+    """Questions of ours that the papers of these methods leave open: is the method above fine-tuning, and above
+    training alone?"""
+    asked = {"fedavg": "fine-tuned FedAvg", "local": "every client alone"}
+    return [Question.above(f"{name} above {asked[rival]}", part, row, [rival]) for rival in rivals]
+
+
+def above_alternatives(part: str, row: str, name: str, rivals: Iterable[str]) -> Claim:
+    return Claim.above(f"{name} above the personalized methods it is compared with", part, row, rivals, place=ABSTRACT)
