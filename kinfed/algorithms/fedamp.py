@@ -15,9 +15,9 @@ Algorithm 1; HeurFedAMP is its Section "heuristic improvement".
 λ = 0 is local training, bit for bit. ξ_ii = 1 is not: there the client is held near where its round began.
 
 Squared distances of networks are hundreds of times σ, exp underflows and nothing is shared; so σ is in units of the
-mean squared distance of the known models (`relative`, off for the formula as it stands). Where the shares of others
-add up to more than 1 − `self_weight` they are scaled to that, since u_i must stay a mean; the paper has α small
-enough. The journal shows the mean own share and how many clients were scaled.
+mean squared distance of the known models, and α in the shares with it (`relative`, off for the formula as it stands).
+Where the shares of others add up to more than 1 − `self_weight` they are scaled to that, since u_i must stay a mean;
+the paper has α small enough. The journal shows the mean own share and how many clients were scaled.
 
 The paper calls all clients in every round. Here all last known models take part; a client that never trained has none,
 and is given the mean of those that are known. Local training starts from the own model (`start`; the paper asks only

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.algorithms import ALGORITHMS
 from kinfed.algorithms.kin.kin import Kin
 from kinfed.core.registry import Entry
 from kinfed.data.batches import LocalTraining
@@ -15,7 +14,7 @@ from kinfed.reproduce.measure import part_config
 from kinfed.reproduce.recipe import SCALES, Scale
 from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
-from kinfed.runs.preset_files import PRESETS
+from kinfed.runs.preset_files import PRESETS, preset_methods
 
 
 @pytest.fixture
@@ -57,8 +56,10 @@ def test_the_page_says_which_settings_were_used() -> None:
 def test_both_partitions_of_cifar10_have_the_same_settings(scale: Scale) -> None:
     one, other = ({k: v for k, v in part.settings.items() if k != "partition"} for part in methods_cifar10.parts(scale))
     assert one == other
-    assert methods_cifar10.METHODS.keys() == ALGORITHMS.keys()
-    assert (one["algorithms"], one["preset"]) == ("all", PRESET)
+    config = part_config(methods_cifar10.parts(scale)[0], None, {})
+    assert config.preset is not None
+    assert config.preset.missing == ()
+    assert config.algorithms.keys() == preset_methods(PRESET, "cnn").keys() == methods_cifar10.METHODS.keys()
 
 
 def test_notes_of_both_recipes_name_the_preset() -> None:
