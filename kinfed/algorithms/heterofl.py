@@ -151,7 +151,8 @@ def width_mask(slots: tuple[ParameterSlot, ...], rate: float) -> Tensor:
         if slot.kind in CHAINED and len(slot.shape) > 1:
             inputs = _inputs(slot, units)
             width = slot.shape[0]
-            units = torch.arange(width) < (width if slot is matrices[-1] else ceil(rate * width - 1e-9))  # 0.28 * 25 is 7.000000000000001
+            narrow = ceil(rate * width - 1e-9)  # 0.28 * 25 is 7.000000000000001
+            units = torch.arange(width) < (width if slot is matrices[-1] else narrow)
             by_layer[slot.layer] = units
             shape = (1, -1) + (1,) * (len(slot.shape) - 2)
             block = (units.view(-1, *(1,) * (len(slot.shape) - 1)) & inputs.view(shape)).expand(slot.shape)
