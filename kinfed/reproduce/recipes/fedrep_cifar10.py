@@ -55,7 +55,8 @@ RECIPE = Recipe(
     notes=[
         NO_NUMBERS,
         ONE_RATE,
-        "The paper’s clients have two classes each; ours get two shards of one class each, which can be the same class.",
+        "The paper’s clients have two classes each; ours get two shards of one class each, which can be the same "
+        "class.",
     ],
     stand_ins={"smoke": SMOKE_IMAGES, "small": SMALL_IMAGES},
 )

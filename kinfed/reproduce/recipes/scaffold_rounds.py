@@ -87,7 +87,8 @@ RECIPE = Recipe(
     reproduces="rounds to a level of accuracy, logistic regression",
     title="SCAFFOLD: rounds until the server’s model is good enough",
     about="100 clients, a fifth of them active in a round, logistic regression; a local step uses about a fifth of a "
-    f"client’s examples, as in the paper. Counted are the rounds until the server’s model has an accuracy of {LEVEL:.0%}.",
+    "client’s examples, as in the paper. Counted are the rounds until the server’s model has an accuracy of "
+    f"{LEVEL:.0%}.",
     parts=parts,
     tables=[
         ResultTable(
