@@ -159,7 +159,7 @@ def predict(
     model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
     vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
     run: Annotated[str | None, typer.Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
-    client: Annotated[str | None, typer.Option(help="Whose model.")] = None,
+    client: Annotated[str | None, typer.Option(help="Whose model (of a folder's default: the server's).")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Method (where a run folder has several).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
@@ -167,7 +167,7 @@ def predict(
     name_column: Annotated[str | None, typer.Option(help="Column that names the rows in the output.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Classes and probabilities for new examples, by one personal model; no server is needed."""
+    """Classes and probabilities (or numbers) for new examples, by one model; no server is needed."""
     from kinfed.deploy.vault import Vault
     from kinfed.runs import predict as predicting
     from kinfed.runs.pipeline import ModelPipeline
@@ -178,13 +178,13 @@ def predict(
     elif run is not None and is_fit(Path(run)):
         source = FitResult.read(run).model(client)
     elif run is not None and (Path(run) / "config.json").exists():
-        if client is None:
-            raise ConfigError("say whose model of the run to use, with --client")
         source = predicting.model_of_run(Path(run), client, algorithm, seed)
     elif vault is not None:
         source = ModelPipeline.read(Vault(vault).model_path(run, client))
     else:
-        raise ConfigError("say which model to use: --model FILE, --vault DIR, or --run DIR with --client")
+        raise ConfigError(
+            "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
+        )
     predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
     for note in predictions.notes:
         typer.echo(f"note     {note}", err=True)  # predictions may go to another program

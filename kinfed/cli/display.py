@@ -88,8 +88,11 @@ def run_sentence(config: RunConfig) -> str:
 def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baseline] = ()) -> Table:
     """Means over seeds, with the standard deviation where there are several; the last row is what clients reach without
     a model."""
+    metric = results[0].get("metric", "accuracy")
+    measure = find_measure(metric)
+    unit = " %" if measure is None or measure.percent else ""
     table = Table(
-        title=f"last round, test data of {_participants(results)}",
+        title=f"{measure.title if measure else metric}{unit}, last round, test data of {_participants(results)}",
         title_justify="left",
         title_style="dim",
         box=SIMPLE,
@@ -97,11 +100,7 @@ def results_table(results: Sequence[dict[str, Any]], baselines: Sequence[Baselin
     table.add_column("method")
     private = any("privacy" in r for r in results)
     hidden = any("user_privacy" in r for r in results)
-    metric = results[0].get("metric", "accuracy")
-    measure = find_measure(metric)
-    unit = " %" if measure is None or measure.percent else ""
-    title = "" if metric == "accuracy" else f" {measure.title if measure else metric}"
-    columns = [f"personal{title}{unit}", "worst 10%", f"server{title}{unit}", "MB/round", "s/round"]
+    columns = [f"personal{unit}", "worst 10%", f"server{unit}", "MB/round", "s/round"]
     for name in columns + ["epsilon"] * private + ["user eps"] * hidden:
         table.add_column(name, justify="right", no_wrap=True)
     for label in dict.fromkeys(r["algorithm"] for r in results):

@@ -97,8 +97,6 @@ def fit(
     from kinfed.runs.method_run import Interrupted
     from kinfed.sites.fit import fit as fit_table
     from kinfed.sites.fit_result import PAGE
-    from kinfed.sites.site_page import short_table
-    from kinfed.sites.site_sentences import Wording
 
     typed = {
         "client_column": client_column, "label_column": label_column, "task": task, "columns": columns,
@@ -135,22 +133,26 @@ def fit(
         except (Interrupted, KeyboardInterrupt) as interruption:
             say(f"{str(interruption) or 'stopped'}. To continue: kinfed fit --out {shlex.quote(str(folder))} --resume")
             raise typer.Exit(130) from None
-    words = Wording(result)
-    console.print(short_table(result, MOST_SENTENCES))
-    say(words.overall())
-    for site in result.sites[:MOST_SENTENCES]:
-        say(f"- {words.sentence(site)}")
-    _say_files(result, folder, PAGE)
+    show_gains(result, MOST_SENTENCES)
+    say(f"models   {folder / 'models'}")
+    say(f"page     {folder / PAGE}")
 
 
 MOST_SENTENCES = 12  # on a terminal; the page has all
 
 
-def _say_files(result: FitResult, folder: Path, page: str) -> None:
-    if len(result.sites) > MOST_SENTENCES:
-        say(f"and {len(result.sites) - MOST_SENTENCES} more sites on the page")
-    say(f"models   {folder / 'models'}")
-    say(f"page     {folder / page}")
+def show_gains(result: FitResult, limit: int) -> None:
+    """What every site has alone and takes: a table, the balance, and a sentence for each."""
+    from kinfed.sites.site_page import short_table
+    from kinfed.sites.site_sentences import Wording
+
+    words = Wording(result)
+    console.print(short_table(result, limit))
+    say(words.overall())
+    for site in result.sites[:limit]:
+        say(f"- {words.sentence(site)}")
+    if len(result.sites) > limit:
+        say(f"and {len(result.sites) - limit} more sites on the page")
 
 
 def _started_with(folder: Path) -> tuple[str | list[str], dict[str, Any]]:

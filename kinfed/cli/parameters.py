@@ -122,13 +122,23 @@ class SettingsCommand(Command):
         values = {option.name: ctx.params.pop(option.name) for option in self._made if option.name is not None}
         file, sets = values.pop(_FILE, None), values.pop(_SETS)
         typed = {name: value for name, value in values.items() if value is not None and value != ()}
+        if file is not None and "dataset" in values and _is_table(file):
+            if "dataset" in typed:
+                raise ConfigError(f"two data sets: {file} and --dataset {typed['dataset']}; give one")
+            file, typed["dataset"] = None, file
         ctx.obj = TypedSettings(None if file is None else Path(file), typed, tuple(sets))
         return super().invoke(ctx)
 
 
+def _is_table(file: str) -> bool:
+    from kinfed.data.sources.table_files import is_table
+
+    return is_table(file)
+
+
 def _file_argument() -> click.Parameter:
     argument = TyperArgument(param_decls=[_FILE], required=False, type=Text("FILE"), metavar="[FILE]")
-    argument.help = "TOML file with settings; options override it."  # afterwards: see Command
+    argument.help = "TOML file with settings, which options override; or a table to run on."  # afterwards: see Command
     return argument
 
 

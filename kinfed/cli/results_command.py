@@ -33,13 +33,15 @@ def report(
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or of kinfed fit.")],
-    client: Annotated[str, typer.Option(help="Name of the client, as in clients.csv.")],
+    client: Annotated[
+        str | None, typer.Option(help="Name of the client, as in clients.csv (default: the server's model).")
+    ] = None,
     algorithm: Algorithm = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, with scaling and probabilities (extra onnx).")] = False,
 ) -> None:
-    """Write one client's personal model as safetensors that plain PyTorch loads, or as ONNX."""
+    """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
     from kinfed.core.storage import file_name
     from kinfed.runs.export import export_model
     from kinfed.runs.predict import model_of_run
@@ -50,7 +52,8 @@ def export(
         say(f"wrote    {exported.path} ({exported.summary})")
         return
     model = FitResult.read(folder).model(client) if is_fit(folder) else model_of_run(folder, client, algorithm, seed)
-    path = out or Path(f"{file_name(client)}.{'onnx' if onnx else 'safetensors'}")
+    name = file_name(client or "server", any_letters=True)
+    path = out or Path(f"{name}.{'onnx' if onnx else 'safetensors'}")
     if onnx:
         from kinfed.runs.onnx_export import write_onnx
 
@@ -94,7 +97,9 @@ def adopt(
 
 
 def gain(
-    source: Annotated[Path, typer.Argument(help="Folder of a run, or a table: client, estimate, variance, n.")],
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a run or of kinfed fit, or a table: client, estimate, variance, n.")
+    ],
     algorithm: Annotated[str | None, typer.Option(help="Method of the run (default: the best federated one).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
     s0: Annotated[float | None, typer.Option(help="Variance between clients, where it is known.")] = None,
@@ -104,7 +109,17 @@ def gain(
     """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
     Of Self-FL runs and of tables, also each client's theoretical error."""
     from kinfed.runs.gain import gain_from_run, gain_from_table, render, summary
+    from kinfed.sites.fit_result import FitResult, is_fit
 
+    if is_fit(source):
+        from kinfed.cli.fit_command import show_gains
+
+        if algorithm is not None or seed is not None:
+            raise ConfigError(
+                f"{source} holds the choice of every site; one method is in a folder of {source / 'runs'}"
+            )
+        show_gains(FitResult.read(source), limit)
+        return
     if source.is_dir():
         from kinfed.report.measured_gain import measured_gain
 

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -243,12 +244,24 @@ def _rank(key: str) -> int:
     return _FIRST_KEYS.index(key) if key in _FIRST_KEYS else len(_FIRST_KEYS)
 
 
-def file_name(text: str) -> str:
-    """A file name for any text, different for different texts; letters, digits and -_.=,+ stay as they are.
+def file_name(text: str, *, any_letters: bool = False) -> str:
+    """A file name for any text, different for different texts; letters, digits and -_.=,+ stay as they are. Letters are
+    a to z, or with `any_letters` those of all scripts and blanks inside, for files that people look for.
 
     It is the same on all systems, so a folder can move between them: names that Windows reserves for devices and dots
     at the end, which Windows drops, are quoted everywhere."""
-    name = urllib.parse.quote(text, safe="-_.=,+")
+    stays = "-_.=,+"
+    if any_letters:
+        # Characters of their own alone: systems differ in how they compose accents.
+        quoted = (
+            c if c.isalnum() and unicodedata.is_normalized("NFC", c) else urllib.parse.quote(c, stays + " ")
+            for c in text
+        )
+        name = "".join(quoted)
+        name = f"%20{name[1:]}" if name.startswith(" ") else name
+        name = f"{name[:-1]}%20" if name.endswith(" ") else name
+    else:
+        name = urllib.parse.quote(text, safe=stays)
     if name.startswith(".") or _DEVICE.fullmatch(name):
         name = f"%{ord(name[0]):02X}{name[1:]}"
     return name[:-1] + "%2E" if name.endswith(".") else name

@@ -115,11 +115,19 @@ class Measure:
     scorer: tuple[str, ...] = field(default=())  # what scikit-learn calls it
     slow: bool = False  # computed client by client: errors are estimated for few clients only
     needs_start: bool = False  # predictions of the model that all methods start from; computed for the headline only
+    by_class: bool = False  # of two classes the rarer decides how sure it is, however many rows the other has
 
     def value(self, sums: Tensor) -> Tensor:
         """[...] from sums [..., 2]; NaN where it is undefined."""
         ratio = torch.where(sums[..., 1] > 0, sums[..., 0] / sums[..., 1].clamp_min(1e-300), torch.nan)
         return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
+
+    def support(self, judged: Judged) -> np.ndarray:
+        """[n] how many examples a client's value rests on: all, or those of the rarer of two classes (`by_class`)."""
+        if not self.by_class or judged.problem.kind != "binary":
+            return judged.examples
+        positive = np.bincount(judged.owner[judged.target == 1], minlength=judged.clients)
+        return np.minimum(positive, judged.examples - positive)
 
     def shown(self, value: float) -> str:
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
@@ -307,14 +315,15 @@ MEASURES = _Measures(
                 scorer=("accuracy",)),
         Measure("balanced_accuracy", "Balanced accuracy", "Mean over the classes of the share that is recognized, so "
                 "that a rare class counts as much as a common one.", _balanced_accuracy, True, _BOTH,
-                scorer=("balanced_accuracy",)),
+                scorer=("balanced_accuracy",), by_class=True),
         Measure("f1", "F1", "Harmonic mean of precision and recall of the second class; of several classes the mean.",
-                _f1, True, _BOTH, scorer=("f1", "f1_macro")),
+                _f1, True, _BOTH, scorer=("f1", "f1_macro"), by_class=True),
         Measure("auroc", "AUROC", "Share of pairs of a positive and a negative example of one client that the model "
-                "puts in the right order; undefined where a client has one class.", _auroc, True, _BOTH,
-                scorer=("roc_auc", "roc_auc_ovr")),
+                "puts in the right order: 50 % is guessing, 100 % perfect; undefined where a client has one class.",
+                _auroc, True, _BOTH, scorer=("roc_auc", "roc_auc_ovr"), by_class=True),
         Measure("average_precision", "Average precision", "Mean precision over the positive examples, from the surest "
-                "to the least sure.", _average_precision, True, ("binary",), scorer=("average_precision",)),
+                "to the least sure.", _average_precision, True, ("binary",), scorer=("average_precision",),
+                by_class=True),
         Measure("log_loss", "Log loss", "Mean of −log of the probability given to the truth, in nats.", _log_loss,
                 False, _BOTH, percent=False, scorer=("neg_log_loss",)),
         Measure("brier", "Brier score", "Mean squared distance of probabilities from the truth.", _brier, False, _BOTH,
@@ -324,10 +333,10 @@ MEASURES = _Measures(
         Measure("relative_false_accepts", "Relative false accepts", "False accepts per false accept of the model that "
                 "all methods start from, where both miss 5 % of the positive rows.", _relative_false_accepts, False,
                 ("binary",), percent=False, slow=True, needs_start=True),
-        Measure("rmse", "RMSE", "Root of the mean squared error, in the target's own unit.", _squares, False, _NUMBERS,
-                percent=False, finish="root", scorer=("neg_root_mean_squared_error",)),
-        Measure("mae", "MAE", "Mean absolute error, in the target's own unit.", _absolutes, False, _NUMBERS,
-                percent=False, scorer=("neg_mean_absolute_error",)),
+        Measure("rmse", "RMSE", "Root of the mean squared error, in the target's own unit: lower is better.", _squares,
+                False, _NUMBERS, percent=False, finish="root", scorer=("neg_root_mean_squared_error",)),
+        Measure("mae", "MAE", "Mean absolute error, in the target's own unit: lower is better.", _absolutes, False,
+                _NUMBERS, percent=False, scorer=("neg_mean_absolute_error",)),
         Measure("r2", "R²", "Share of the variance inside a client that the model explains: 0 is as good as the "
                 "client's own mean, below 0 worse.", _unexplained, True, _NUMBERS, percent=False, finish="complement",
                 scorer=("r2",)),

@@ -30,7 +30,7 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
     s, style = summarize_gains(client_gains(values)), comparison.style
     table = sites_table(method, values, style, comparison.baselines, most=len(values))
     assert table is not None  # all clients are wanted
-    shown = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim")
+    shown = Table(box=SIMPLE, title=table.title, title_justify="left", title_style="dim", padding=(0, 1, 0, 0))
     for number, column in enumerate(table.columns):
         shown.add_column(column.heading, justify="left" if number == 0 or column.kind == "text" else "right")
     for row in table.rows[:limit]:

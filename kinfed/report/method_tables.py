@@ -284,6 +284,7 @@ def sites_table(
     by_client = client_gains(values)
     if len(by_client) > most:
         return None
+    style = style.for_values(g.alone for g in by_client)
     place = {name: float(index) for index, name in enumerate(sorted((g.client for g in by_client), key=natural_order))}
     known = {g.client: g.error for g in by_client if g.error is not None and finite(g.error)}
     reach = max((abs(g.gain) + 1.96 * known[g.client] for g in by_client if g.client in known), default=0.0)
@@ -295,6 +296,7 @@ def sites_table(
             text = f"{_signed(low, style)} to {_signed(high, style)}"
             interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
             verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"
+            verdict = "equal" if low == high == 0 else verdict
         rows.append(
             [
                 TableCell(g.client, sort_value=place[g.client]),

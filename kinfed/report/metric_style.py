@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import floor, isfinite, log10
+from statistics import median
 from typing import Any
 
 from kinfed.engine.measures import find_measure, headline_name
@@ -27,12 +29,21 @@ class MetricStyle:
 
     @property
     def axis_title(self) -> str:
-        return f"{self.title.lower() if self.name == 'accuracy' else self.title}{', %' if self.unit else ''}"
+        is_word = self.title[1:2].islower() and self.name != "brier"  # and no acronym, nor a person's name
+        title = self.title[0].lower() + self.title[1:] if is_word else self.title
+        return f"{title}{', %' if self.unit else ''}"
 
     @property
     def noun(self) -> str:
         """In a sentence: accuracy, AUROC, RMSE."""
         return self.axis_title.removesuffix(", %")
+
+    def for_values(self, values: Iterable[float]) -> MetricStyle:
+        """With three digits that count of values of this size: 0.729, 7.29, 72.9. Shares keep theirs."""
+        sizes = [abs(value) for value in values if isfinite(value) and value]
+        if self.unit or not sizes:
+            return self
+        return replace(self, digits=max(0, 2 - floor(log10(median(sizes)))))
 
     def gain(self, own: float, other: float) -> float:
         """How much better `own` is, in the stored unit."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from kinfed.core import storage
 from kinfed.engine.personal import named_parameters
 from kinfed.engine.task import ModuleTask
-from kinfed.errors import ModelError, StorageError
+from kinfed.errors import ConfigError, ModelError, StorageError
 from kinfed.runs.model_inputs import ModelInputs
 from kinfed.runs.results import client_number
 from kinfed.runs.run_files import BUFFERS, Models, RunFiles
@@ -71,19 +71,24 @@ def _parameters(layout: Mapping[str, Any], row: Tensor) -> dict[str, Tensor]:
 
 
 def export_model(
-    folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
+    folder: Path, client: str | None, algorithm: str | None = None, seed: int | None = None, out: Path | None = None
 ) -> Exported:
-    """Write the client's personal model as a state dict in safetensors, with what it must be fed in the file's head:
+    """Write the client's personal model, or without a client the server's, as a state dict in safetensors, with what it
+    must be fed in the file's head:
 
     ModelPipeline.read(path).predict(rows)                              raw rows in (kinfed.runs.pipeline)
     module.load_state_dict(safetensors.torch.load_file(path))           the plain module, fed encoded and scaled rows"""
     run = RunFiles(folder)
     algorithm, seed = run.label(algorithm), run.seed(seed)
     models = run.models(algorithm, seed)
-    tensors, about = personal_parts(run, client, algorithm, seed, models)
-    path = out or Path(f"{storage.file_name(f'{algorithm}-{seed}-{client}')}.safetensors")
+    if client is None:
+        tensors, about = required_server_parts(run, algorithm, seed, models)
+    else:
+        tensors, about = personal_parts(run, client, algorithm, seed, models)
+    name = storage.file_name(f"{algorithm}-{seed}-{client or 'server'}", any_letters=True)
+    path = out or Path(f"{name}.safetensors")
     storage.write_tensors(path, tensors, about)
-    trained = about["took_part"] == str(True)
+    trained = about.get("took_part", str(True)) == str(True)
     note = "" if trained else f"; {_without_training(models)}"
     return Exported(path, f"{about['model']}, {models.personal.shape[1]} parameters" + note)
 
@@ -103,6 +108,20 @@ def server_parts(
     """The same of the server's model; None where it has not one for all clients."""
     row = models.server_model
     return None if row is None else (state_dict(run, row), _about(run, algorithm, seed))
+
+
+def required_server_parts(
+    run: RunFiles, algorithm: str, seed: int, models: Models
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same; an error where there is none."""
+    parts = server_parts(run, algorithm, seed, models)
+    if parts is None:
+        names = run.description(seed).names
+        raise ConfigError(
+            f"{algorithm} has no model of the server's for all clients; name a --client, one of {', '.join(names[:5])}"
+            + (", ..." if len(names) > 5 else "")
+        )
+    return parts
 
 
 def _about(run: RunFiles, algorithm: str, seed: int) -> dict[str, str]:

@@ -18,18 +18,27 @@ from kinfed.data.sources.table import load_inputs
 from kinfed.data.sources.table_files import is_table, read_table
 from kinfed.engine.models import Builder
 from kinfed.errors import DataError
-from kinfed.runs.export import personal_parts, server_parts
+from kinfed.runs.export import personal_parts, required_server_parts, server_parts
 from kinfed.runs.pipeline import ModelPipeline, Predictions, plain_rows
 from kinfed.runs.run_files import RunFiles
 
 
 def model_of_run(
-    folder: Path, client: str, algorithm: str | None = None, seed: int | None = None, build: Builder | None = None
+    folder: Path,
+    client: str | None,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    build: Builder | None = None,
 ) -> ModelPipeline:
-    """A client's personal model of a finished run. `build` makes the module where it is not one of kinfed's own."""
+    """A client's personal model of a finished run, or without a client the server's. `build` makes the module where it
+    is not one of kinfed's own."""
     run = RunFiles(folder)
     algorithm, seed = run.label(algorithm), run.seed(seed)
-    tensors, about = personal_parts(run, client, algorithm, seed, run.models(algorithm, seed))
+    models = run.models(algorithm, seed)
+    if client is None:
+        tensors, about = required_server_parts(run, algorithm, seed, models)
+    else:
+        tensors, about = personal_parts(run, client, algorithm, seed, models)
     return ModelPipeline.from_parts(tensors, about, str(folder), build)
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from kinfed.data.describe import describe
 from kinfed.data.description import Description
+from kinfed.engine.measures import headline_measure
 from kinfed.engine.task import would_compile
 from kinfed.runs.build import local_examples
 from kinfed.runs.run_inputs import RunInputs
 
 FEW_CALLS = 5  # calls of a client in a run on average, below which a note says so
+MAJORITY_SHARE = 0.8  # of training examples in one class, from which on accuracy tells little
 
 MISSING_NUMBA = (
     "numba is not installed: this long run of a dense network trains by torch (backend stacked) in place of compiled "
@@ -26,6 +28,7 @@ def run_notes(inputs: RunInputs) -> list[str]:
         *left_out_notes(inputs),
         *([] if config.preset is None else config.preset.notes()),
         *data.notes,
+        _note_on_rare_classes(inputs, seed),
         _note_on_calls(inputs, data.num_clients),
         _note_on_sample(inputs, seed),
     ]
@@ -59,6 +62,22 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
     return (
         f"figures, clients.csv and saved models are of a fixed sample of {len(ids):,} of {clients:,} clients, "
         "drawn from those whom the rounds call (and from others where these are too few), the same for all methods"
+    )
+
+
+def _note_on_rare_classes(inputs: RunInputs, seed: int) -> str:
+    """That accuracy is the metric, and hardly more than the share of one class."""
+    data = inputs.federation(seed)
+    if data.problem.is_regression or headline_measure(data.problem, inputs.config.metric).name != "accuracy":
+        return ""
+    counts = data.class_counts().sum(0)
+    share = float(counts.max() / counts.sum())
+    if share < MAJORITY_SHARE:
+        return ""
+    name = data.problem.class_labels[int(counts.argmax())]
+    return (
+        f"{100 * share:.3g} % of training examples are of class {name}, and always predicting it has about that "
+        "accuracy; --metric auroc or balanced_accuracy shows more of how well the others are recognized"
     )
 
 

@@ -18,8 +18,9 @@ portfolio: what shares less is preferred where nothing speaks for sharing more.
 
 Limits: two sites tell little of τ²; s_km² is that of the rows of the site for models as they are, and not of training
 them again; the largest of several estimates is too large on average, and the gain that is reported is not this
-one but that on test rows. s_km² is at least that of half a row: (a_k,alone / 2 n_k)², as ten rows that both models get
-right are no proof that they are equal.
+one but that on test rows. s_km² is at least that of half a row: (m_k / 2 n_k)², where m_k is the metric of learning
+alone and n_k its number of rows, of metrics such as AUROC that of the rarer class: ten rows that both models get right
+are no proof that they are equal.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def advantage(
     own = values(measure, alone)
     seen = sign * (values(measure, judged) - own)
     error = deviation_of_draws(sign * (bootstrap_draws(measure, judged, ids, replicates=len(draws)) - draws))
-    least = own.abs() / (2 * torch.from_numpy(judged.examples).clamp_min(1))
+    least = own.abs() / (2 * torch.from_numpy(measure.support(judged)).clamp_min(1))
     error = torch.where(torch.isnan(seen), torch.nan, error).maximum(least.clamp_min(1e-12))
     return shrunk(seen, torch.where(torch.isnan(seen), torch.nan, error))
 

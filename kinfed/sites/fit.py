@@ -233,6 +233,7 @@ class SiteFit:
             notes=tuple(data.notes),
             statistics_bytes=fitted[ALONE].federations[self.settings.seed].statistics_bytes[1] // data.num_clients,
             target=self.source.options.get("label_column") or "",
+            class_rows=() if data.problem.is_regression else tuple(data.class_counts().sum(0).tolist()),
             baseline=baseline_name(data.problem),
             weights=self._weights(),
             newcomer=decision.newcomer.name,

@@ -20,7 +20,7 @@ from kinfed.sites.portfolio import ALONE
 
 RECORD, MODELS_FOLDER, SERVER_FILE, PAGE = "fit.json", "models", "server.safetensors", "fit.html"
 SITES_FOLDER, RUNS = "sites", "runs"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class SiteRecord:
     deployed: Estimate  # of `chosen`
     gain: Estimate  # of `chosen` over alone, positive is better
     gain_together: Estimate  # of `together` over alone
+    rare_class: str = ""  # which of two classes is the rarer among the test rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +89,7 @@ class FitResult:
     notes: tuple[str, ...]  # on the table
     statistics_bytes: int  # that a site sends once, on average: what columns hold
     target: str = ""  # the column that is predicted, where it has a name
+    class_rows: tuple[int, ...] = ()  # training rows of every class, at all sites together
     baseline: str = MAJORITY  # what `SiteRecord.baseline` predicts
     newcomer: str = ALONE  # the contender that suits a site that was not there
     weights: str = ""  # which rows or classes count more than others, in words
@@ -158,6 +160,7 @@ class FitResult:
         whole = {
             "problem": Problem.from_json(record["problem"]), "sites": tuple(sites), "contenders": tuple(contenders),
             "overall": Estimate(**record["overall"]), "notes": tuple(record["notes"]), "folder": folder,
+            "class_rows": tuple(record.get("class_rows", ())),
         }  # fmt: skip
         return cls(**{**record, **whole})
 
@@ -168,7 +171,7 @@ def is_fit(folder: Path) -> bool:
 
 
 def site_path(folder: Path, site: str) -> Path:
-    return folder / MODELS_FOLDER / SITES_FOLDER / f"{storage.file_name(site)}.safetensors"
+    return folder / MODELS_FOLDER / SITES_FOLDER / f"{storage.file_name(site, any_letters=True)}.safetensors"
 
 
 def server_path(folder: Path) -> Path:

@@ -26,21 +26,23 @@ def load_sites(table: Any, options: Mapping[str, Any], data: Path | None, seed: 
     if isinstance(table, str) and table in SOURCES:
         source = load_source(table, data, seed, given)
         if source.owners is None:
-            raise ConfigError(f"{table} names no sites; fit takes a table with a column of sites")
+            raise ConfigError(f"{table} names no sites; fit takes a table with a column of sites (--client-column)")
         return source
     files = [Path(table)] if isinstance(table, str | Path) else _paths(table)
     if files is not None and len(files) > 1:
         if "client_column" in given:
-            raise ConfigError("several files are one site each, called as the files are; leave client_column out")
+            raise ConfigError("several files are one site each, called as the files are; leave --client-column out")
         options_of_files = make_options(TableOptions, {**given, "client_column": SITE}, "fit")
         name = ", ".join(str(file) for file in files)
         return source_from_table(join_files(files), options_of_files, name, files[0].parent)
     chosen = make_options(TableOptions, given, "fit")
+    rows, name = (as_table(table), "the table") if files is None else (read_table(files[0]), str(files[0]))
     if chosen.client_column is None:
-        raise ConfigError("client_column: say which column names the site of each row, or give one file per site")
-    if files is not None:
-        return source_from_table(read_table(files[0]), chosen, str(files[0]), files[0].parent)
-    return source_from_table(as_table(table), chosen, "the table")
+        raise ConfigError(
+            f"which column of {name} names the site of each row? Give it with --client-column, or give one file per "
+            f"site; columns: {', '.join(rows.column_names)}"
+        )
+    return source_from_table(rows, chosen, name, None if files is None else files[0].parent)
 
 
 def _paths(table: Any) -> list[Path] | None:

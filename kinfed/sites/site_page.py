@@ -38,6 +38,7 @@ def page(result: FitResult, folder: Path) -> str:
         overall=words.overall(),
         predicted=words.predicted(),
         metric=words.style.noun,
+        metric_title=words.style.noun[0].upper() + words.style.noun[1:],
         definition=result.measure.definition.replace("client", "site"),
         notes=result.notes,
         cautions=cautions(result, words),
@@ -85,12 +86,12 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
             f"Fewer than {FEW_ROWS} test rows stand behind the figures of {some(few)}: read them with their intervals."
         )
     rare = [
-        f"{site.site} ({site.rare_rows} of {site.test_rows})" for site in result.sites
+        f"{site.site} ({site.rare_rows} of class {site.rare_class})" for site in result.sites
         if site.test_rows >= FEW_ROWS and site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
     ]  # fmt: skip
     if rare:
         sentences.append(
-            f"Fewer than {FEW_OF_A_CLASS} test rows are of the rarer class at {some(rare)}: figures rest on these few."
+            f"Fewer than {FEW_OF_A_CLASS} test rows are of one of the classes at {some(rare)}: figures rest on these."
         )
     useless = [site.site for site in result.sites if words.no_model(site)]
     if useless:
@@ -177,7 +178,7 @@ def tried_table(result: FitResult) -> TextTable:
         settings = ", ".join(f"{name} {value:g}" for name, value in one.options.items()) or "defaults"
         alone = one.name == ALONE
         rows.append([
-            one.title, one.network, words.number(one.validation),
+            one.title, words.kind_of_model(one.network), words.number(one.validation),
             "" if alone else words.gain(one.mean), "" if alone else words.gain(one.spread).removeprefix("+"),
             str(len(takers(result, one.name))), settings,
         ])  # fmt: skip

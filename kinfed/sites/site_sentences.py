@@ -12,6 +12,7 @@ from kinfed.sites.portfolio import ALONE, FINE_TUNED, ONE_MODEL
 FEW_ROWS = 30  # test rows below which a figure of a site says little by itself
 BEYOND = 0.025  # the chance that a 95 % interval lies on one side of the truth
 FEW_OF_A_CLASS = 10  # the same for those of the rarer of two classes
+MOST_CLASSES = 5  # that are named where the target is described
 SENT = {
     "delta": "the change of its model",
     "theta": "its model",
@@ -36,7 +37,8 @@ class Wording:
 
     def __init__(self, result: FitResult) -> None:
         self.result = result
-        self.style: MetricStyle = metric_style(result.metric)
+        alone = [site.alone.value for site in result.sites if site.alone.value is not None]
+        self.style: MetricStyle = metric_style(result.metric).for_values(alone)
 
     # ---- figures ----
 
@@ -49,36 +51,48 @@ class Wording:
 
     def gain(self, value: float) -> str:
         """+1.2 points; of errors in their own unit, where positive is less error."""
-        shown = format_number(self.style.scale * value, self.style.digits)
-        sign = "+" if value > 0 else ""
-        return f"{sign}{shown}" + (" points" if self.style.unit else "")
+        return self._signed(value) + (" points" if self.style.unit else "")
 
     def interval(self, estimate: Estimate) -> str:
         if estimate.low is None or estimate.high is None:
             return "too few test rows for an interval"
-        low, high = (
-            ("+" if end > 0 else "") + format_number(self.style.scale * end, self.style.digits)
-            for end in (estimate.low, estimate.high)
-        )
-        return f"95 % interval {low} to {high}"
+        return f"95 % interval {self._signed(estimate.low)} to {self._signed(estimate.high)}"
+
+    def _signed(self, value: float) -> str:
+        return ("+" if value > 0 else "") + format_number(self.style.scale * value, self.style.digits)
 
     # ---- sites ----
 
     def predicted(self) -> str:
-        """What is predicted: target (0 or 1)."""
-        problem, name = self.result.problem, self.result.target
-        classes = " or ".join(problem.class_labels[:5]) + (", ..." if problem.num_classes > 5 else "")
-        values = problem.in_words() if problem.is_regression else classes
-        return f"{name} ({values})" if name else values
+        """What is predicted: target, which is 0 (312 training rows) or 1 (377)."""
+        problem, name = self.result.problem, self.result.target or "the target"
+        if problem.is_regression:
+            return (
+                f"{name}, a number (mean {problem.mean:.3g}, standard deviation {problem.scale:.3g} in training rows)"
+            )
+        labels = problem.class_labels
+        if len(self.result.class_rows) == len(labels) <= MOST_CLASSES:
+            counts = (format_number(rows, 0) for rows in self.result.class_rows)
+            first, *others = zip(labels, counts, strict=True)
+            shown = [f"{first[0]} ({first[1]} training rows)", *(f"{label} ({rows})" for label, rows in others)]
+        else:
+            shown = labels[:MOST_CLASSES]
+        more = f" or one of {len(labels) - len(shown)} others" if len(labels) > len(shown) else ""
+        return f"{name}, which is {', '.join(shown)}{more}" if more else f"{name}, which is {listed(shown, 'or')}"
 
     def rows(self, site: SiteRecord) -> str:
-        """31 test rows, 2 of the rarer class."""
+        """31 test rows, 2 of them of class 0."""
         rows = plural(site.test_rows, "test row")
         few = site.rare_rows is not None and site.rare_rows < FEW_OF_A_CLASS
-        return f"{rows}, {site.rare_rows} of the rarer class" if few else rows
+        return f"{rows}, {site.rare_rows} of them of class {site.rare_class}" if few else rows
 
     def title(self, name: str) -> str:
         return self.result.contender(name).title
+
+    def kind_of_model(self, network: str) -> str:
+        """What the two kinds that are tried by default are to people who do not know their names."""
+        linear = "linear regression" if self.result.problem.is_regression else "logistic regression"
+        return {"mlr": f"{linear} (mlr)", "mlp": "small neural network (mlp)"}.get(network, network)
 
     def way(self, name: str) -> str:
         """What a site takes, after "takes"."""
@@ -96,26 +110,40 @@ class Wording:
         if not site.test_rows:
             return f"{takes}; it has no test rows, so that nothing can be said of its gain."
         if site.alone.value is None or site.deployed.value is None:
-            return f"{takes}; {self.style.noun} cannot be told from its {rows}."
+            return f"{takes}; {self._undefined(site)}."
         alone = f"{self.style.noun} {self.value(site.alone)} alone"
         if site.chosen == ALONE:
-            return f"{takes} ({alone}, {rows}): {self._no_better(site)}."
+            return f"{takes} ({self.style.noun} {self.value(site.alone)}, {rows}): {self._no_better(site)}."
         return (
             f"{takes}: {alone}, {self.value(site.deployed)} with it; {self._verdict(site.gain)} "
-            f"({self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
+            f"(gain {self.gain(site.gain.value or 0.0)}, {self.interval(site.gain)}, {rows})."
         )
+
+    def _undefined(self, site: SiteRecord) -> str:
+        """Why the metric has no value at the site."""
+        rows = plural(site.test_rows, "test row")
+        if self.result.measure.by_class and site.rare_rows == 0:
+            verb = "is" if site.test_rows == 1 else "are all"
+            return (
+                f"{self.style.noun} compares rows of both classes, and its {rows} {verb} of class "
+                f"{self._other_class(site)}, so that nothing can be said of its gain"
+            )
+        return f"{self.style.noun} is undefined on its {rows}, so that nothing can be said of its gain"
+
+    def _other_class(self, site: SiteRecord) -> str:
+        return next(label for label in self.result.problem.class_labels if label != site.rare_class)
 
     def _no_better(self, site: SiteRecord) -> str:
         if site.together is None:
             return "there is no other site to learn with"
         return (
-            f"nothing that learns with the others was better on its validation rows; {self.title(site.together)} has "
-            f"{self.value(site.with_others)} on the test rows"
+            "by validation rows nothing that learns with the others was better; the best of these "
+            f"({self.title(site.together)}) has {self.value(site.with_others)} on the test rows"
         )
 
     def _verdict(self, gain: Estimate) -> str:
         if gain.value is None or gain.low is None:
-            return "a gain cannot be judged"
+            return "whether that is more than chance cannot be told"
         if gain.is_clear:
             return "a clear gain" if gain.value > 0 else "clearly worse than alone"
         return "the difference is within chance"
@@ -185,8 +213,7 @@ class Wording:
         head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
         if gain.value is None:
             return f"{head}; what they gain cannot be told from their test rows."
-        mean = f"On average over sites {self.style.noun} changes by {self._mean(gain)}."
-        return f"{head}; {self._clear_sites(moved)}. {mean}"
+        return f"{head}; {self._clear_sites(moved)}. {self._mean(gain)}"
 
     def _clear_sites(self, moved: Sequence[SiteRecord]) -> str:
         """Where the gain, or the loss, is beyond chance; of many sites some are by chance."""
@@ -200,17 +227,26 @@ class Wording:
         return f"{proof}; of so many sites about {expected} on either side look so by chance" if expected else proof
 
     def _mean(self, gain: Estimate) -> str:
-        better = "" if self.style.unit or not self.style.lower_is_better else " (positive: less error)"
-        return f"{self.gain(gain.value or 0.0)}{better}, {self.interval(gain)}"
+        """The mean gain over sites, and what follows from it."""
+        less = f" (less {self.style.noun})" if self.style.lower_is_better else f" in {self.style.noun}"
+        figure = f"The mean gain over sites{less} is {self.gain(gain.value or 0.0)}, {self.interval(gain)}"
+        if not gain.is_clear:
+            return (
+                f"{figure}: these rows do not show that learning with the others helps, nor that it harms; more rows "
+                "would tell."
+            )
+        if (gain.value or 0.0) > 0:
+            return f"{figure}: on average, learning with the others helps."
+        return f"{figure}: on average, sites do better alone, though their validation rows had spoken for the others."
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def listed(things: Sequence[str]) -> str:
+def listed(things: Sequence[str], word: str = "and") -> str:
     """a, b and c."""
-    return " and ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
+    return f" {word} ".join([*([", ".join(things[:-1])] if len(things) > 1 else []), *things[-1:]])
 
 
 def size(count: int) -> str:

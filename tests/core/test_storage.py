@@ -110,3 +110,11 @@ def test_file_names_work_on_every_system() -> None:
         assert not name.endswith(".")
         assert name.partition(".")[0].lower() not in ("con", "nul", "com1")
         assert not set(name) & set('<>:"/\\|?* ')
+
+
+def test_files_that_people_look_for_keep_their_letters() -> None:
+    texts = ["Köln Süd", "Łódź", "Ko\u0308ln", "東京", " a ", "a/b", "con", "50 %", "A.", "Ω\u2126"]
+    names = [storage.file_name(text, any_letters=True) for text in texts]
+    assert names == [
+        "Köln Süd", "Łódź", "Ko%CC%88ln", "東京", "%20a%20", "a%2Fb", "%63on", "50 %25", "A%2E", "Ω%E2%84%A6"
+    ]  # fmt: skip

@@ -295,7 +295,7 @@ def test_columns_that_a_site_lacks_and_sets_that_grow_too_large() -> None:
     learnt = TablePreprocessing.from_statistics(merged, {})
     assert learnt.features[:2] == ["a", "a missing"]
     assert any(
-        "without a value at some of the 2 clients (how many): a (1), b (1)" in text for text in learnt.sentences()
+        "columns without any value at some of the 2 clients: a (at 1), b (at 1)" in text for text in learnt.sentences()
     )
     large = [message({"t": [f"{site}{n}" for n in range(60)] * 2}) for site in "ab"]
     assert large[0].columns["t"].categories is not None
@@ -359,3 +359,40 @@ def test_a_missing_category_is_neither_known_nor_other() -> None:
     assert ward.features == ("ward=x", "ward=y", "ward other", "ward missing")
     cells = read_cells(pa.chunked_array([["y", "new", None]]), "ward")
     assert ward.encode(cells, "here").values.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_running_numbers_are_left_out_by_any_name_and_others_stay() -> None:
+    draw = np.random.default_rng(0)
+    sites = np.repeat(np.arange(60), 4)  # of four rows each: ages differ at a site by chance
+    table = {
+        "admission": draw.permutation(240) + 5000,
+        "PatientenNr": draw.permutation(9000)[:240],
+        "age": (draw.permutation(90)[:4, None] + np.arange(60) % 7).T.reshape(-1),
+        "income": draw.permutation(100_000)[:240],
+    }
+    learnt = TablePreprocessing.learn(table, sites=sites)
+    assert {one.name: one.reason.split(": ")[-1][:16] for one in learnt.skipped} == {
+        "admission": "a running number", "PatientenNr": "an identifier"
+    }  # fmt: skip
+    assert learnt.columns == ["age", "income"]
+    assert "admission" in TablePreprocessing.learn(table, columns="admission=number", sites=sites).columns
+
+
+def test_few_whole_numbers_could_be_codes_and_that_is_said() -> None:
+    table = {
+        "ward": [3, 6, 7] * 40, "sex": [0, 1] * 60, "children": list(range(12)) * 10, "dose": [0.5, 1.0, 2.0] * 40
+    }  # fmt: skip
+    learnt = TablePreprocessing.learn(table, sites=["a"] * 60 + ["b"] * 60)
+    (hint,) = [text for text in learnt.sentences() if "codes" in text]
+    assert "taken as numbers: ward;" in hint
+    assert hint.endswith("--columns ward=category")
+    declared = TablePreprocessing.learn(table, columns="ward=category")
+    assert not any("codes" in text for text in declared.sentences())
+
+
+def test_numbers_far_from_training_rows_are_noted() -> None:
+    learnt = TablePreprocessing.learn({"height": [1.6, 1.7, 1.8, 1.9], "name": ["a", "b", "a", "b"]})
+    assert learnt.encode({"height": [1.2, 2.2], "name": ["a", "a"]}).notes == []
+    (note,) = learnt.encode({"height": [1.7, 172.0], "name": ["a", "b"]}).notes
+    assert "column height: 1 value(s)" in note
+    assert "the first in row 2 (172); is the unit right?" in note

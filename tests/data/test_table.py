@@ -157,7 +157,7 @@ def load_text(tmp_path, text, **options):
 @pytest.mark.parametrize(
     ("text", "options", "error", "message"),
     [
-        ("a,y\n1,0\n2,1\n", {"label_column": None}, ConfigError, "Set label_column to one of a, y"),
+        ("a,y\n1,0\n2,1\n", {"label_column": None}, ConfigError, "--label-column; columns: a, y"),
         ("age,y\n1,0\n", {"label_column": "aeg"}, ConfigError, "no column 'aeg'; did you mean age"),
         ("a,y\n1,0\n", {"client_column": "zzz"}, ConfigError, "client_column: .* has no column 'zzz'; It has a, y"),
         ("a,y\n1,0\n", {"ignore": "b"}, ConfigError, "ignore: .* has no column 'b'"),
@@ -168,7 +168,7 @@ def load_text(tmp_path, text, **options):
         ("a,y\n1,0\n2,1,3\n", {}, DataError, "cannot read .* as CSV"),
         ("a,a,y\n1,2,0\n", {}, DataError, "several columns named a"),
         ("a,y\n1,0\n2,0\n", {}, DataError, "one class only .0.* give rows of another"),
-        ("a,y\n1,0\n2,\n", {}, DataError, "column y .* 1 empty cell.*row 2; .*fill them, or leave these rows out"),
+        ("a,y\n1,\n2,\n", {}, DataError, "column y .* is empty in all 2 rows"),
         ("a,y\n1,0.5\n2,1\n", {"task": "classification"}, DataError, "column y should hold classes; entry 0 is 0.5"),
         ("a,y\n1,0\n1e60,1\n", {}, DataError, "column a .*row 2"),
         ("a,y\n1,0\n2,1\n", {"columns": "b=number"}, ConfigError, "columns: .* has no column 'b'"),
@@ -294,3 +294,20 @@ def test_names_have_no_blanks_around_them(tmp_path):
     source = load_text(tmp_path, "a,c,y\n1,north,0\n2, north,1 \n3,north ,1\n", client_column="c")
     assert source.owner_names == ["north"]
     assert source.class_names == ["0", "1"]
+
+
+def test_rows_without_a_label_are_left_out_and_said(tmp_path):
+    (tmp_path / "t.csv").write_text("a,y\n1,no\n2, \n3,yes\n4,\n5,no\n")
+    source = load_source(str(tmp_path / "t.csv"), None, 0, {"label_column": "y"})
+    assert source.labels.tolist() == [0, 1, 0]
+    assert source.features.raw[:, 0].tolist() == [1.0, 3.0, 5.0]
+    assert "2 of 5 rows have no value in column y and are left out" in source.notes
+
+
+def test_a_column_that_makes_clients_of_single_rows_is_doubted(tmp_path):
+    rows = "".join(f"{n},{n % 2},c{n}\n" for n in range(60))
+    (tmp_path / "t.csv").write_text("a,y,c\n" + rows)
+    data = make_federation(
+        load_source(str(tmp_path / "t.csv"), None, 0, {"label_column": "y", "client_column": "c"}), "column", None
+    )
+    assert "half of the 60 clients have at most 1 row(s); is c the column that names them?" in data.notes

@@ -873,6 +873,6 @@ def test_the_terminal_shows_the_headline_metric_of_the_run() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(results_table([result]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "personal AUROC %" in text
+    assert "AUROC %, last round" in text
     assert "87.6" in text
     assert "75.4" in text

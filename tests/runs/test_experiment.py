@@ -284,3 +284,13 @@ def test_seeds_whose_columns_differ_are_refused_before_the_first_runs(tmp_path: 
     with pytest.raises(ConfigError, match=f"with seed {other}: training rows differ"):
         kinfed.run(**settings, algorithms="local", rounds=1, seeds=(0, other), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_when_accuracy_is_hardly_more_than_one_class() -> None:
+    table = {"site": ["a", "b"] * 50, "age": list(range(50, 70)) * 5, "ill": (["no"] * 9 + ["yes"]) * 10}
+    data = kinfed.Federation.from_table(table, client_column="site", label_column="ill", columns="age=number")
+    few = {"federation": data, "model": "mlr", "algorithms": "local", "rounds": 1, "seeds": (0,), "participation": 1.0}
+    for metric, said in ((None, True), ("auroc", False)):
+        heard = Notes()
+        kinfed.run(**few, metric=metric, observer=heard)
+        assert any("are of class no, and always predicting it" in note for note in heard.notes) == said

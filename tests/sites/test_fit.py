@@ -32,6 +32,7 @@ from kinfed.sites.site_files import load_sites
 from kinfed.sites.site_outputs import outputs_on_test
 from kinfed.sites.site_page import common_reach
 from kinfed.sites.site_sentences import Wording
+from tests.command_line import kinfed as command
 from tests.sites.conftest import COLUMNS, SITES, SMALL, make_table
 
 Table = dict[str, list[Any]]
@@ -224,7 +225,7 @@ def test_several_files_are_one_site_each(table: Table, tmp_path: Path) -> None:
     source = load_sites(files, {"label_column": "outcome"}, None, 0)
     assert source.owner_names == sorted(SITES)
     assert len(source) == sum(SITES.values())
-    with pytest.raises(ConfigError, match="leave client_column out"):
+    with pytest.raises(ConfigError, match="leave --client-column out"):
         load_sites(files, COLUMNS, None, 0)
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "lake.csv").write_text("age,outcome\n1,ill\n")
@@ -312,7 +313,7 @@ def test_methods_without_a_try_are_left_out_by_name(clock: None, table: Table) -
         ({"test_fraction": 0.0}, "gains are measured on rows"),
         ({"models": "mlq"}, "did you mean"),
         ({"metric": "rmse"}, "metric rmse is not for binary"),
-        ({"client_column": None}, "which column names the site"),
+        ({"client_column": None}, "names the site of each row. Give it with --client-column"),
         ({"label_column": "outcom"}, "did you mean outcome"),
         ({"depth": 3}, "depth"),
     ],
@@ -453,3 +454,21 @@ def test_a_few_wide_intervals_do_not_flatten_all_others() -> None:
     assert common_reach([-0.1, 0.2] * 9 + [5.0, -5.0]) == 0.2
     assert common_reach([-0.1, 0.3]) == 0.3
     assert common_reach([]) == common_reach([0.0, 0.0]) == 0.0
+
+
+def test_commands_on_the_folder_of_a_fit(folder: Path, table: Table, tmp_path: Path) -> None:
+    """Who gains, the server's model as a file, and a table in place of a file of settings."""
+    done = command("gain", folder, cwd=tmp_path)
+    assert all(f"- {site} takes " in done.stdout for site in SITES), done.stderr
+    assert "holds the choice of every site" in command("gain", folder, "--algorithm", "ditto", cwd=tmp_path).stderr
+    assert command("export", folder, cwd=tmp_path).returncode == 0
+    server = ModelPipeline.read(tmp_path / "server.safetensors")
+    rows = {name: values[:4] for name, values in table.items()}
+    assert server.predict(rows) == FitResult.read(folder).model().predict(rows)
+    cells = zip(*table.values(), strict=True)
+    lines = [",".join(table), *(",".join("" if value is None else str(value) for value in row) for row in cells)]
+    (tmp_path / "visits.csv").write_text("\n".join(lines))
+    columns = ["--client-column", "site", "--label-column", "outcome"]
+    done = command("describe", "visits.csv", *columns, cwd=tmp_path)
+    assert "3 clients, binary classification" in done.stdout, done.stderr
+    assert "two data sets" in command("describe", "visits.csv", "--dataset", "digits", cwd=tmp_path).stderr

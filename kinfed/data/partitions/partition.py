@@ -18,13 +18,16 @@ from kinfed.core.options import make_options
 from kinfed.data.example_weights import scaled_weights
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, fitted_problem
-from kinfed.data.partitions.base import Partition
+from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing
+from kinfed.data.preprocessing.target_leaks import leak_note
 from kinfed.data.ragged import Ragged
 from kinfed.data.registered import PARTITIONS
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
+
+MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 
 
 def make_federation(
@@ -63,7 +66,13 @@ def make_federation(
     elif source.standardize:
         features = features.standardized(assignment.train.rows)
     width = len(str(clients - 1))
-    notes = [*source.notes, *assignment.notes, *([] if preprocessing is None else preprocessing.sentences())]
+    problem = fitted_problem(source.problem, labels, assignment.train)
+    notes = [*source.notes, *assignment.notes]
+    if preprocessing is not None:
+        train = assignment.train.rows
+        leak = leak_note(preprocessing.used, features.raw[train].numpy(), labels[train].numpy(), problem)
+        notes += [*preprocessing.sentences(), *([leak] if leak else [])]
+    notes += _note_on_sizes(assignment, source.options.get("client_column"))
     untested = int((assignment.test.count == 0).sum())
     if untested and len(assignment.test.rows):
         notes.append(f"{untested} of {clients} clients have no test example")
@@ -72,7 +81,7 @@ def make_federation(
     return Federation(
         features=features,
         labels=labels,
-        problem=fitted_problem(source.problem, labels, assignment.train),
+        problem=problem,
         train=assignment.train,
         val=assignment.val or Ragged.empty(clients),
         test=assignment.test,
@@ -93,6 +102,17 @@ def make_federation(
         preprocessing=preprocessing,
         weights=scaled_weights(source.weights, assignment.train.rows),
     )
+
+
+def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
+    """That most clients have hardly a row, where a column of the table names them: it may be the wrong one."""
+    rows = assignment.train.count + assignment.test.count
+    if column is None or len(rows) < MANY_CLIENTS or rows.median() >= FEW_ROWS:
+        return []
+    return [
+        f"half of the {len(rows):,} clients have at most {int(rows.median())} row(s); is {column} the column that "
+        "names them?"
+    ]
 
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:

@@ -8,7 +8,8 @@
   5. texts with more than 100 different values, of which 99 % but not all are numbers, are numbers, with the others
      missing; so are columns with numbers at some sites and texts that are numbers at others
   6. identifiers are left out: texts of less than three words that all differ at every site, and whole numbers that all
-     differ and are called id, nr, number, index, row, patient, case, ...; from 20 rows
+     differ and are called id, nr, number, index, row, patient, case, ..., from 20 rows; by any name, whole numbers that
+     all differ and run on (1001, 1002, ...), from 100 rows
   7. texts with at most 100 different values (over all sites) of at most 100 characters are categories. Rare ones are
      pooled as "other": in fewer than 5 training rows and in fewer than 1 % of them
   8. all other texts are hashed
@@ -37,9 +38,16 @@ from kinfed.errors import DataError
 
 RARE_ROWS, RARE_SHARE = 5, 0.01
 IDENTIFIER_ROWS = 20
+RUNNING_ROWS = 100
+RUNNING_DENSITY = 0.5, 1.05  # rows per whole number in the range of a running number; some are test rows
+CODES_AT_SITE, CODES_ROWS = (
+    10,
+    50,
+)  # at most so many different whole numbers may be codes; in fewer rows nothing is said
+CODES = "whole numbers, few of them different"
 _IDENTIFIER_NAME = re.compile(
-    r"(^|[_\W])(id|ids|nr|nbr|no|num|number|index|idx|key|uuid|guid|mrn|row|record|case|patient|subject|encounter)$"
-    r"|(?-i:[a-z](ID|Id)$)|^$|^unnamed: ?\d+$",
+    r"(^|[_\W])(id|ids|nr|nbr|no|num|number|nummer|numero|index|idx|key|uuid|guid|mrn|row|record|case|patient|subject"
+    r"|encounter)$|(?-i:[a-z](ID|Id|Nr|No|Num|Number|Nummer|Index|Key)$)|^$|^unnamed: ?\d+$",
     re.IGNORECASE,
 )
 
@@ -47,7 +55,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__$")
 
 
 def choose_encoding(
-    name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool
+    name: str, column: ColumnStatistics, declared: Kind | None, standardize: bool, sites: int = 1
 ) -> Encoding | SkippedColumn:
     """What the column becomes, and why. Without scaling nothing is kept of numbers that have no gaps."""
     if declared == "skip":
@@ -58,7 +66,7 @@ def choose_encoding(
         return SkippedColumn(name, "has no value in any training row")
     if declared is None and _PANDAS_INDEX.match(name):
         return SkippedColumn(name, "is the index of a pandas frame")
-    kind, reason = _kind(name, column) if declared is None else (declared, DECLARED)
+    kind, reason = _kind(name, column, sites) if declared is None else (declared, DECLARED)
     if kind == "number":
         return _number(name, column, reason, standardize)
     if kind == "date":
@@ -70,7 +78,7 @@ def choose_encoding(
     return SkippedColumn(name, reason)
 
 
-def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
+def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
     present = column.present
     all_differ = column.different == present >= IDENTIFIER_ROWS
     if not column.texts:
@@ -84,7 +92,9 @@ def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
             return "number", "false and true"
         if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
             return "skip", f"all {present:,} values differ, and the name says so: an identifier"
-        return "number", "numbers"
+        if all_differ and column.whole and _runs_on(column):
+            return "skip", f"all {present:,} values differ and run on: a running number (if not, declare {name}=number)"
+        return "number", CODES if _may_be_codes(column, sites) else "numbers"
     if column.dates + column.date_texts == present:
         return "date", "texts that are dates"
     if column.dates:
@@ -110,6 +120,20 @@ def _kind(name: str, column: ColumnStatistics) -> tuple[Kind, str]:
         return "category", f"texts with {len(column.categories)} different values"
     hint = f"; {numeric / present:.0%} of them are numbers: {name}=number takes the others as missing"
     return "text", f"texts with more than {CATEGORIES} different values" + (hint if numeric > present / 2 else "")
+
+
+def _runs_on(column: ColumnStatistics) -> bool:
+    """Whether whole numbers that differ at every site fill most of their range. Running numbers have the deviation
+    range / √12; with more rows than numbers in the range, sites share values, and these are no identifiers."""
+    least, most = RUNNING_DENSITY
+    return column.present >= RUNNING_ROWS and least <= column.present / (12**0.5 * column.values.std) <= most
+
+
+def _may_be_codes(column: ColumnStatistics, sites: int) -> bool:
+    """Whether numbers could stand for categories: whole, and only a few different ones at a site, but more than two."""
+    filled = sites - column.empty_sites
+    few = 2 * filled < column.different <= CODES_AT_SITE * filled
+    return few and column.whole and column.present >= max(CODES_ROWS, 2 * column.different)
 
 
 def _number(name: str, column: ColumnStatistics, reason: str, standardize: bool) -> NumberEncoding | SkippedColumn:

@@ -20,6 +20,7 @@ from kinfed.errors import DataError
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 STRAY_TEXTS = 0.01  # share of texts that a column of numbers may hold; they count as missing
 BUCKETS = 32  # features of a text
+FAR = 10.0  # standard deviations from the mean of training rows, beyond which a number is worth a note
 DECLARED = "as declared"  # the reason of a kind that the user gave
 
 
@@ -70,6 +71,7 @@ class NumberEncoding:
                 f"column {self.name}: {int(strays.sum())} cells hold no number (first: {text!r}) and count as missing"
             )
         missing = np.isnan(numbers)
+        note = note or self._note(numbers)
         if self.mean is None and missing.any():
             raise DataError(
                 f"column {self.name} of {where} has {int(missing.sum())} empty cell(s), the first in row "
@@ -78,6 +80,18 @@ class NumberEncoding:
             )
         parts = [] if self.constant else [np.where(missing, self.mean or 0.0, numbers)]
         return Encoded(_stack([*parts, *([missing] if self.gaps else [])], len(cells)), note)
+
+    def _note(self, numbers: Numbers) -> str:
+        """That some numbers are far from all that training has seen: another unit, or a typing error."""
+        if self.mean is None or self.constant:
+            return ""
+        far = np.flatnonzero(np.abs(numbers - self.mean) > FAR * self.std)
+        if not len(far):
+            return ""
+        return (
+            f"column {self.name}: {len(far)} value(s) lie more than {FAR:g} standard deviations from the mean of the "
+            f"training rows ({self.mean:.4g}), the first in row {far[0] + 1} ({numbers[far[0]]:g}); is the unit right?"
+        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kinfed.data.features import Features
 from kinfed.data.preprocessing.cells import KINDS, Cells, Codes, Kind, read_cells
-from kinfed.data.preprocessing.column_rule import choose_encoding
+from kinfed.data.preprocessing.column_rule import CODES, choose_encoding
 from kinfed.data.preprocessing.column_statistics import ReadTable, TableStatistics
 from kinfed.data.preprocessing.encodings import DECLARED, AnyEncoding, Encoding, NumberEncoding, SkippedColumn
 from kinfed.data.preprocessing.frames import as_table
@@ -94,7 +94,7 @@ class TablePreprocessing:
         if statistics.rows < 1:
             raise DataError("columns are learnt from training rows, and there is none")
         encodings = [
-            choose_encoding(name, column, declared.get(name), standardize)
+            choose_encoding(name, column, declared.get(name), standardize, statistics.sites)
             for name, column in statistics.columns.items()
         ]
         skipped = [SkippedColumn(name, DECLARED) for name in declared if name not in statistics.columns]
@@ -195,9 +195,16 @@ class TablePreprocessing:
         gaps = [encoding.name for encoding in self.used if getattr(encoding, "gaps", False)]
         head = f"columns by kind: {', '.join(counted)}; together they became {len(self.features)} features"
         sentences = [head + (f"; with missing values: {_some(gaps)}" if gaps else "")]
-        partial = [f"{one.name} ({one.empty_sites})" for one in self.used if one.empty_sites]
+        partial = [f"{one.name} (at {one.empty_sites})" for one in self.used if one.empty_sites]
         if partial:
-            sentences.append(f"without a value at some of the {self.sites} clients (how many): {_some(partial)}")
+            sentences.append(f"columns without any value at some of the {self.sites} clients: {_some(partial)}")
+        codes = [one.name for one in self.used if one.reason == CODES]
+        if codes:
+            declared = ",".join(f"{name}=category" for name in codes[:8])
+            sentences.append(
+                f"whole numbers with few different values are taken as numbers: {_some(codes)}; where they are codes "
+                f"of categories, --columns {declared}"
+            )
         by_reason: dict[str, list[str]] = {}
         for column in self.skipped:
             if column.reason != DECLARED:

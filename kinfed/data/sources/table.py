@@ -102,6 +102,7 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
     """`name` is what errors call the table; paths of images are relative to `folder`."""
     used = _roles(table, options, name)
     assert options.label_column is not None
+    table, without_label = _labelled_rows(table, options.label_column, name)
     target = read_target(_values(table, options.label_column, name), f"column {options.label_column}", options.task)
     _check_classes(target, options.label_column, name)
     is_test, is_val = (None, None) if options.split_column is None else _splits(table, options.split_column, name)
@@ -115,7 +116,7 @@ def source_from_table(table: pa.Table, options: TableOptions, name: str, folder:
         features = Features(early.encode_cells(read.cells, read.rows, name).raw)
     source = Source(name, features, target.labels, target.problem, is_test, is_val, table=read)
     source.weights = _row_weights(table, options, name)
-    source.notes += [target.note, *_doubts(options.label_column, target.problem.class_labels)]
+    source.notes += [target.note, *without_label, *_doubts(options.label_column, target.problem.class_labels)]
     if read is not None:
         source.notes += [hint for column, cells in read.cells.items() if (hint := _hint(column, cells, read.columns))]
     source.standardize = options.standardize and options.has_columns
@@ -231,7 +232,8 @@ def load_inputs(
 def _roles(table: pa.Table, options: TableOptions, path: str) -> set[str]:
     """Columns that are something else than features, after a check of all that the options name."""
     if options.label_column is None:
-        raise ConfigError(f"which column of {path} is the class? Set label_column to one of {_listed(table)}")
+        columns = ", ".join(name for name in table.column_names if name != options.client_column)
+        raise ConfigError(f"which column of {path} is to be predicted? Give it with --label-column; columns: {columns}")
     named = {
         "label_column": options.label_column,
         "client_column": options.client_column,
@@ -281,14 +283,32 @@ def _require(table: pa.Table, column: str, setting: str, path: str) -> None:
         raise ConfigError(f"{setting}: {path} has no column {column!r}; {hint}It has {_listed(table)}")
 
 
-def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
-    """A column of labels or names, complete; texts without blanks around them."""
+def _trimmed(table: pa.Table, column: str) -> pa.ChunkedArray:
+    """A column; texts without blanks around them, and missing where nothing is left."""
     values = table[column]
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         trimmed = pc.utf8_trim_whitespace(values)
         values = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, trimmed.type), trimmed)
+    return values
+
+
+def _labelled_rows(table: pa.Table, column: str, path: str) -> tuple[pa.Table, list[str]]:
+    """The rows that have a label, and a note where others do not: nothing can be learnt from these, nor tested."""
+    missing = pc.is_null(_trimmed(table, column), nan_is_null=True)
+    count = pc.sum(missing).as_py()
+    if not count:
+        return table, []
+    if count == table.num_rows:
+        raise DataError(f"column {column} of {path} is empty in all {count:,} rows; choose another label_column")
+    note = f"{count:,} of {table.num_rows:,} rows have no value in column {column} and are left out"
+    return table.filter(pc.invert(missing)), [note]
+
+
+def _values(table: pa.Table, column: str, path: str) -> np.ndarray[Any, Any]:
+    """A column of labels or names, complete; texts without blanks around them."""
+    values = _trimmed(table, column)
     if values.null_count:
         row = _first(pc.is_null(values))
         raise DataError(
