@@ -48,9 +48,7 @@ RECIPE = Recipe(
     claims=[
         Claim.above("CGPFL-Heur above all competitors", PART, "cgpfl_heur", RIVALS, place="Section 5.2, Table 1"),
         Claim.above("CGPFL (K=4) above all competitors", PART, "cgpfl", RIVALS, place="Section 5.2, Table 1"),
-        Claim.above(
-            "CGPFL-Heur above CGPFL (K=4)", PART, "cgpfl_heur", ["cgpfl"], place="Section 1 (contributions), Table 1"
-        ),
+        Claim.above("CGPFL-Heur above CGPFL (K=4)", PART, "cgpfl_heur", ["cgpfl"], place="Table 1"),
         Question.above("CGPFL-Heur above pFedMe with its own λ", PART, "cgpfl_heur", ["pfedme-15"]),
         Question.above("CGPFL-Heur above Local and fine-tuned FedAvg", PART, "cgpfl_heur", ["local", "fedavg"]),
     ],

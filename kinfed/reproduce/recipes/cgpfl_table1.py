@@ -41,7 +41,7 @@ def _claims(part: str, heading: str) -> list[Claim]:
             part,
             "cgpfl_heur",
             ["cgpfl"],
-            place="Section 1 (contributions), Table 1",
+            place="Table 1",
         ),
         Question.above(f"CGPFL-Heur above pFedMe with its own λ, {heading}", part, "cgpfl_heur", ["pfedme-15"]),
         Question.above(
