@@ -187,14 +187,32 @@ class Split:
         ids, start, count = self.ids[index], self.start[index], self.count[index]
         return replace(self, ids=ids, start=start, count=count, effort=effort, memory=memory)
 
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Where the examples of all clients are in `rows`, client after client, and whose each one is [0 .. n)."""
+        owner = torch.repeat_interleave(torch.arange(len(self.count)), self.count)
+        first = torch.cumsum(self.count, 0) - self.count
+        return self.start[owner] + torch.arange(len(owner)) - first[owner], owner
+
     def scaled(self, factor: Tensor) -> Split:
         """The same examples with every client's losses times its factor [n]."""
         weights = torch.ones(len(self.rows)) if self.weights is None else self.weights.clone()
-        first = torch.cumsum(self.count, 0) - self.count
-        offset = torch.arange(int(self.count.sum())) - torch.repeat_interleave(first, self.count)
-        own = torch.repeat_interleave(self.start, self.count) + offset
-        weights[own] *= torch.repeat_interleave(factor, self.count).to(weights)
+        place, owner = self.places()
+        weights[place] *= factor.to(weights)[owner]
         return replace(self, weights=weights)
+
+    def joined(self, other: Split) -> Split:
+        """The examples of two splits of the same clients, for local steps: those of `other` come last."""
+        (own, owner), (others, their_owner) = self.places(), other.places()
+        order = torch.argsort(torch.cat([owner, their_owner]), stable=True)
+        place = torch.cat([own, others + len(self.rows)])[order]
+        weights = None
+        if self.weights is not None and other.weights is not None:
+            weights = torch.cat([self.weights, other.weights])[place]
+        count = self.count + other.count
+        return replace(
+            self, start=torch.cumsum(count, 0) - count, count=count, rows=torch.cat([self.rows, other.rows])[place],
+            longest=self.longest + other.longest, weights=weights,
+        )  # fmt: skip
 
     def batches(self, training: LocalTraining, steps: Tensor | None = None, stream: str = "batches") -> Batches:
         """The batches of this round; `steps` [n] overrides the number of steps per client.

@@ -4,6 +4,7 @@
     result = kinfed.run(algorithms="local,fedavg,ditto", rounds=10, seeds=(0,), out="runs/a")
     result = kinfed.load("runs/a")
     result.to_frame(), result.history(), result.clients()      frames of pandas or polars
+    result.answers()                                           what Kin found for every client
     result.plot(), result.report()                             a plotly figure, an HTML page
     result.personal_model("3", "ditto").predict(rows)
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kinfed.data.federation import Federation
     from kinfed.engine.models import Builder
     from kinfed.engine.task import ModuleTask
+    from kinfed.report.panels.kin_panel import ClientShares
     from kinfed.runs.baseline import Baseline
     from kinfed.runs.config import RunConfig
     from kinfed.runs.pipeline import ModelPipeline
@@ -130,6 +132,18 @@ class RunResult:
     def clients(self, backend: str | None = None) -> Any:
         """A row per method, seed and client, after the last round."""
         return to_native(client_rows(self.run), backend)
+
+    def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
+        """Of Kin: how much every client learns alone, from all and from its group, and what it gains over training
+        alone where the run has Local too. `str` of an answer is a sentence."""
+        from kinfed.report.panels.kin_panel import answers
+
+        by_method = {method.algorithm: answers(method) for method in self.comparison.methods}
+        labels = [name for name, by_seed in by_method.items() if by_seed] if label is None else [label]
+        chosen = self.seeds[0] if seed is None else seed
+        if len(labels) != 1 or chosen not in by_method.get(labels[0], {}):
+            raise ConfigError(f"the run has no shares of clients by {label or 'one Kin'} with seed {chosen}")
+        return tuple(by_method[labels[0]][chosen])
 
     # ---- pictures and pages ----
 

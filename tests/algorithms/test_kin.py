@@ -22,11 +22,11 @@ from kinfed.algorithms.kin.shares import LEAST, TEMPERATURES, UNKNOWN, VARIANCES
 from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
+from kinfed.data.ragged import Ragged
 from kinfed.engine.mixture import MixtureTask
 from kinfed.engine.objective import make_objective
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import make_task
-from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
@@ -70,32 +70,24 @@ def same_partition(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
-def test_alone_is_local_and_together_is_fedavg(training: LocalTraining) -> None:
+def test_alone_is_local_together_is_fedavg_and_adapted_a_running_mean_of_its_fine_tuned_models(training: LocalTraining) -> None:
     data, _ = planted(1)
 
-    def rows(method: Any, name: str) -> Tensor:
-        with simulated(method, data, participation=0.5) as loop:
+    def states(method: Any) -> list[dict[str, Tensor]]:
+        """After every round."""
+        with simulated(method, data) as loop:
+            rounds = []
             for _ in range(3):
                 loop.round()
-            return loop.state()[name].clone()
+                rounds.append({name: tensor.clone() for name, tensor in loop.state().items()})
+            return rounds
 
-    method = Kin(training, max_groups=1)
-    assert torch.equal(rows(method, "clients.rows.alone"), rows(Local(training), "clients.rows.theta"))
-    assert torch.equal(rows(method, "server.w"), rows(FedAvg(training), "server.w"))
-
-
-def test_adapted_is_the_model_received_after_steps_that_are_held_near_it() -> None:
-    method = Kin(WORK, adapt=2, lam=0.5)
-    data, _ = planted(1)
-    with simulated(method, data) as loop:
-        loop.round()
-        cohort = data.cohort(torch.arange(12), 0, 2)
-        down = method.download(loop.server, cohort.ids)
-        client = method.init_client(loop.task, cohort)
-        by_name = method.personalize(loop.task, client, down, cohort)
-        batches = cohort.train.batches(WORK.with_steps(10), stream="adapt")
-        assert torch.equal(by_name["adapted"], sgd(loop.task, down.w, batches, pull=(0.5, down.w)))
-        assert torch.equal(by_name["together"], server(loop, "w").expand(12, -1))
+    kin, fedavg = states(Kin(training, max_groups=1)), states(FedAvg(training))
+    assert torch.equal(kin[-1]["clients.rows.alone"], states(Local(training))[-1]["clients.rows.theta"])
+    assert torch.equal(kin[-1]["server.w"], fedavg[-1]["server.w"])
+    one, two, three = (state["clients.rows.theta"] for state in fedavg)
+    assert torch.equal(kin[0]["clients.rows.adapted"], one)
+    torch.testing.assert_close(kin[2]["clients.rows.adapted"], one / 4 + two / 4 + three / 2)
 
 
 # Shares.
@@ -168,7 +160,7 @@ def test_the_server_sends_the_temperature_with_the_least_loss_and_the_mean_of_sh
         loop.round()
         then = method.download(loop.server, cohort.ids)
         assert then.temperature[0].tolist() == up.loss.sum(0).argmin(1).tolist()
-        torch.testing.assert_close(then.prior[0], up.pi.mean(0))
+        torch.testing.assert_close(then.prior[0], 0.9 * up.pi.mean(0) + 0.1 / 3)
         loop.round()
         assert torch.equal(method.download(loop.server, cohort.ids).prior, then.prior)  # nobody measures
 
@@ -340,9 +332,26 @@ def test_one_merged_model_is_of_the_models_size() -> None:
         assert evaluation.models.shape == (12, loop.task.num_params)
 
 
-def test_unstable_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unstable"):
-        Kin(LocalTraining(lr=0.5), lam=4.0)
+def test_refitting_trains_alone_and_together_on_validation_examples_as_well_after_shares_are_known() -> None:
+    data, _ = planted(1)
+    plain, refitting = Kin(WORK), Kin(WORK, refit=2)
+    with simulated(plain, data) as loop:
+        for _ in range(3):
+            loop.round()
+        cohort = data.cohort(torch.arange(12), 0, 4)
+        client: Any = loop.pool.clients.take(cohort.ids)
+        down = plain.download(loop.server, cohort.ids)
+        before = plain.personalize(loop.task, client, down, cohort)
+        after = refitting.personalize(loop.task, client, down, cohort)
+        lists = [torch.cat([data.train[m], data.val[m]]).numpy() for m in range(12)]
+        every = replace(data, train=Ragged.of(lists), val=Ragged.empty(12)).cohort(cohort.ids, 0, 4).train
+        batches = every.batches(WORK.with_steps(10), stream="refit")
+        assert torch.equal(after["alone"], sgd(loop.task, client.alone, batches))
+        assert torch.equal(after["adapted"], sgd(loop.task, down.w, batches))
+        assert torch.equal(after["together"], before["together"])
+        task = MixtureTask(loop.task, 3)
+        assert torch.equal(task.split(after["personal"])[1], task.split(before["personal"])[1])  # shares
+    assert refitting.privacy(data.train.count) is None
 
 
 def test_a_model_without_a_last_linear_layer_is_not_calibrated() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import kinfed
+from kinfed.errors import ConfigError
 from kinfed.report import build
 from kinfed.report.comparison import Method, compare
-from kinfed.report.panels.kin_panel import ClientShares, in_words, shares
+from kinfed.report.panels.kin_panel import ClientShares, shares
 from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_runs
 from kinfed.testing import tiny_federation, tiny_model
@@ -51,20 +53,35 @@ def test_other_methods_have_none(folder: Path) -> None:
     assert shares(method(folder, "local")) is None
 
 
+def test_a_result_gives_the_answers_by_method_and_seed(folder: Path) -> None:
+    result = kinfed.load(folder)
+    answers = result.answers()
+    assert [answer.client for answer in answers] == list(result.describe(0).names)
+    assert result.answers("kin", 0) == answers != result.answers(seed=1)
+    of_local, of_kin = (method(folder, name).trials[0].clients[2].values for name in ("local", "kin"))
+    gain = 100 * (of_kin["personal_accuracy"] - of_local["personal_accuracy"])
+    assert answers[2].gain is not None
+    assert answers[2].gain[0] == pytest.approx(gain)
+    with pytest.raises(ConfigError, match="no shares of clients by local"):
+        result.answers("local")
+    with pytest.raises(ConfigError, match="seed 7"):
+        result.answers(seed=7)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (
             ClientShares("site a", 0.3, 0.08, 0.62, 5, (3.1, 1.35)),
             "site a learns 62 % from its group of 5, adapted to its own examples, 30 % alone, 8 % from its group of 5; "
-            "over training alone it gains +3.1 points [+0.454, +5.75].",
+            "expected gain over alone +3.1 points [+0.5, +5.7].",
         ),
         (ClientShares("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
         (ClientShares("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),
     ],
 )
 def test_in_words(answer: ClientShares, says: str) -> None:
-    assert in_words(answer) == says
+    assert str(answer) == says
 
 
 def test_who_is_helped_and_who_is_hurt_is_said_beyond_chance_only() -> None:

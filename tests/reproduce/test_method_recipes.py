@@ -20,7 +20,7 @@ from kinfed.runs.preset_files import PRESETS, preset_methods
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets of a test in place of those that were searched."""
-    text = "[methods.ditto]\nlr = 0.2\nlam = 0.3\n[methods.kin]\nlr = 0.4\nstrength = 5.0\nlam = 0.2\n"
+    text = "[methods.ditto]\nlr = 0.2\nlam = 0.3\n[methods.kin]\nlr = 0.4\nstrength = 5.0\n"
     for family in ("mlp", "cnn"):
         (tmp_path / f"{family}.toml").write_text(text, "utf-8")
     monkeypatch.setitem(PRESETS._entries, PRESET, Entry(PRESET, tmp_path))
@@ -30,7 +30,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_have_tuned_settings_but_for_kins_own_options(scale: Scale) -> None:
     kin = Kin(training=LocalTraining())
-    assert own_defaults("kin") == {"strength": kin.strength, "lam": kin.lam}
+    assert own_defaults("kin") == {"strength": kin.strength}
     for part in kin_everywhere.parts(scale):
         config = part_config(part, None, {})
         assert config.algorithms["ditto"] == {"method": "ditto", "lr": 0.2, "lam": 0.3}

@@ -6,7 +6,7 @@ out by itself, per client, from candidates that two gradients per step pay for:
 
     alone      a_i, trained on the client's examples only: Local's model, bit for bit
     together   w, one model for all by FedAvg; or the model of the client's group, once groups have proved themselves
-    adapted    `together` after `adapt` more rounds of local steps, held near it by λ/2 ‖θ − together‖² as in Ditto
+    adapted    what local steps make of `together`: a running mean of FedAvg's fine-tuned models, which cost nothing
 
 A client deploys the mixture Σ_j π_j p_j(y | x). Its shares π come from its own validation examples, shrunk towards
 what the population found (`shares.py`): the server keeps a running mean m of them, which counts like `strength`
@@ -14,25 +14,22 @@ examples, and the temperature at which each kind of candidate is as sure as it s
 
 Groups are found from the directions in which clients' own models left the common start (`groups.py`), of which each
 sends a sketch of 256 numbers. That grouping is only a proposal: for some rounds (`trial`) common and group models are
-trained in turns, both from the common model on, and clients send the validation loss of what they adapted from either.
+trained in turns, both from the common model on, and clients send the validation loss of what their steps made of either.
 Groups stay if the paired differences over clients say so (mean at least `evidence` standard errors above 0): compared
-are the adapted models, since what a client's own few steps repair, labels that are rare with it, say, is no reason for
+are models after local steps, since what a client's own few steps repair, labels that are rare with it, say, is no reason for
 groups. A trial goes on while the evidence is in between; where it speaks for one model (`DOUBT`), that goes on, and
 groups are looked for again when ten times as many rounds have passed.
 
 Messages are FedAvg's, some 290 numbers more up and six more down. A client that never trained deploys what the server
-has for it. Validation examples decide shares and nothing else; test examples nothing.
-
-Two branches cost two gradients per step. Adapting costs `adapt` rounds of steps where a client deploys its model, and
-in every sixth of its rounds, in which it measures shares and temperatures for the population: 2.5 times FedAvg's work
-in all. (What a round's plain steps lead to would be free, but shares measured on it are those of another, weaker model
-than the one that is deployed.)
+has for it. Validation examples decide shares and nothing else, unless `refit` gives them back to training where a
+model is deployed; test examples decide nothing.
 
 Decided: shares of models' outputs and not a mean of their parameters, since alone and together lie in different
 basins (`deploy = "merged"` makes one model of together and adapted where one model is needed, or takes the client's
 own where that has the larger part). A trial's rounds train one branch each, so that its bytes are FedAvg's: where
 groups are refused, the common model has lost half of them. Between the rounds of a trial, clients are served by the
-model whose turn it is.
+model whose turn it is. A further candidate that is held near `together` as in Ditto costs half a gradient per step
+more, and gains a tenth of a point in the mean: left out.
 """
 
 from __future__ import annotations
@@ -46,13 +43,11 @@ from torch import Tensor
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
-    ConfigError,
     Population,
     PrivacyProfile,
     Range,
     RoundInfo,
     ServerModels,
-    Split,
     Task,
     Tree,
     Weights,
@@ -86,8 +81,8 @@ ENOUGH_REPLIES = 2  # of a client, before its direction says something
 DOUBT = 1.0  # standard errors by which groups must be better for a trial to go on
 LONGEST_TRIAL = 5  # times `trial` rounds: then what is not clear is refused
 AGAIN = 10  # times as many rounds pass before groups are looked for again
-MEASURE_EVERY, MEASURE_AT = 6, 1  # of a client's rounds, in the second, eighth, ... it measures its shares
-MEMORY = 0.5  # of the running means of shares and losses, from one round to the next
+MEASURE_EVERY, MEASURE_AT = 3, 1  # of a client's rounds, in the second, fifth, ... it measures its shares
+MEMORY = 0.5  # of the running means of shares, losses and adapted models, from one round to the next
 UNIT = TEMPERATURES.index(1.0)
 
 
@@ -110,6 +105,7 @@ class Server(Tree):
 @dataclass
 class Client(Tree):
     alone: Tensor  # [n, P] never leaves the client
+    adapted: Tensor  # [n, P] running mean of models received, each after the client's steps
     pi: Tensor  # [n, 3] float64 shares when last measured
     replies: Tensor  # [n] int64
 
@@ -135,11 +131,7 @@ class Up(Tree):
 @dataclass(frozen=True)
 class Kin(Algorithm[Server, Client, Down, Up]):
     strength: float = option(
-        30.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
-    )
-    adapt: int = option(3, "rounds of local steps from the model received to the adapted one", ge=1)
-    lam: float = option(
-        1.0, "λ: how firmly the adapted model is held near the one received", ge=0, tune=Range(0.1, 1.9)
+        10.0, "s: as many validation examples the population's shares count for", gt=0, tune=Range(1.0, 100.0)
     )
     max_groups: int = option(8, "most groups that are looked for; 1: none are", ge=1)
     clearness: float = option(0.1, "least mean silhouette of a grouping that is tried", ge=-1, le=1)
@@ -147,17 +139,12 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     evidence: float = option(3.0, "standard errors by which groups must be better to stay", ge=0)
     weights: Weights = option("examples", "weights of the averages: by N_m, or equal")
     deploy: Literal["mixture", "merged"] = option("mixture", "a mixture of the candidates, or one merged model")
+    refit: int = option(
+        0, "rounds of local steps, with validation examples, that alone and adapted take where they are deployed", ge=0
+    )
 
     traits = frozenset({"needs validation"})
     averages = "groups clients by what they send of themselves"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.training.lr * self.lam < 2:
-            raise ConfigError(
-                f"steps held near the model received are unstable for lr * lam >= 2; got {self.training.lr} * "
-                f"{self.lam}; lower one of them"
-            )
 
     def init_server(self, task: Task, population: Population) -> Server:
         n, w = population.num_clients, task.init(population.seed)
@@ -180,7 +167,7 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def init_client(self, task: Task, data: Cohort) -> Client:
         start = task.init(data.seed).expand(len(data), -1)
         pi = torch.full((len(data), len(CANDIDATES)), 1 / len(CANDIDATES), dtype=torch.float64, device=task.device)
-        return Client(start, pi, torch.zeros(len(data), dtype=torch.int64, device=task.device))
+        return Client(start, start, pi, torch.zeros(len(data), dtype=torch.int64, device=task.device))
 
     def plan(self, server: Server, active: Tensor, round: RoundInfo) -> tuple[Server, Tensor]:
         turn = (round.number - int(server.since)) % 2 == 1  # a trial begins with the common model
@@ -199,8 +186,9 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def client_update(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Client, Up]:
         alone = sgd(task, client.alone, data.train.batches(self.training))
         u = sgd(task, down.w, data.train.batches(self.training))
+        adapted = torch.where((client.replies == 0)[:, None], u, torch.lerp(u, client.adapted, MEMORY))
         direction = (alone - task.init(data.seed))[:, task.trainable]
-        pi, loss, examples = self._measured(task, client, alone, down, data)
+        pi, loss, examples = self._measured(task, client, (alone, down.w, adapted), down, data)
         up = Up(
             delta=u - down.w,
             sketch=sketch(direction, data.seed),
@@ -210,10 +198,10 @@ class Kin(Algorithm[Server, Client, Down, Up]):
             examples=examples,
             count=example_counts(self.weights, data),
         )
-        return Client(alone, pi, client.replies + 1), up
+        return Client(alone, adapted, pi, client.replies + 1), up
 
     def _measured(
-        self, task: Task, client: Client, alone: Tensor, down: Down, data: Cohort
+        self, task: Task, client: Client, candidates: tuple[Tensor, ...], down: Down, data: Cohort
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Shares [n, 3], losses [n, 3, G] and validation examples [n] of the clients whose turn it is; others keep
         their shares, without examples."""
@@ -221,18 +209,12 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         pi, examples = client.pi.clone(), client.pi.new_zeros(len(data))
         loss = client.pi.new_zeros(len(data), len(CANDIDATES), len(TEMPERATURES))
         if len(rows):
-            w, prior, temperature = (take_rows(part, rows) for part in (down.w, down.prior, down.temperature))
-            train = replace(data.train.take(rows.cpu()), memory=None)  # as at deployment, without a round's moments
-            adapted = self._adapted(task, w, train, "measure")
-            validation = evidence(task, (take_rows(alone, rows), w, adapted), data.val.take(rows.cpu()))
+            prior, temperature = (take_rows(part, rows) for part in (down.prior, down.temperature))
+            models = [take_rows(theta, rows) for theta in candidates]
+            validation = evidence(task, models, data.val.take(rows.cpu()))
             pi[rows] = validation.shares(prior, temperature, self.strength)
             loss[rows], examples[rows] = validation.total_losses(), validation.count
         return pi, loss, examples
-
-    def _adapted(self, task: Task, w: Tensor, train: Split, stream: str) -> Tensor:
-        """[n, P] min f(θ) + λ/2 ‖θ − w‖², by some steps"""
-        batches = train.batches(self.training, self.adapt * self.training.num_steps(train.count), stream=stream)
-        return sgd(task, w, batches, pull=(self.lam, w) if self.lam else None)
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         server = self._remember(server, ids, up)
@@ -323,16 +305,23 @@ class Kin(Algorithm[Server, Client, Down, Up]):
         )
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> dict[str, Tensor]:
-        adapted = self._adapted(task, down.w, data.train, "adapt")
-        candidates = (client.alone, down.w, adapted)
+        candidates = (client.alone, down.w, client.adapted)
         pi = evidence(task, candidates, data.val).shares(down.prior, down.temperature, self.strength)
         pi[client.replies == 0] = pi.new_tensor([LEAST, 1 - 2 * LEAST, LEAST])
+        if self.refit:
+            candidates = self._refitted(task, client, down, data)
         if self.deploy == "mixture":
             models = [calibrated(task, theta, down.temperature[:, j]) for j, theta in enumerate(candidates)]
             personal = mixture_rows(torch.stack(models, 1), pi)
         else:
             personal = self._merged(candidates, pi)
         return {"personal": personal, **dict(zip(CANDIDATES, candidates, strict=True))}
+
+    def _refitted(self, task: Task, client: Client, down: Down, data: Cohort) -> tuple[Tensor, Tensor, Tensor]:
+        """The candidates with what validation examples teach: alone goes on, adapted begins again at together."""
+        every = data.train.joined(data.val)
+        batches = every.batches(self.training, self.refit * self.training.num_steps(every.count), stream="refit")
+        return sgd(task, client.alone, batches), down.w, sgd(task, down.w, batches)
 
     def _merged(self, candidates: tuple[Tensor, Tensor, Tensor], pi: Tensor) -> Tensor:
         alone, together, adapted = candidates
@@ -366,13 +355,8 @@ class Kin(Algorithm[Server, Client, Down, Up]):
     def client_figures(self, client: Client) -> dict[str, Tensor]:
         return {name: client.pi[:, j] for j, name in enumerate(CANDIDATES)}
 
-    def privacy(self, count: Tensor) -> PrivacyProfile:
-        steps = self.training.num_steps(count)
+    def privacy(self, count: Tensor) -> PrivacyProfile | None:
+        if self.refit:
+            return None  # the budget knows of training examples alone
         leak = "shares of its models, and losses, computed from validation examples"
-        # In a round that measures, the steps of adapting come to those of both branches, on batches of their own.
-        return gradient_steps(
-            {2: steps, 1: self.adapt * steps},
-            per_personalization={1: self.adapt * steps},
-            weights=self.weights,
-            uncovered={leak: ""},
-        )
+        return gradient_steps({2: self.training.num_steps(count)}, weights=self.weights, uncovered={leak: ""})

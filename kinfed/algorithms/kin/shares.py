@@ -1,6 +1,6 @@
 """How much each of a client's candidate models counts, from its own validation examples and what the others found.
 
-    p(y | x) = Σ_j π_j p_j(y | x),     π ~ Dirichlet(s m),     m: the mean of the clients' π
+    p(y | x) = Σ_j π_j p_j(y | x),     π ~ Dirichlet(s m),     m: the mean of the clients' π, nearer to equal shares
 
 The shares π maximize the expected log-likelihood of validation examples that no candidate was trained on, by EM; the
 prior counts like s further examples, shared out as in the population. Eight examples alone would decide little; with
@@ -32,7 +32,8 @@ from kinfed.errors import ModelError
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-2, 7))  # 1/2 to 8
 VARIANCES = tuple(4.0**k for k in range(-5, 4))  # 1/1024 to 64
 STEPS = 30  # of EM; shares of three candidates move by less than a thousandth after that
-LEAST = 1e-4  # share of the prior that every candidate keeps: what nobody uses today can come back
+EQUAL = 0.1  # by which m is drawn towards equal shares
+LEAST = 1e-4  # share of a candidate that is not used: its logarithm is finite
 UNKNOWN = -1.0  # in place of a mean loss; losses are never negative
 WORST = 1e6  # loss of a model that diverged
 
@@ -118,6 +119,7 @@ def calibrated(task: Task, theta: Tensor, temperature: Tensor) -> Tensor:
 
 
 def population_mean(pi: Tensor) -> Tensor:
-    """m [J] float64: the mean of clients' shares [n, J]."""
-    mean = pi.mean(0).clamp_min(LEAST)
-    return mean / mean.sum()
+    """m [J] float64: the mean of clients' shares [n, J], a tenth of the way to equal ones. Clients' shares follow m and
+    m follows them, round after round: without that tenth it ends where some candidate has almost nothing, and errs
+    there with clients whose own examples are too few to object."""
+    return (1 - EQUAL) * pi.mean(0) + EQUAL / pi.shape[1]

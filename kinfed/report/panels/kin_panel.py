@@ -25,7 +25,7 @@ WIDTH = 1.96  # standard errors to either side of a gain
 
 @dataclass(frozen=True)
 class ClientShares:
-    """Of one client and seed."""
+    """Of one client and seed; `str` of it is one sentence for the person behind the client."""
 
     client: str
     alone: float  # shares of its predictions
@@ -43,39 +43,37 @@ class ClientShares:
     def is_hurt(self) -> bool:
         return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
 
-
-def in_words(answer: ClientShares) -> str:
-    """One sentence for the person behind the client."""
-    others = f"its group of {answer.kin}" if answer.kin else "all"
-    parts = sorted(
-        (
-            (answer.alone, "alone"),
-            (answer.together, f"from {others}"),
-            (answer.adapted, f"from {others}, adapted to its own examples"),
-        ),
-        reverse=True,
-    )
-    text = ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
-    if answer.gain is None:
-        return f"{answer.client} learns {text}."
-    gain, error = answer.gain
-    low, high = gain - WIDTH * error, gain + WIDTH * error
-    gained = f"{gain:+.3g}{answer.unit} [{low:+.3g}, {high:+.3g}]"
-    return f"{answer.client} learns {text}; over training alone it gains {gained}."
+    def __str__(self) -> str:
+        others = f"its group of {self.kin}" if self.kin else "all"
+        parts = sorted(
+            (
+                (self.alone, "alone"),
+                (self.together, f"from {others}"),
+                (self.adapted, f"from {others}, adapted to its own examples"),
+            ),
+            reverse=True,
+        )
+        text = ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
+        if self.gain is None:
+            return f"{self.client} learns {text}."
+        gain, error = self.gain
+        low, high = gain - WIDTH * error, gain + WIDTH * error
+        form = "+.1f" if self.unit else "+.3g"
+        gained = f"{gain:{form}}{self.unit} [{low:{form}}, {high:{form}}]"
+        return f"{self.client} learns {text}; expected gain over alone {gained}."
 
 
 def shares(method: Method) -> Panel | None:
-    recorded = series(method, "clients")
-    answers = {seed: found for seed in recorded if (found := _answers(method, seed, recorded[seed]))}
-    if not answers:
+    by_seed = answers(method)
+    if not by_seed:
         return None
-    seed = min(answers)
-    ordered = sorted(answers[seed], key=lambda answer: answer.alone)
+    seed = min(by_seed)
+    ordered = sorted(by_seed[seed], key=lambda answer: answer.alone)
     groups = {answer.kin for answer in ordered if answer.kin}
     text = _found_groups(method, seed, bool(groups))
-    text += f" {in_words(ordered[0])}"
+    text += f" {ordered[0]}"
     if len(ordered) > 1:
-        text += f" {in_words(ordered[-1])}"
+        text += f" {ordered[-1]}"
     judged = [answer for answer in ordered if answer.gain is not None]
     if judged:
         helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
@@ -84,6 +82,13 @@ def shares(method: Method) -> Panel | None:
             f"gain and {hurt} lose against training alone."
         )
     return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
+
+
+def answers(method: Method) -> dict[int, list[ClientShares]]:
+    """By seed: what every client was told last; {} where the method recorded no shares."""
+    recorded = series(method, "clients")
+    by_seed = {seed: _answers(method, seed, rounds) for seed, rounds in recorded.items()}
+    return {seed: clients for seed, clients in by_seed.items() if clients}
 
 
 def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[ClientShares]:
@@ -95,13 +100,13 @@ def _answers(method: Method, seed: int, rounds: dict[int, object]) -> list[Clien
     assignment = _last(method, "assignment", seed) if _last(method, "groups", seed) not in (None, 1) else None
     sizes = Counter(group for group in assignment or () if group >= 0)
     gained, unit = _gains(method, seed), " points" if single_run(method.run).style.unit else ""
-    answers = []
+    clients = []
     for m, values in enumerate(zip(*(figures[key] for key in needed), strict=True)):
         name = federation.names[m] if federation is not None else f"client {m}"
         alone, together, adapted = (float(value) for value in values)
         kin = sizes[assignment[m]] if assignment and assignment[m] >= 0 else 0
-        answers.append(ClientShares(name, alone, together, adapted, kin, gained.get(name), unit))
-    return answers
+        clients.append(ClientShares(name, alone, together, adapted, kin, gained.get(name), unit))
+    return clients
 
 
 def _last(method: Method, key: str, seed: int) -> Any:
@@ -127,7 +132,7 @@ def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
 def _bars(method: Method, answers: Sequence[ClientShares]) -> Figure:
     step = math.ceil(len(answers) / MAX_BARS)
     subset = answers[::step]
-    place, names = list(range(1, len(subset) + 1)), [escape(in_words(answer)) for answer in subset]
+    place, names = list(range(1, len(subset) + 1)), [escape(str(answer)) for answer in subset]
     color = method.style.color
     layers = (
         ("alone", [a.alone for a in subset], LOCAL),
