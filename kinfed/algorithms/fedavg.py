@@ -68,4 +68,4 @@ class FedAvg(DeploysLastModel[Server, DeltaUp]):
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         step = mean_update(up.delta, up.count)  # Σ p_m (u_m − w)
-        return Server(server.w + float(server.c) * step, server.c)
+        return Server(torch.add(server.w, step, alpha=float(server.c)), server.c)

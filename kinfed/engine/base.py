@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches, Split
 from kinfed.data.problem import Problem
 from kinfed.engine import columns
@@ -21,6 +22,7 @@ from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import Head
 from kinfed.engine.measures import Judged, client_sums, headline_measure, measures_of, standard_errors
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
@@ -63,6 +65,17 @@ class Task(ABC):
         """The gradient of a step of training: as `grad`, and the running statistics of theta move in place, as in any
         training forward pass of torch."""
         return self.grad(theta, batch) if cut is None else self.grad(theta, batch, cut)
+
+    def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:
+        """The gradient of a step of training for the optimizer of a local loop, which trains the columns of mask [P]
+        alone (None: all that can be trained)."""
+        columns = [self.trainable] if mask is None else runs(mask[self.trainable])
+
+        def gradient(theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
+            g = self.training_grad(theta, batch, cut)
+            return [g[:, block] for block in columns]
+
+        return GradientPieces(columns, gradient)
 
     @abstractmethod
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
     optimizer = make_optimizer(training, columns, theta)
     optimizer.step(rows, x, g, lr)        moves x [m, P] along the gradient pieces g, one per block of columns
 
-Every row is a client with moments and a step number of its own. Columns outside `columns` are never touched.
+Every row is a client with moments and a step number of its own. Columns outside `columns` are never touched. What an
+optimizer remembers from one loop to the next is handed in (`blank_moments` before the first step), and changes in
+place; without it the moments are a tensor for each block, of which small ones find memory that was used before.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,49 +20,72 @@ from torch.optim.sgd import sgd
 
 from kinfed.data.batches import LocalTraining
 
+STEPS = "steps"  # the moment that counts them, [n]
 CLIP_MARGIN = 1e-6  # added to a norm that divides, as torch.nn.utils.clip_grad_norm_ does
 
 
 class Optimizer(ABC):
-    """`moments` are its memory, by name: [n, ...], rows of all clients of the loop, changed in place by `step`."""
+    names: tuple[str, ...]  # of moments as wide as the columns
 
-    moments: dict[str, Tensor]
+    def __init__(
+        self, training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None
+    ) -> None:
+        self._training, self._columns = training, columns
+        n = len(theta)
+        self._pieces = {
+            name: [
+                theta.new_zeros(n, block.stop - block.start) if moments is None else moments[name][:, block]
+                for block in columns
+            ]
+            for name in self.names
+        }
 
     @abstractmethod
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
         """One step of the clients `rows`, whose models x [m, P] change in place. `gradient` has one [m, width] for each
         block of columns and is left as it is; it may be a view of x."""
 
+    def _moments_of(self, name: str, rows: slice) -> list[Tensor]:
+        return _one_by_one(piece[rows] for piece in self._pieces[name])
 
-class SGD(Optimizer):
+    def _models(self, x: Tensor) -> list[Tensor]:
+        return _one_by_one(x[:, block] for block in self._columns)
+
+
+class PlainSGD(Optimizer):
+    """x ← x − lr (g + κ x)."""
+
+    names = ()
+
+    def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
+        decay = self._training.weight_decay
+        for block, g in zip(self._columns, gradient, strict=True):
+            now = x[:, block]
+            now.add_(g.add(now, alpha=decay) if decay else g, alpha=-lr)
+
+
+class Momentum(Optimizer):
     """g ← g + κ x,  v ← μ v + g,  x ← x − lr v;  Nesterov's form steps along g + μ v.
 
-    With momentum by torch's own fused step, which passes over memory once: 6.5 ms of processor time for 11 million
+    By torch's own fused step, which passes over memory once: 6.5 ms of processor time for 11 million
     parameters, where three passes took 10.8 and torch.optim.SGD as it comes 12.0 (medians of 11 turns)."""
 
-    def __init__(self, training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> None:
-        self._training, self._columns = training, columns
-        self.moments = {"velocity": _blank(theta, columns)} if training.momentum else {}
+    names = ("velocity",)
 
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
         training = self._training
-        for block, g in zip(self._columns, gradient, strict=True):
-            now = x[:, block]
-            if not training.momentum:
-                now.add_(g.add(now, alpha=training.weight_decay) if training.weight_decay else g, alpha=-lr)
-                continue
-            sgd(
-                list(now.unbind()),
-                list(_readable_beside(x, g).unbind()),
-                list(self.moments["velocity"][rows, block].unbind()),
-                fused=True,
-                weight_decay=training.weight_decay,
-                momentum=training.momentum,
-                lr=lr,
-                dampening=0.0,
-                nesterov=training.nesterov,
-                maximize=False,
-            )
+        sgd(
+            self._models(x),
+            _one_by_one(_readable_beside(x, g) for g in gradient),
+            [*self._moments_of("velocity", rows)],  # which may hold None for torch: a list of another type
+            fused=True,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=training.nesterov,
+            maximize=False,
+        )
 
 
 class Adam(Optimizer):
@@ -69,54 +94,80 @@ class Adam(Optimizer):
 
     Rows are tensors of torch's own fused step, which passes over memory once and knows a step number per tensor."""
 
-    def __init__(self, training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> None:
-        self._training, self._columns = training, columns
-        steps = torch.zeros(len(theta), device=theta.device)  # float32, as torch.optim counts
-        self.moments = {"first": _blank(theta, columns), "second": _blank(theta, columns), "steps": steps}
+    names = ("first", "second")
+
+    def __init__(
+        self, training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None
+    ) -> None:
+        super().__init__(training, columns, theta, moments)
+        self._steps = _no_steps(theta) if moments is None else moments[STEPS]
 
     def step(self, rows: slice, x: Tensor, gradient: Sequence[Tensor], lr: float) -> None:
-        training, steps = self._training, self.moments["steps"][rows]
-        for block, g in zip(self._columns, gradient, strict=True):
-            adam(
-                list(x[:, block].unbind()),
-                list(_readable_beside(x, g).unbind()),
-                list(self.moments["first"][rows, block].unbind()),
-                list(self.moments["second"][rows, block].unbind()),
-                [],
-                list(steps.clone().unbind()),  # a copy: every block would count the step
-                fused=True,
-                decoupled_weight_decay=training.optimizer == "adamw",
-                amsgrad=False,
-                beta1=training.betas[0],
-                beta2=training.betas[1],
-                lr=lr,
-                weight_decay=training.weight_decay,
-                eps=training.eps,
-                maximize=False,
-            )
+        training, steps = self._training, self._steps[rows]
+        adam(
+            self._models(x),
+            _one_by_one(_readable_beside(x, g) for g in gradient),
+            self._moments_of("first", rows),
+            self._moments_of("second", rows),
+            [],
+            list(steps.repeat(len(gradient)).unbind()),  # copies: the step of every block would count them up
+            fused=True,
+            decoupled_weight_decay=training.optimizer == "adamw",
+            amsgrad=False,
+            beta1=training.betas[0],
+            beta2=training.betas[1],
+            lr=lr,
+            weight_decay=training.weight_decay,
+            eps=training.eps,
+            maximize=False,
+        )
         steps += 1
 
 
-def make_optimizer(training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> Optimizer:
-    """The optimizer of a loop that trains these columns of theta [n, P], with no step taken yet."""
-    kind = SGD if training.optimizer == "sgd" else Adam
-    return kind(training, columns, theta)
+def make_optimizer(
+    training: LocalTraining,
+    columns: Sequence[slice],
+    theta: Tensor,
+    moments: Mapping[str, Tensor] | None = None,
+) -> Optimizer:
+    """The optimizer of a loop that trains these columns of theta [n, P]; it goes on from `moments`, where there are
+    some, and otherwise has taken no step yet."""
+    return _kind(training)(training, columns, theta, moments)
+
+
+def blank_moments(training: LocalTraining, columns: Sequence[slice], theta: Tensor) -> dict[str, Tensor]:
+    """What the optimizer of such a loop remembers before its first step: [n, T] each, up to the last column that is
+    trained, and the number of steps [n] where it counts them."""
+    width = max((block.stop for block in columns), default=0)
+    moments = {name: theta.new_zeros(len(theta), width) for name in _kind(training).names}
+    return moments | ({} if training.optimizer == "sgd" else {STEPS: _no_steps(theta)})
+
+
+def _kind(training: LocalTraining) -> type[Optimizer]:
+    if training.optimizer != "sgd":
+        return Adam
+    return Momentum if training.momentum else PlainSGD
+
+
+def _no_steps(theta: Tensor) -> Tensor:
+    return torch.zeros(len(theta), device=theta.device)  # float32, as torch.optim counts
 
 
 def clipped(gradient: Sequence[Tensor], largest: float) -> list[Tensor]:
     """The gradient, in pieces [m, width], with the Euclidean norm of every row over all pieces at most `largest`."""
     if not gradient:
         return []
-    norms = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in gradient])
-    factor = (largest / (torch.linalg.vector_norm(norms, dim=0) + CLIP_MARGIN)).clamp_max(1.0)
+    # [m, pieces]: along a row numbers are added up in the same order whether it is alone or not, which keeps its bits.
+    norms = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in gradient], 1)
+    factor = (largest / (torch.linalg.vector_norm(norms, dim=1) + CLIP_MARGIN)).clamp_max(1.0)
     if bool((factor == 1).all()):
         return list(gradient)
     return [piece * factor[:, None] for piece in gradient]
 
 
-def _blank(theta: Tensor, columns: Sequence[slice]) -> Tensor:
-    """[n, T] zeros up to the last column that is trained."""
-    return theta.new_zeros(len(theta), max((block.stop for block in columns), default=0))
+def _one_by_one(blocks: Iterable[Tensor]) -> list[Tensor]:
+    """The rows of every block [m, width], block after block."""
+    return [row for block in blocks for row in block.unbind()]
 
 
 def _readable_beside(x: Tensor, g: Tensor) -> Tensor:

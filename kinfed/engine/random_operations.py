@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _KEY = "TESTING_ONLY_GenericMode"  # torch's key for modes of anyone; no other one is free
 _DRAWS = torch.Tag.nondeterministic_seeded
+# Marked as drawing by mistake: a softmax over sequences of unequal lengths (nn.TransformerEncoder with a padding mask).
+_DOES_NOT_DRAW = frozenset({"aten::_nested_tensor_softmax_with_shape"})
 
 
 class KeyedDraws:
@@ -119,7 +121,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch declar
 
 @cache  # every operation of a forward pass is asked, and torch makes a new list of tags each time
 def _may_draw(operation: Any) -> bool:
-    return _DRAWS in operation.tags
+    return _DRAWS in operation.tags and operation._schema.name not in _DOES_NOT_DRAW
 
 
 _thread = threading.local()  # .keyed: the innermost KeyedDraws, whose draws the thread's operations get
@@ -165,7 +167,7 @@ def _register() -> list[Any]:
         space, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
         described = torch._C._get_operation_overload(f"{space}::{packet}", overload)
-        if described is None or _DRAWS not in described[2]:
+        if described is None or _DRAWS not in described[2] or name in _DOES_NOT_DRAW:
             continue
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             continue

@@ -16,6 +16,7 @@ from kinfed.engine.cnn import ConvolutionalNet, GradientTarget, subsamples
 from kinfed.engine.columns import whole_parameters
 from kinfed.engine.cut import KEEP, Cut, of_row, pulled_back
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
+from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import HeadProbe
 from kinfed.engine.module_task import ModuleTask, example_shape_in_errors
 from kinfed.engine.random_operations import KeyedDraws
@@ -32,8 +33,10 @@ class RowsTask(ModuleTask):
     one_row_at_a_time = True
 
     def _prepare(self) -> None:
-        # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules of a user keep
-        # the usual one: their forward may call view(), which the other layout does not allow.
+        # Channels last is the layout in which the CPU's convolutions and pooling run fastest. Modules with a forward
+        # of their own keep the usual one: it may call view(), which the other layout does not allow. Nor is it for
+        # resnet18 and mobilenet: they would be a tenth faster, but where normalization magnifies rounding, as in a
+        # residual network on few images, twenty steps would differ by 0.02 from those of plain torch.
         self._channels_last = all(
             type(m).__module__.startswith("torch.nn.") and not subsamples(m) for m in self.module.modules()
         )
@@ -63,10 +66,9 @@ class RowsTask(ModuleTask):
         """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
         `moving`: the row's running statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
-        sees_padding = self.layout.has_statistics or self.draws_randomly is not False
-        if sees_padding and (len(y) == 1 or (batch.may_pad and not bool(weight.all()))):
-            # Padding must not enter the statistics, and must not shift draws. Copies have the strides that a single
-            # example gets without padding, too: products of torch go by them, to the last bit.
+        if len(y) == 1 or (batch.may_pad and not bool(weight.all())):
+            # Padding must not enter the statistics, nor shift draws, nor change the last bit of a sum. Copies have the
+            # strides that a single example gets without padding, too: products of torch go by them, to the last bit.
             present = weight > 0
             x, y, weight = x[present], y[present], weight[present]
         if not len(y):
@@ -131,6 +133,20 @@ class RowsTask(ModuleTask):
             grads = self._row_grads(theta[i], batch, i, moving=moving, cut=cut)
             torch.cat([g.reshape(-1) for g in grads], out=out[i, self.trainable])
         return out
+
+    def gradient_pieces(self, mask: Tensor | None) -> GradientPieces:
+        """Parameter by parameter; gradients of those outside of the mask are not computed."""
+        part = None if mask is None else whole_parameters(self.slots, mask)
+        if self.net is not None or (mask is not None and (part is None or not any(part))):
+            return super().gradient_pieces(mask)
+        slots = _of_part(self._parameters, part)
+        return GradientPieces([slice(slot.start, slot.stop) for slot in slots], partial(self._pieces, part))
+
+    def _pieces(self, part: Part | None, theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
+        rows = [self._row_grads(row, batch, i, moving=True, cut=cut, part=part) for i, row in enumerate(theta.unbind())]
+        if len(rows) == 1:
+            return [g.reshape(1, -1) for g in rows[0]]
+        return [torch.stack([g.reshape(-1) for g in same]) for same in zip(*rows, strict=True)]
 
     @torch.no_grad()
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:

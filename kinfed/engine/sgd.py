@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
 from kinfed.engine.cut import Cut, on_rows
 from kinfed.engine.descent import Descent, Pull, take_if_tensor
-from kinfed.engine.optimizers import Optimizer, clipped, make_optimizer
+from kinfed.engine.optimizers import blank_moments, clipped, make_optimizer
 
 
 def sgd(
@@ -61,20 +61,24 @@ def sgd(
             descent.step(rows, batch, rate)
         return descent.result()
     x = theta.clone(memory_format=torch.contiguous_format)
-    columns = [slice(0, trainable)] if mask is None else runs(mask[:trainable])
+    pieces = task.gradient_pieces(mask)
     fixed = [] if mask is None else [_shifted(block, trainable) for block in runs(mask[trainable:] == 0)]
-    optimizer, largest = make_optimizer(training, columns, x), training.largest_gradient
-    with _remembering(optimizer, batches):
+    largest = training.largest_gradient
+    with _remembered(batches, pieces.columns, x) as moments:
+        optimizer = make_optimizer(training, pieces.columns, x, moments)
         for rows, batch in batches.reusing_memory():
             assert isinstance(rows, slice)  # step counts fall
             now = x[rows]
-            # A task's own: it may even be `now` itself, so it is not changed in place. The rows of a cut are those of
-            # `now`: step counts fall, so the clients that still train are the first ones.
-            g = task.training_grad(now, batch, cut)
+            # A task's own: it may even be a view of `now`, so it is not changed in place. The rows of a cut are those
+            # of `now`: step counts fall, so the clients that still train are the first ones.
+            gradient = pieces.gradient(now, batch, cut)
             for block in fixed:  # the forward pass moved all running statistics
                 now[:, block] = theta[rows, block]
-            pieces = [_with_terms(g[:, block], now[:, block], block, rows, pull, drift) for block in columns]
-            optimizer.step(rows, now, pieces if largest is None else clipped(pieces, largest), rate)
+            gradient = [
+                _with_terms(g, now[:, block], block, rows, pull, drift)
+                for g, block in zip(gradient, pieces.columns, strict=True)
+            ]
+            optimizer.step(rows, now, gradient if largest is None else clipped(gradient, largest), rate)
     return x
 
 
@@ -109,9 +113,10 @@ def _whole_loop(
 ) -> Tensor:
     """By a task that takes all steps in one call."""
     x = theta.clone(memory_format=torch.contiguous_format)
-    optimizer = make_optimizer(batches.training, [slice(0, x.shape[1])] if mask is None else runs(mask), x)
-    with _remembering(optimizer, batches):
-        task.train_(x, batches, rate, pull, drift, mask, optimizer.moments)
+    columns = [slice(0, x.shape[1])] if mask is None else runs(mask)
+    with _remembered(batches, columns, x) as remembered:
+        moments = blank_moments(batches.training, columns, x) if remembered is None else remembered
+        task.train_(x, batches, rate, pull, drift, mask, moments)
     return x
 
 
@@ -124,18 +129,18 @@ def _with_terms(g: Tensor, now: Tensor, block: slice, rows: slice, pull: Pull | 
 
 
 @contextmanager
-def _remembering(optimizer: Optimizer, batches: Batches) -> Iterator[None]:
-    """The optimizer goes on from what the clients' memory holds of this loop, and leaves there what it ends with. It
-    starts anew where the training says so, and where there is no memory: outside of a client's round."""
+def _remembered(batches: Batches, columns: Sequence[slice], theta: Tensor) -> Iterator[dict[str, Tensor] | None]:
+    """What the clients' memory holds of this loop, to be changed in place and stored at the end. None where the loop
+    starts anew: because the training says so, and where there is no memory, outside of a client's round."""
     view = batches.split.memory
     if view is None or batches.training.optimizer_state == "reset":
-        yield
+        yield None
         return
     loop = view.memory.next_loop()
-    for name, blank in optimizer.moments.items():
-        optimizer.moments[name] = view.memory.read(loop, name, view.rows, like=blank)
-    yield
-    for name, moment in optimizer.moments.items():
+    blank = blank_moments(batches.training, columns, theta)
+    moments = {name: view.memory.read(loop, name, view.rows, like=value) for name, value in blank.items()}
+    yield moments
+    for name, moment in moments.items():
         view.memory.write(loop, name, view.rows, moment)
 
 

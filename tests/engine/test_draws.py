@@ -296,6 +296,30 @@ def test_draws_on_the_way_back_are_refused_by_name(make_batch: MakeBatch) -> Non
             task.grad(task.init(0)[None], make_batch(1, 4, SHAPE, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_with_a_padding_mask_is_evaluated_by_torchs_own_shortcut() -> None:
+    """In evaluation nn.TransformerEncoder leaves padding out by an operation that torch marks as drawing."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 6)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2)
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            padded = tokens == 0
+            h = self.encoder(self.words(tokens), src_key_padding_mask=padded)
+            return self.fc(h.masked_fill(padded[..., None], 0.0).mean(1))
+
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]])
+    task = make_task(Masked, example=tokens, outputs=3)
+    row = task.init(0)
+    with torch.no_grad():
+        wanted = task.module_of(row)(tokens)
+    torch.testing.assert_close(task.logits(row[None], tokens[None])[0], wanted)
+
+
 def test_private_operations_draw_by_key_too(make_batch: MakeBatch) -> None:
     task = make_task(Uncontrolled, backend="rows")
     batch = same_examples(make_batch(2, 4, SHAPE, 3), seed=5)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -65,13 +66,20 @@ def mask_of(task: ModuleTask, which: str) -> Tensor:
 
 
 def train(
-    task: ModuleTask, mask: Tensor, weight_decay: float = 0.0, pull: Pull | None = None, cut: Cut | None = None
+    task: ModuleTask,
+    mask: Tensor | None,
+    weight_decay: float = 0.0,
+    pull: Pull | None = None,
+    cut: Cut | None = None,
+    *,
+    clients: Sequence[int] = range(CLIENTS),
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     federation = tiny_federation()
     federation = replace(federation, features=Features(federation.features.raw.view(-1, 1, 2, 2)))
-    data = federation.cohort(torch.arange(CLIENTS), 0, 1)
-    theta = torch.stack([task.init(0, k) for k in range(CLIENTS)])
-    training = LocalTraining(lr=0.1, batch=5, steps=None, epochs=3, weight_decay=weight_decay)
+    data = federation.cohort(torch.tensor(clients), 0, 1)
+    theta = torch.stack([task.init(0, k) for k in clients])
+    training = LocalTraining(lr=0.1, batch=5, steps=None, epochs=3, weight_decay=weight_decay, **options)
     return theta, sgd(task, theta, data.train.batches(training), mask=mask, pull=pull, cut=cut)
 
 
@@ -112,7 +120,8 @@ def test_a_mask_inside_a_layer_goes_the_long_way(name: str) -> None:
     assert task.partial_descent(task.init(0)[None], mask, 1) is None
 
 
-def test_layers_below_the_first_trained_one_are_not_differentiated() -> None:
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}])
+def test_layers_below_the_first_trained_one_are_not_differentiated(options: dict[str, Any]) -> None:
     """Numbers that are not finite on the way back to the body would show."""
 
     class Root(torch.autograd.Function):
@@ -130,6 +139,19 @@ def test_layers_below_the_first_trained_one_are_not_differentiated() -> None:
             return out
 
     task = make_task(lambda: Model(nn.Identity()), backend="rows")
-    train(task, mask_of(task, "last"))
+    train(task, mask_of(task, "last"), **options)
     with pytest.raises(AssertionError, match="the body"):
-        train(task, mask_of(task, "first"))
+        train(task, mask_of(task, "first"), **options)
+
+
+@pytest.mark.parametrize("which", ["all", "last"])
+@pytest.mark.parametrize("name", ["own", "statistics", "dropout"])
+def test_optimizers_give_a_client_the_same_bits_alone_and_among_others(name: str, which: str) -> None:
+    task = task_of(name)
+    mask = None if which == "all" else mask_of(task, which)
+    options = {"momentum": 0.9, "nesterov": True, "clip": 0.1}
+    _, together = train(task, mask, 0.01, **options)
+    for k in range(CLIENTS):
+        theta, alone = train(task, mask, 0.01, clients=[k], **options)
+        assert torch.equal(alone[0], together[k])
+        assert not torch.equal(alone, theta)
