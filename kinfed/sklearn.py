@@ -17,7 +17,14 @@ A client that was not there gets the server's model. `adopt` gives it one of its
 what the others have learnt: by the method's own rule for newcomers (kinfed.runs.adopt), with "auto" by what serves the
 clients of the fit best on average. Nobody else's model changes.
 
-In pipelines, searches and cross-validation, `client` is metadata, which scikit-learn routes where it is asked to:
+In pipelines, searches and cross-validation clients are best a column of the frame, which every step and every scorer
+sees:
+
+    model = PersonalizedClassifier(client_column="hospital")
+    cross_validate(model, X, y, scoring="roc_auc")                   X has a column hospital; it is no feature
+
+As an argument, `client` is metadata, which scikit-learn routes where it is asked to; but its scorers by name, such as
+roc_auc, know no metadata of predictions, and ask the server's model then:
 
     sklearn.set_config(enable_metadata_routing=True)
     model = PersonalizedClassifier().set_fit_request(client=True).set_score_request(client=True)
@@ -34,10 +41,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags, _safe_indexing
+from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
-    _check_sample_weight,
     check_consistent_length,
     check_is_fitted,
     column_or_1d,
@@ -45,6 +51,7 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
+from kinfed.data.example_weights import BALANCED, BY_CLIENT, NONE
 from kinfed.data.preprocessing import as_table
 from kinfed.errors import KinfedError
 from kinfed.runs.config_reading import make_config
@@ -52,6 +59,7 @@ from kinfed.runs.experiment import run
 from kinfed.runs.finished import RunInMemory
 from kinfed.runs.newcomer import newcomer_from_table
 from kinfed.runs.pipeline import WIDTH, ModelPipeline
+from kinfed.sites.estimator_rows import apart, client_names, rows_that_count
 from kinfed.sites.fit import SiteFit
 from kinfed.sites.fit_settings import FitSettings
 from kinfed.sites.fitted_models import FittedModels, Newcomer
@@ -59,7 +67,6 @@ from kinfed.sites.portfolio import Contender
 from kinfed.sites.site_files import load_sites
 
 Array = npt.NDArray[Any]
-ONLY = "all rows"  # the client of rows without one
 CLIENT, TARGET, WEIGHT = "client of the row", "target of the row", "weight of the row"  # columns beside the features
 
 
@@ -73,6 +80,8 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     lr             learning rate, with a method by name
     trials, folds  with "auto": settings of every method, and parts of a client's rows to validate by
     metric         with "auto": what is chosen by; "auto" is AUROC of two classes, accuracy of several, RMSE of numbers
+    client_column  column of a frame X that names the client of every row, in place of the argument `client`; rows with
+                   an empty cell there are predicted by the server's model
     random_state   a whole number: the seed of all draws (None is 0)
 
     Attributes: clients_ (names), chosen_ (by client, what was taken), n_features_in_, and classes_ of a classifier.
@@ -92,6 +101,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         trials: int = 1,
         folds: int = 3,
         metric: str = "auto",
+        client_column: str | None = None,
         random_state: int | None = 0,
     ) -> None:
         self.algorithm = algorithm
@@ -103,6 +113,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.trials = trials
         self.folds = folds
         self.metric = metric
+        self.client_column = client_column
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Tags:
@@ -116,7 +127,10 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def _fit(self, X: Any, labels: list[Any], client: Any, weights: Array | None) -> None:
         if len(labels) < 2:
             raise ValueError("there is 1 sample; training needs two at least")
-        table = {**self._table(X, labels, weights), CLIENT: _names(client, len(labels))}
+        names = client_names(client, len(labels))
+        if "" in names:
+            raise ValueError(f"row {names.index('')} names no client; every row that trains needs one")
+        table = {**self._table(X, labels, weights), CLIENT: names}
         options = {**self._table_options(weights), "client_column": CLIENT, "task": self._task,
                    "columns": self._kinds(X)}  # fmt: skip
         try:
@@ -155,6 +169,20 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.clients_ = np.array(sorted([*self.clients_.tolist(), name]))
         self.chosen_ = {**self.chosen_, name: self._newcomer.contender.name}
 
+    def _rows(self, X: Any, client: Any) -> tuple[Any, Any]:
+        """The features, and the client of every row, which may be a column among them."""
+        return (X, client) if self.client_column is None else apart(X, self.client_column, client)
+
+    def _features_alone(self, X: Any) -> Any:
+        """Rows of one client, whose frame may have the column of clients or not."""
+        has_column = self.client_column is not None and self.client_column in getattr(X, "columns", ())
+        return self._rows(X, None)[0] if has_column else X
+
+    @property
+    def _class_weights(self) -> str:
+        """As a rule of kinfed.data.example_weights."""
+        return NONE
+
     @property
     def _seed(self) -> int:
         return 0 if self.random_state is None else int(self.random_state)
@@ -164,7 +192,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             raise ValueError('options are those of one method; with algorithm="auto" there is none they could be for')
         settings = FitSettings(
             models=self.model, trials=self.trials, folds=self.folds, rounds=self.rounds, steps=self.steps,
-            metric=self.metric, seed=self._seed,
+            metric=self.metric, class_weights=self._class_weights, seed=self._seed,
         )  # fmt: skip
         return SiteFit(source, settings, test_fraction=0.0).choose_models()
 
@@ -173,7 +201,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         config = make_config(None, {
             "algorithms": {self.algorithm: {"method": self.algorithm, **(self.options or {})}}, "model": self.model,
             "rounds": self.rounds, "steps": self.steps, "lr": self.lr, "participation": 1.0, "seeds": (self._seed,),
-            "eval_every": 0,
+            "eval_every": 0, "class_weights": self._class_weights,
         })  # fmt: skip
         result = run(config, federation=data)
         models = {name: result.personal_model(name) for name in data.names}
@@ -196,6 +224,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def _outputs(self, X: Any, client: Any) -> Array:
         """[n, C] float64 logits, or [n, 1] numbers in the target's own unit."""
         check_is_fitted(self)
+        X, client = self._rows(X, client)
         X = self._validated(X, reset=False)
         columns = self._columns(X)
         rows = len(next(iter(columns.values())))
@@ -215,7 +244,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         if client is None:
             only = next(iter(self._pipelines)) if len(self._pipelines) == 1 else None
             return {self._model_for(only): everything}
-        names = np.array([self._model_for(name) or "" for name in _names(client, rows)])
+        names = np.array([self._model_for(name) or "" for name in client_names(client, rows)])
         known = np.array([name != "" for name in names])
         groups: dict[str | None, Array] = {str(one): everything[names == one] for one in np.unique(names[known])}
         return groups if known.all() else {**groups, None: everything[~known]}
@@ -246,28 +275,6 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return validate_data(self, X, y, reset=reset, ensure_all_finite="allow-nan", **checks)
 
 
-def _names(client: Any, rows: int) -> list[str]:
-    if client is None:
-        return [ONLY] * rows
-    names = [str(name) for name in np.asarray(client).ravel().tolist()]
-    if len(names) != rows:
-        raise ValueError(f"client names the owner of every row: {rows} rows, {len(names)} names")
-    return names
-
-
-def _rows_that_count(sample_weight: Any, X: Any, y: Array, client: Any) -> tuple[Any, Array, Any, Array | None]:
-    """X, y, client and weights of rows with a weight above 0; no weights where all are equal."""
-    if sample_weight is None:
-        return X, y, client, None
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    some = np.flatnonzero(weights > 0)
-    weights = None if len(np.unique(weights[some])) == 1 else weights[some]
-    if len(some) == len(y):
-        return X, y, client, weights
-    client = None if client is None else np.asarray(client).ravel()[some]
-    return _safe_indexing(X, some), y[some], client, weights
-
-
 def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]) -> Array:
     """In float64, so that a row gets the same output whatever rows stand beside it."""
     features, _ = pipeline.encode(as_table(part))
@@ -280,14 +287,57 @@ def _forward(pipeline: ModelPipeline, module: nn.Module, part: Mapping[str, Any]
 class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[misc]
     """A classifier for every client, and one for clients that were not there."""
 
-    __doc__ = f"{__doc__}\n\n    {_Personalized.__doc__}"
+    __doc__ = f"""{__doc__}
+
+    class_weight   how much classes count in training: None, "balanced" (over the rows of all clients), "by_client"
+                   (over those of each), or {{class: weight}}, where others have 1
+
+    {_Personalized.__doc__}"""
     _task = "classification"
+
+    def __init__(
+        self,
+        algorithm: str = "auto",
+        *,
+        model: str = "mlr",
+        options: Mapping[str, Any] | None = None,
+        rounds: int = 30,
+        steps: int = 20,
+        lr: float = 0.05,
+        trials: int = 1,
+        folds: int = 3,
+        metric: str = "auto",
+        class_weight: Mapping[Any, float] | str | None = None,
+        client_column: str | None = None,
+        random_state: int | None = 0,
+    ) -> None:
+        super().__init__(
+            algorithm, model=model, options=options, rounds=rounds, steps=steps, lr=lr, trials=trials, folds=folds,
+            metric=metric, client_column=client_column, random_state=random_state,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    @property
+    def _class_weights(self) -> str:
+        if self.class_weight is None:
+            return NONE
+        if isinstance(self.class_weight, str):
+            if self.class_weight not in (BALANCED, BY_CLIENT):
+                raise ValueError(
+                    f"class_weight is {BALANCED}, {BY_CLIENT} or {{class: weight}}; got {self.class_weight!r}"
+                )
+            return self.class_weight
+        codes = {label: f"{code:09d}" for code, label in enumerate(self.classes_.tolist())}
+        if strange := [label for label in self.class_weight if label not in codes]:
+            raise ValueError(f"class_weight names {strange[0]!r}, which is no class of y; these are {list(codes)}")
+        return ",".join(f"{codes[label]}={weight!r}" for label, weight in self.class_weight.items()) or NONE
 
     def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedClassifier:
         """Rows X [n, d], their classes y [n], whose they are, client [n], and how much they count."""
+        X, client = self._rows(X, client)
         X, y = self._validated(X, y, reset=True)
         check_classification_targets(y)
-        X, y, client, weights = _rows_that_count(sample_weight, X, y, client)
+        X, y, client, weights = rows_that_count(sample_weight, X, y, client)
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only ({self.classes_[0]}); a classifier needs two")
@@ -298,11 +348,11 @@ class PersonalizedClassifier(ClassifierMixin, _Personalized):  # type: ignore[mi
         """A model for a client that was not there, from its own rows X [n, d] and their classes y [n], of which it
         need not have all."""
         check_is_fitted(self)
-        X, y = self._validated(X, y, reset=False)
+        X, y = self._validated(self._features_alone(X), y, reset=False)
         if strange := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
             known = ", ".join(map(str, self.classes_))
             raise ValueError(f"y holds classes that were not there at fit ({strange[0]!r}); known are {known}")
-        X, y, _, weights = _rows_that_count(sample_weight, X, y, None)
+        X, y, _, weights = rows_that_count(sample_weight, X, y, None)
         self._adopt(X, self._class_names(y), client, weights)
         return self
 
@@ -334,16 +384,17 @@ class PersonalizedRegressor(RegressorMixin, _Personalized):  # type: ignore[misc
 
     def fit(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> PersonalizedRegressor:
         """Rows X [n, d], their numbers y [n], whose they are, client [n], and how much they count."""
+        X, client = self._rows(X, client)
         X, y = self._validated(X, y, reset=True, y_numeric=True)
-        X, y, client, weights = _rows_that_count(sample_weight, X, y, client)
+        X, y, client, weights = rows_that_count(sample_weight, X, y, client)
         self._fit(X, np.asarray(y, dtype=np.float64).tolist(), client, weights)
         return self
 
     def adopt(self, X: Any, y: Any, client: str, sample_weight: Any = None) -> PersonalizedRegressor:
         """A model for a client that was not there, from its own rows X [n, d] and their numbers y [n]."""
         check_is_fitted(self)
-        X, y = self._validated(X, y, reset=False, y_numeric=True)
-        X, y, _, weights = _rows_that_count(sample_weight, X, y, None)
+        X, y = self._validated(self._features_alone(X), y, reset=False, y_numeric=True)
+        X, y, _, weights = rows_that_count(sample_weight, X, y, None)
         self._adopt(X, np.asarray(y, dtype=np.float64).tolist(), client, weights)
         return self
 

@@ -166,6 +166,12 @@ def results_table(comparison: Comparison, columns: Sequence[MethodColumn] | None
     return TextTable.of("Results by method", [METHOD, *(column.column for column in columns)], rows)
 
 
+def every_metric_table(comparison: Comparison) -> TextTable | None:
+    """Personal models by all metrics of the problem, and what clients reach without a model; None where one is all."""
+    names = [name for name in MEASURES if any(method.final("personal", name) for method in comparison.methods)]
+    return results_table(comparison, [_measure_column("personal", name) for name in names]) if len(names) > 1 else None
+
+
 def _baseline_row(comparison: Comparison, columns: Sequence[MethodColumn]) -> list[TableCell]:
     """What clients reach without a model, never marked best; it has no server and no costs."""
     baselines = comparison.baselines

@@ -22,6 +22,7 @@ from kinfed.report.sentences import (
     facts,
     headline_kind,
     leads,
+    one_class_sentence,
     outsiders_sentence,
     seeds_of,
 )
@@ -90,6 +91,9 @@ def _results(comparison: Comparison) -> Values | None:
         "server_table": method_tables.results_table(comparison, method_tables.SERVER_COLUMNS)
         if "server" in comparison.kinds
         else None,
+        "every_metric": method_tables.every_metric_table(comparison),
+        "one_class": one_class_sentence(comparison),
+        "in_percent": f"{comparison.style.noun} in %" if comparison.style.unit else "",
         "outsiders": outsiders_sentence(comparison),
         "all_took_part": any(method.participation for method in comparison.methods),
         "participation": method_tables.participation_table(comparison),
@@ -147,17 +151,17 @@ def _curves(comparison: Comparison) -> Values | None:
 
 def _cost(comparison: Comparison) -> Values | None:
     figure = figures.bytes_against_accuracy(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.metric}
+    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
 
 
 def _time(comparison: Comparison) -> Values | None:
     figure = metric_over_time(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.metric}
+    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
 
 
 def _privacy(comparison: Comparison) -> Values | None:
     figure = accuracy_against_epsilon(comparison)
-    return None if figure is None else {"figure": figure, "metric": comparison.metric}
+    return None if figure is None else {"figure": figure, "metric": comparison.style.noun}
 
 
 def _data(comparison: Comparison) -> Values | None:

@@ -24,6 +24,7 @@ from kinfed.runs.presets import PresetUse
 from kinfed.runs.reader import Kind, Run
 
 FEW_NAMES = 4  # clients that a sentence names
+MOSTLY_ONE_CLASS = 0.8  # of test examples in their client's most frequent class
 
 
 def brief(value: Any) -> str:
@@ -153,6 +154,20 @@ def outsiders_sentence(comparison: Comparison) -> str:
     low, high, clients = min(missing), max(missing), max(clients for _, clients in counts)
     number = f"{high}" if low == high else f"{low} to {high}"
     return f"{number} of {plural(clients, 'client')} took part in no round"
+
+
+def one_class_sentence(comparison: Comparison) -> str:
+    """That accuracy tells little, where clients reach most of it without a model; "" where they do not."""
+    reached = average(
+        {seed: b.personal["accuracy"] for seed, b in comparison.baselines.items() if "accuracy" in b.personal}
+    )
+    if comparison.metric != "accuracy" or reached is None or not reached.mean >= MOSTLY_ONE_CLASS:
+        return ""
+    return (
+        f"Always predicting a client's own most frequent class is right in {format_number(100 * reached.mean, 1)} % of "
+        "test examples, so that accuracies are to be read against that; AUROC and balanced accuracy, below, tell more "
+        "of the rarer classes."
+    )
 
 
 def best_federated(comparison: Comparison) -> Method | None:

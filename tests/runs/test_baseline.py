@@ -19,7 +19,9 @@ from kinfed.engine.objective import CROSS_ENTROPY, SQUARED
 from kinfed.report import build
 from kinfed.report.comparison import single_run
 from kinfed.report.measured_gain import measured_gain
+from kinfed.report.method_tables import every_metric_table
 from kinfed.report.method_tables import results_table as page_table
+from kinfed.report.sentences import one_class_sentence
 from kinfed.runs.baseline import baseline_score
 from kinfed.runs.reader import load_run
 
@@ -66,7 +68,13 @@ def test_every_table_ends_with_it(federation: Federation, tmp_path: Path) -> Non
     assert row[0].text == "without a model: majority class"
     assert row[1].text == f"{100 * accuracy:.1f}"
     assert not any(cell.best for cell in row)
-    assert "without a model: majority class" in build([tmp_path / "run"], tmp_path / "page.html").read_text()
+    page = build([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "without a model: majority class" in page
+    assert "over 2 seeds, accuracy in %." in " ".join(page.split())
+    every = every_metric_table(comparison)
+    assert every is not None
+    assert [column.heading for column in every.columns[1:5]] == ["Accuracy", "Balanced accuracy", "F1", "AUROC"]
+    assert every.rows[-1][4].text == "50.0"  # a constant ranks nothing
     table, _ = measured_gain(tmp_path / "run")
     assert "No model" in [column.header for column in table.columns]
 
@@ -75,3 +83,17 @@ def test_folds_test_it_on_every_row(federation: Federation) -> None:
     result = kinfed.run(federation=federation, seeds=(0,), folds=3, **{**RUN, "algorithms": "local"})
     assert result.baselines[0].clients.keys() == {str(k) for k in range(6)}
     assert 0.2 < result.baselines[0].personal["accuracy"] < 0.7
+
+
+def test_a_page_says_when_one_class_is_most_of_the_accuracy(tmp_path: Path) -> None:
+    x, rare = np.random.default_rng(0).normal(size=(80, 2)), np.arange(80) % 10 == 0
+    names = np.repeat(["a", "b"], 40)
+    for metric, said in (("accuracy", True), ("auroc", False)):
+        data = Federation.from_arrays(x, np.where(rare, "ill", "well"), names)
+        kinfed.run(federation=data, out=tmp_path / metric, seeds=(0,), metric=metric, **RUN)
+        sentence = one_class_sentence(single_run(load_run(tmp_path / metric, "run")))
+        assert sentence.startswith("Always predicting a client's own most frequent class is right in ") == said
+    kinfed.run(federation=Federation.from_arrays(x, x[:, 0] * 9, names), out=tmp_path / "numbers", seeds=(0,), **RUN)
+    page = " ".join(build([tmp_path / "numbers"], tmp_path / "page.html").read_text().split())
+    assert "Shown is" not in page
+    assert "What RMSE costs in communication" in page

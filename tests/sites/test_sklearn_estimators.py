@@ -157,3 +157,43 @@ def test_numbers_for_a_client_that_was_not_there() -> None:
     )
     model.adopt(X[:60], 20 + 3 * X[:60, 1], client="north", sample_weight=1 + np.arange(60) % 2)
     assert model.score(X[60:], 20 + 3 * X[60:, 1], client=["north"] * 60) > 0.9
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+def test_clients_as_a_column_of_the_frame(frame: Any) -> None:
+    X, y, client = rows()
+    table = frame({"where": client, "a": X[:, 0], "b": X[:, 1], "c": X[:, 2]})
+    model = PersonalizedClassifier("local", client_column="where", **QUICK).fit(table, y)
+    assert model.clients_.tolist() == ["east", "west"]
+    assert model.n_features_in_ == 3
+    by_argument = PersonalizedClassifier("local", **QUICK).fit(X, y, client=client)
+    np.testing.assert_allclose(model.predict_proba(table), by_argument.predict_proba(X, client=client), atol=1e-6)
+    # Scorers by name reach the clients' own models: the two are of opposite opinion, and no other way ranks them.
+    scores = cross_validate(model, table, y, cv=2, scoring="roc_auc")["test_score"]
+    assert scores.min() > 0.9
+    with pytest.raises(ValueError, match="X has no column 'where'"):
+        model.predict(frame({"a": [1.0], "b": [1.0], "c": [1.0]}))
+    with pytest.raises(ValueError, match="leave the argument client out"):
+        model.predict(table, client=client)
+    with pytest.raises(ValueError, match="is a column of a frame"):
+        PersonalizedClassifier(client_column="where").fit(X, y)
+    gap = frame({"where": [None, *client[1:]], "a": X[:, 0], "b": X[:, 1], "c": X[:, 2]})
+    with pytest.raises(ValueError, match="row 0 names no client"):
+        PersonalizedClassifier("local", client_column="where").fit(gap, y)
+
+
+def test_classes_count_by_their_weights() -> None:
+    X, y, client = rows()
+    rare = (y == "no") | (np.arange(120) % 5 == 0)
+    X, y, client = X[rare] + np.random.default_rng(2).normal(size=(int(rare.sum()), 3)), y[rare], client[rare]
+
+    def share_of_rare(**settings: Any) -> float:
+        model = PersonalizedClassifier(**QUICK, **settings).fit(X, y, client=client)
+        return float((model.predict(X, client=client) == "yes").mean())
+
+    assert share_of_rare(algorithm="ditto", class_weight={"yes": 50.0}) > share_of_rare(algorithm="ditto") + 0.1
+    assert share_of_rare(algorithm="ditto", class_weight="balanced") > share_of_rare(algorithm="ditto")
+    with pytest.raises(ValueError, match="'maybe', which is no class of y"):
+        share_of_rare(class_weight={"maybe": 2})
+    with pytest.raises(ValueError, match="class_weight is balanced, by_client or"):
+        share_of_rare(class_weight="equal")
