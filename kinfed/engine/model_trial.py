@@ -3,8 +3,8 @@
     try_model(task, example, outputs=10)                 refuses, or returns
 
 Tried is the module itself, in training and in evaluation, at its own start: that it takes the examples, gives [B, C]
-finite float32 logits that depend on what is trained, leaves the examples as they are, treats every example alone in
-evaluation, and is the same function when it is called again with the same draws.
+finite float32 logits (not probabilities) that depend on what is trained, leaves the examples as they are, treats every
+example alone in evaluation, and is the same function when it is called again with the same draws.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kinfed.errors import KinfedError, ModelError
 # alone, which depends on the size of the batch, stays far below it.
 ROUNDING = 1e-3
 ROUNDING_OF_16_BITS = 0.1
+PROBABILITY_ROUNDING = 1e-5  # by which a sum of probabilities may miss 1
 
 
 def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> None:
@@ -42,11 +43,16 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
     if not _close(z, _output(task, example, training=True), tolerance):
         raise ModelError(
             "the model gives something else when it is called again on the same examples: it draws random numbers "
-            "outside of torch (random, numpy), or keeps something from call to call in no buffer; draw with torch.rand "
-            "or torch.randn, and keep what must last in register_buffer"
+            "outside of torch (random, numpy), or keeps something from call to call in no float32 buffer; draw with "
+            "torch.rand or torch.randn, and keep what must last in a float32 buffer (register_buffer)"
         )
     z = _output(task, example, training=False)
     _check_output(z, len(example), outputs, "in evaluation")
+    if task.classifies and _are_probabilities(z):
+        raise ModelError(
+            "the model gives probabilities, which are 0 or more and add up to 1 for every example; leave out the "
+            "softmax at its end: the loss takes logits, and would train probabilities badly without a word"
+        )
     alone = [_output(task, example[i : i + 1], training=False) for i in range(len(example))]
     for one in alone:
         _check_output(one, 1, outputs, "in evaluation")
@@ -58,14 +64,14 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
 
 
 @contextmanager
-def failures_as_model_errors(module: nn.Module, example: Tensor) -> Iterator[None]:
+def failures_as_model_errors(module: nn.Module, example: Tensor, where: str = "") -> Iterator[None]:
     """Where code of the module's author runs on these examples: whatever it raises becomes an error that says so."""
     try:
         yield
     except (KinfedError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the code of a stranger may raise anything
-        raise ModelError(_failure(module, example, error)) from error
+        raise ModelError(_failure(module, example, error, where)) from error
 
 
 def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
@@ -93,7 +99,7 @@ def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
     return z
 
 
-def _failure(module: nn.Module, example: Tensor, error: Exception) -> str:
+def _failure(module: nn.Module, example: Tensor, error: Exception, where: str) -> str:
     reason = str(error).partition("\n")[0]
     kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
     kinds = {type(layer) for layer in module.modules()}
@@ -104,7 +110,7 @@ def _failure(module: nn.Module, example: Tensor, error: Exception) -> str:
         hint = f"; the largest token is {int(example.max())}, so that an nn.Embedding has at least one row more"
     elif not example.is_floating_point():
         hint = "; the examples are tokens (int64), which a model embeds (nn.Embedding) or turns into x.float()"
-    return f"the model fails on examples of shape {list(example.shape[1:])}: {kind}{reason}{hint}"
+    return f"the model fails on examples of shape {list(example.shape[1:])}{where}: {kind}{reason}{hint}"
 
 
 def _check_output(z: Any, examples: int, outputs: int | None, when: str) -> None:
@@ -136,6 +142,10 @@ def _advice(z: Tensor, examples: int, outputs: int | None) -> str:
     if z.dim() > 2 and len(z) == examples:
         return "flatten or pool what is left of other axes, before the last linear layer"
     return "keep the examples on the first axis, all of them"
+
+
+def _are_probabilities(z: Tensor) -> bool:
+    return z.shape[1] > 1 and bool((z >= 0).all() and ((z.sum(1) - 1).abs() < PROBABILITY_ROUNDING).all())
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:

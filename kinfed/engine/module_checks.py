@@ -11,6 +11,12 @@ from kinfed.errors import ModelError
 def check_module(module: nn.Module) -> None:
     """Refuse modules whose training cannot be right in a federation, with the replacement."""
     for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule) or hasattr(child, "_orig_mod"):  # the latter by torch.compile
+            what = f"layer {name!r}" if name else "the model"
+            raise ModelError(
+                f"{what} is compiled (torch.compile, torch.jit), and its parameters cannot be exchanged for those of "
+                "clients; hand over the module as it was before"
+            )
         if isinstance(child, nn.modules.batchnorm._NormBase):
             _check_norm(name, child)
         _check_attributes(name, child, {id(parameter) for parameter in module.parameters()})

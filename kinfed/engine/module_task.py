@@ -20,7 +20,7 @@ from kinfed.engine.layout import RowLayout, freeze, norm_layers
 from kinfed.engine.module_checks import check_module
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.working_copy import WorkingCopy
-from kinfed.errors import ModelError
+from kinfed.errors import KinfedError, ModelError
 
 Build = Callable[[], nn.Module]
 
@@ -219,7 +219,15 @@ def checked_module(build: Build, frozen: tuple[str, ...] = ()) -> nn.Module:
             f"a model is given as a function that makes it, since methods need several starts; got a "
             f"{type(build).__name__}: write model=lambda: {type(build).__name__}(...)"
         )
-    module = build_seeded(build, 0)
+    try:
+        module = build_seeded(build, 0)
+    except (KinfedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the code of a stranger may raise anything
+        raise ModelError(
+            f"the function that makes the model fails: {type(error).__name__}: {error}; it is called without arguments "
+            "or, where it requires two, with the shape of an example and the number of classes"
+        ) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"the function that makes the model should return an nn.Module; it returned {module!r}")
     freeze(module, frozen)

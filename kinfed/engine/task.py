@@ -31,7 +31,7 @@ from kinfed.engine.draws import drops
 from kinfed.engine.fused_task import FusedTask as FusedTask
 from kinfed.engine.fused_task import compiles, is_installed
 from kinfed.engine.layout import RowLayout, still_buffers
-from kinfed.engine.model_trial import try_model
+from kinfed.engine.model_trial import failures_as_model_errors, try_model
 from kinfed.engine.module_checks import check_values
 from kinfed.engine.module_task import Build, build_seeded, checked_module
 from kinfed.engine.module_task import ModuleTask as ModuleTask
@@ -99,7 +99,8 @@ def make_task(
             _try(task, example, clients=1)
         try_model(task, example, outputs)
         task = _that_works(task, example, backend)
-        _try(task, example, clients=1)
+        with failures_as_model_errors(task.module, example, " on the way back"):
+            _try(task, example, clients=1)
     return task if head is None else task.with_head(head)
 
 

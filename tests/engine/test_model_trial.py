@@ -56,6 +56,13 @@ def old_weight_norm() -> nn.Module:
         return nn.utils.weight_norm(nn.Linear(6, CLASSES))
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: nn.Module = torch.jit.script(nn.Linear(6, CLASSES))
+    return module
+
+
 class Listed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +71,16 @@ class Listed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.layers[0](x))
+
+
+class OneWay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Tensor:  # type: ignore[override]
+        raise ValueError("no way back")
 
 
 BROKEN: dict[str, Build] = {
@@ -91,6 +108,10 @@ BROKEN: dict[str, Build] = {
     "dropout under `checkpoint`": model(
         lambda m, x: m.fc(checkpoint(dropout, x + m.fc.bias[0], 0.5, m.training, use_reentrant=False))
     ),
+    "a backward of your own that raises": model(lambda m, x: OneWay.apply(m.fc(x))),
+    "softmax at the end": lambda: nn.Sequential(nn.Linear(6, CLASSES), nn.Softmax(1)),
+    "a function that needs other arguments": lambda hidden: nn.Linear(6, hidden),  # type: ignore[misc,dict-item]
+    "`torch.jit.script` or `torch.compile`": scripted,
     "layers in a list": Listed,
     "the old `weight_norm`": old_weight_norm,
     "a module, not a function": nn.Linear(6, CLASSES),
