@@ -3,6 +3,7 @@
     python benchmarks/rivals.py                                        all workloads on one core and on two
     python benchmarks/rivals.py W1 LR_MNIST --cores 1 --repeats 9
     python benchmarks/rivals.py --page docs/speed.md                   puts the tables between the page's marks
+    python benchmarks/rivals.py W2 --json b.json --with a.json         with what an earlier run measured
     python benchmarks/rivals.py W1 --also my_side.py:MySide --also-python ~/other/bin/python
 
 The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder);
@@ -41,7 +42,7 @@ sys.path.insert(0, str(HERE))
 from contestant import entry_of  # noqa: E402
 from work import WORKS, Work, make_images  # noqa: E402
 
-from kinfed.bench import StepComparison, run_benchmarks  # noqa: E402
+from kinfed.bench import run_benchmarks  # noqa: E402
 from kinfed.bench.machine import describe_machine  # noqa: E402
 from kinfed.core import storage  # noqa: E402
 from kinfed.core.cache import cache_folder  # noqa: E402
@@ -91,12 +92,35 @@ class Job:
 
 
 @dataclass
+class Steps:
+    """Local steps of a model beside the loop: milliseconds per client and step, and the median ratio of all turns."""
+
+    model: str
+    what: str
+    cores: int
+    loop: float
+    kinfed: float
+    ratio: float
+
+
+@dataclass
 class Results:
     contests: list[Contest] = field(default_factory=list)
-    steps: list[StepComparison] = field(default_factory=list)
+    steps: list[Steps] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)  # of the machine, before and after everything
+
+    def add_file(self, path: Path) -> None:
+        """What another run has written with --json."""
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        for contest in figures["contests"]:
+            times = {name: Times(**each) for name, each in contest.pop("times").items()}
+            self.contests.append(Contest(times=times, **contest))
+        self.steps += [Steps(**each) for each in figures["steps"]]
+        self.jobs += [Job(**each) for each in figures["jobs"]]
+        self.versions |= figures["versions"]
+        self.load += figures["load"]
 
 
 class Contestant:
@@ -261,8 +285,8 @@ def markdown(results: Results, names: Sequence[str]) -> str:
         parts.append("\n".join(f"* {work.name}: {work.title}" for work in WORKS.values()))
     if results.steps:
         rows = [
-            [each.workload, each.title, str(each.cores), f"{each.milliseconds(each.loop):.3g}",
-             f"{each.milliseconds(each.ours):.3g}", f"{each.ratio:.2f}"] for each in results.steps
+            [each.model, each.what, str(each.cores), f"{each.loop:.3g}", f"{each.kinfed:.3g}", f"{each.ratio:.2f}"]
+            for each in results.steps
         ]  # fmt: skip
         parts.append(table(["model", "what", "cores", "loop", "kinfed", "to the loop"], rows, 2))
     if results.jobs:
@@ -284,7 +308,9 @@ def put_into(page: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", default=[*WORKS, *STEPS, "job"], help="all where absent")
+    parser.add_argument(
+        "works", nargs="*", default=[*WORKS, *STEPS, "job"], help="all where absent; none: only what --with adds"
+    )
     parser.add_argument("--methods", default="", help="of W2, separated by commas; all where absent")
     parser.add_argument("--cores", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7, help="turns of each contestant")
@@ -293,24 +319,33 @@ def main() -> None:
     parser.add_argument("--also-python", type=Path, help="their interpreter; this one where absent")
     parser.add_argument("--cache", type=Path, default=cache_folder() / "rivals", help="folder of the environments")
     parser.add_argument("--json", type=Path, help="file for all figures, of every turn")
+    parser.add_argument("--with", type=Path, nargs="*", default=[], dest="others", help="files of --json to add")
     parser.add_argument("--page", type=Path, help="Markdown page to put the tables into")
     arguments = parser.parse_args()
     names = ["loop", *filter(None, arguments.rivals.split(",")), *arguments.also, "kinfed"]
     for name in arguments.works:
-        if name not in (*WORKS, *STEPS, "job"):
-            parser.error(f"{name} is none of {', '.join((*WORKS, *STEPS, 'job'))}")
+        if name not in (*WORKS, *STEPS, "job", "none"):
+            parser.error(f"{name} is none of {', '.join((*WORKS, *STEPS, 'job', 'none'))}")
+    results = Results()
+    for path in arguments.others:
+        results.add_file(path)
+    if arguments.works != ["none"]:
+        take_measurements(arguments, results, names)
+    text = markdown(results, names)
+    if arguments.page is not None:
+        put_into(arguments.page, text)
+    print(text)
+
+
+def take_measurements(arguments: argparse.Namespace, results: Results, names: Sequence[str]) -> None:
     pythons = {name: python_of(name, arguments.cache, arguments.also_python) for name in names}
-    results = Results(load=[os.getloadavg()[0]])
+    results.load.append(os.getloadavg()[0])
     with tempfile.TemporaryDirectory() as place:
         for part in measured(arguments, results, names, pythons, Path(place)):
             results.load.append(os.getloadavg()[0])
             print(part, file=sys.stderr, flush=True)
             if arguments.json is not None:  # after each: what was measured stays if this is stopped
                 storage.write_atomically(arguments.json, json.dumps(asdict(results), indent=1).encode())
-    text = markdown(results, names)
-    if arguments.page is not None:
-        put_into(arguments.page, text)
-    print(text)
 
 
 def measured(
@@ -334,7 +369,13 @@ def measured(
                 yield f"{work.name} {name}: {results.jobs[-1].wall:.1f} s"
         images.unlink()
     if steps := [name for name in arguments.works if name in STEPS]:
-        results.steps += run_benchmarks(steps, arguments.repeats, arguments.cores).steps
+        results.steps += [
+            Steps(
+                each.workload, each.title, each.cores, each.milliseconds(each.loop), each.milliseconds(each.ours),
+                each.ratio,
+            )
+            for each in run_benchmarks(steps, arguments.repeats, arguments.cores).steps
+        ]  # fmt: skip
         yield f"{len(steps)} models beside the loop"
 
 

@@ -35,9 +35,11 @@ def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
     wide = widest_float(rows.device)
     weight = weight.to(rows.device, wide)
     p = weight / weight.sum()
-    mean = rows.new_empty(rows.shape[1])
     # In blocks of a megabyte, which stay in cache: several times as fast as a float64 copy of all rows.
     width = IN_CACHE // max(min(len(rows), MEAN_ROWS), 1)
+    if len(rows) <= MEAN_ROWS and rows.shape[1] <= width:
+        return torch.zeros(rows.shape[1], dtype=wide, device=rows.device).addmv_(rows.to(wide).T, p).to(rows.dtype)
+    mean = rows.new_empty(rows.shape[1])
     for part in (slice(start, start + width) for start in range(0, rows.shape[1], width)):
         total = torch.zeros_like(mean[part], dtype=wide)
         for some_rows, share in zip(torch.split(rows[:, part], MEAN_ROWS), torch.split(p, MEAN_ROWS), strict=True):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -45,8 +47,10 @@ def _tensor(value: Key) -> Tensor:
     return value.to(torch.int64) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.int64)
 
 
+@lru_cache(maxsize=1024)
 def root(seed: int, purpose: str) -> Tensor:
-    """The key of one purpose ("batches", "sampling", "init", ...) under a seed. Scalar int64 tensor."""
+    """The key of one purpose ("batches", "sampling", "init", ...) under a seed. Scalar int64 tensor, one object for all
+    who ask: never written to."""
     digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
     label = int.from_bytes(digest, "little", signed=True)
     return fold(label, seed)
@@ -54,8 +58,12 @@ def root(seed: int, purpose: str) -> Tensor:
 
 def fold(key: Key, *values: Key) -> Tensor:
     """A new key from `key` and each value in turn; tensors broadcast, so ids [n] give one key per client."""
-    terms = key, *values
+    terms = [key, *values]
     if all(not isinstance(term, Tensor) or term.device.type == "cpu" for term in terms):
+        while len(terms) > 1 and (numbers := _plain_numbers(terms[:2])) is not None:
+            terms[:2] = [fold_number(*numbers)]
+        if len(terms) == 1:
+            return _tensor(terms[0])
         words = [_words(term) for term in terms]
         mixed = np.atleast_1d(words[0])  # numpy warns where single numbers wrap
         for word in words[1:]:
@@ -66,6 +74,13 @@ def fold(key: Key, *values: Key) -> Tensor:
     for value in values:
         out = _mix(_mix(out + _INCREMENT) ^ (_tensor(value) * _MULTIPLY_1 + _INCREMENT))
     return out
+
+
+def _plain_numbers(terms: Sequence[Key]) -> list[int] | None:
+    """As Python's numbers, which are mixed in a fraction of the time of arrays; None where one of them has axes."""
+    if any(isinstance(term, Tensor) and term.dim() for term in terms):
+        return None
+    return [int(term) for term in terms]
 
 
 def fold_number(key: int, *values: int) -> int:

@@ -18,7 +18,8 @@ messages every tensor has one row per client, so a cohort's state is the same cl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Self, TypeGuard
 
 import torch
@@ -57,17 +58,15 @@ def counts_examples() -> dict[str, bool]:
 
 @dataclasses.dataclass
 class Tree:
-    def _fields(self) -> Iterator[tuple[str, Any]]:
-        for field in dataclasses.fields(self):
-            yield field.name, getattr(self, field.name)
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in _field_names(type(self))]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same tree with the function applied to every tensor."""
-        changed = {
-            name: value.map(function) if isinstance(value, Tree) else None if value is None else function(value)
-            for name, value in self._fields()
-        }
-        return type(self)(**changed)
+        return type(self)(*[
+            value.map(function) if isinstance(value, Tree) else None if value is None else function(value)
+            for _, value in self._fields()
+        ])  # fmt: skip
 
     def named(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -163,6 +162,12 @@ class Tree:
         return good
 
 
+@lru_cache(maxsize=1024)
+def _field_names(tree: type[Tree]) -> tuple[str, ...]:
+    """Asked for several times per round of every state and message."""
+    return tuple(field.name for field in dataclasses.fields(tree))
+
+
 def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
     """Whether the index is a list of row numbers: whole rows can then be copied, which is many times faster than
     general indexing, element by element."""
@@ -181,9 +186,13 @@ def is_broadcast(rows: Tensor) -> bool:
 
 def as_slice(rows: Tensor) -> slice | Tensor:
     """The same row numbers as a slice where each follows the one before, so that taking them copies nothing."""
-    if not len(rows) or not bool((rows[1:] - rows[:-1] == 1).all()):
+    count = rows.shape[0]
+    if not count:
         return rows
-    return slice(int(rows[0]), int(rows[-1]) + 1)
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first != count - 1 or not bool((rows[1:] - rows[:-1] == 1).all()):
+        return rows
+    return slice(first, last + 1)
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -204,7 +213,7 @@ def _put_rows(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
     """tensor.index_copy_(0, index, rows); rows of models by numpy, which copies them in half of torch's time."""
     models = tensor.dim() == 2 and tensor.dtype == torch.float32
     # A negative number is an error to torch; numpy would count from the end.
-    if models and tensor.device == rows.device == torch.device("cpu") and len(index) and int(index.min()) >= 0:
+    if models and tensor.device.type == rows.device.type == "cpu" and index.numel() and int(index.min()) >= 0:
         tensor.numpy()[index.numpy()] = rows.detach().numpy()
     else:
         tensor.index_copy_(0, index.to(tensor.device), rows)

@@ -149,8 +149,9 @@ class Federation:
         splits = {}
         for name in SPLITS:
             ragged = self.split(name)
+            start = ragged.offsets[ids]
             splits[name] = Split(
-                self.features, self.targets, ids, ragged.offsets[ids], ragged.counts(ids), ragged.rows, seed, round,
+                self.features, self.targets, ids, start, ragged.offsets[ids + 1] - start, ragged.rows, seed, round,
                 effort if name == "train" else None, ragged.longest, weights=self._example_weights.get(name),
             )  # fmt: skip
         groups = None if self.groups is None else self.groups[ids]

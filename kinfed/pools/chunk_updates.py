@@ -64,8 +64,9 @@ class OrderedUpdates:
                 self._next += 1
 
     def _enter(self, update: ChunkUpdate, good: Tensor) -> None:
-        nbytes, rejected = update.nbytes, self._ids[update.piece[~good]].tolist()
-        if rejected:
+        nbytes, rejected = update.nbytes, []
+        if not bool(good.all()):
+            rejected = self._ids[update.piece[~good]].tolist()
             update = update.take(good.nonzero().squeeze(1))
         # First the update: it may show the state before this round, which then changes.
         self._collector.add(update.piece, update.up, nbytes, rejected=rejected)

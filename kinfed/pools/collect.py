@@ -43,14 +43,19 @@ class ReplyCollector:
         if up is None or not len(positions):
             return
         self._replied[positions] = True
+        if self._rows is None and len(positions) == len(self._ids):  # all at once
+            self._rows = up.take(torch.argsort(positions))
+            return
         if self._rows is None:
             self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
         self._rows.put(positions, up)
 
     def reply(self) -> Reply:
-        good = self._replied.nonzero().squeeze(1)
-        rows = self._rows if self._rows is None or len(good) == len(self._ids) else self._rows.take(good)
-        return Reply(self._ids[good], rows, self._nbytes, sorted(self._rejected), self._reasons, self._record)
+        ids, rows = self._ids, self._rows
+        if not bool(self._replied.all()):
+            good = self._replied.nonzero().squeeze(1)
+            ids, rows = ids[good], None if rows is None else rows.take(good)
+        return Reply(ids, rows, self._nbytes, sorted(self._rejected), self._reasons, self._record)
 
 
 def join_evaluations(ids: Tensor, positions: Sequence[Tensor], parts: Sequence[Evaluation]) -> Evaluation:

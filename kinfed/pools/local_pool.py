@@ -20,6 +20,7 @@ from torch import Tensor
 from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
 from kinfed.core import rng
 from kinfed.core.loop_memory import LoopMemory, Moments
+from kinfed.core.threads import one_thread
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
@@ -235,9 +236,13 @@ class LocalPool:
             yield begin, min(begin + size, n)
 
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        jobs = list(jobs)
+        if len(jobs) == 1:  # handing it to a thread takes longer than many a round of a few small models
+            with one_thread():
+                return iter([function(jobs[0])])
         if self._threads is None:
             self._threads = _one_core_threads(self.workers)
-        return self._threads.map(function, list(jobs))
+        return self._threads.map(function, jobs)
 
 
 def available_cores() -> int:

@@ -132,8 +132,9 @@ class Loop:
             sent.append(message.nbytes)
             return message
 
-        for one in active[~torch.isin(active, ids)]:
-            download(one[None])  # a client that will not reply was sent its message all the same
+        if ids is not active:
+            for one in active[~torch.isin(active, ids)]:
+                download(one[None])  # a client that will not reply was sent its message all the same
         with nullcontext() if self.privacy is None else self.privacy.recording(ids) as record:
             reply = self.pool.train(ids, download, number, effort) if len(ids) else Reply(ids, None, 0)
             if record is not None and reply.record is not None:

@@ -281,7 +281,7 @@ def test_errors_say_where_they_happened() -> None:
 
 def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     before = set(threading.enumerate())
-    pool = pool_of(FedAvg(training=WORK))
+    pool = pool_of(FedAvg(training=WORK), chunk=3)
     first = pool.train(torch.arange(6), start_of(pool), 1)
     assert set(threading.enumerate()) > before
     pool.close()
@@ -290,6 +290,17 @@ def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     again = pool.train(torch.arange(6), start_of(pool), 1)
     assert torch.equal(first.up.delta, again.up.delta)
     pool.close()
+
+
+def test_a_round_in_one_piece_needs_no_thread_and_gives_the_same_bits() -> None:
+    before, replies = set(threading.enumerate()), []
+    for chunk in (6, 2):
+        pool = pool_of(FedAvg(training=WORK), chunk=chunk)
+        replies.append(pool.train(torch.arange(6), start_of(pool), 1))
+        assert (set(threading.enumerate()) == before) == (chunk == 6)
+        pool.close()
+    assert torch.equal(replies[0].ids, replies[1].ids)
+    assert torch.equal(replies[0].up.delta, replies[1].up.delta)
 
 
 @pytest.mark.parametrize("failure", ["no thread", "error in a thread", "thread that hangs"])
@@ -315,7 +326,7 @@ def test_worker_threads_that_do_not_start_are_an_error(failure: str, monkeypatch
     else:
         monkeypatch.setattr(torch, "set_num_threads", fail_in_the_second)
     monkeypatch.setattr(local_pool, "THREAD_START_SECONDS", 0.2 if failure == "thread that hangs" else 60.0)
-    pool = pool_of(FedAvg(training=WORK), workers=3)
+    pool = pool_of(FedAvg(training=WORK), workers=3, chunk=3)
     began = time.monotonic()
     with pytest.raises(PoolError, match="not all of 3 worker threads started; use fewer with --workers"):
         pool.train(torch.arange(6), start_of(pool), 1)
