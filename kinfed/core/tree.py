@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Self, TypeGuard
 
 import torch
@@ -162,10 +161,14 @@ class Tree:
         return good
 
 
-@lru_cache(maxsize=1024)
-def _field_names(tree: type[Tree]) -> tuple[str, ...]:
-    """Asked for several times per round of every state and message."""
-    return tuple(field.name for field in dataclasses.fields(tree))
+_FIELD_NAMES: dict[type, tuple[str, ...]] = {}  # by class: asked for several times per round of every message
+
+
+def _field_names(tree: type) -> tuple[str, ...]:
+    names = _FIELD_NAMES.get(tree)
+    if names is None:
+        names = _FIELD_NAMES[tree] = tuple(field.name for field in dataclasses.fields(tree))
+    return names
 
 
 def _names_rows(index: Tensor | slice) -> TypeGuard[Tensor]:
