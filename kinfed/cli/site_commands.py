@@ -14,7 +14,7 @@ from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError, PoolError
 
 if TYPE_CHECKING:
-    from kinfed.deploy.trial import Site
+    from kinfed.deploy.trial_sites import Site
 
 SETTINGS = (
     "dataset", "partition", "client_column", "label_column", "group_column", "split_column", "columns", "data",

@@ -83,8 +83,8 @@ class Declaration:
             and (self.ge is None or value >= self.ge)
             and (self.lt is None or value < self.lt)
             and (self.le is None or value <= self.le)
-            and not math.isnan(value)
-            and (self.infinite or not math.isinf(value))
+            and value == value  # no NaN
+            and (self.infinite or abs(value) != math.inf)  # compared, not converted: whole numbers know no bound
         )
 
     @property

@@ -9,8 +9,6 @@ rejected or is repeated after a restart leaves no trace in what follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +20,23 @@ from kinfed.core import storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
-from kinfed.data.federation import SPLITS, Cohort, Federation, with_memory
-from kinfed.data.preprocessing import TablePreprocessing
-from kinfed.deploy.node_data import ClientData, Enrolment, NodeSettings, load_client_data
-from kinfed.deploy.questions import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN, PlainQuestion, PrivateQuestion
+from kinfed.data.federation import SPLITS, with_memory
+from kinfed.deploy.node_data import load_client_data
+from kinfed.deploy.node_errors import withheld_errors
+from kinfed.deploy.node_settings import NodeSettings
+from kinfed.deploy.preparation import Preparation, prepare, with_weights
+from kinfed.deploy.questions import EVALUATE, HELLO, SECURE_KINDS, SUMS, TRAIN
 from kinfed.deploy.rules import Refused
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault, VaultEntry
-from kinfed.deploy.wire import MessageError, Packet, message_types, received_tensors, sent_tensors, tree_of
+from kinfed.deploy.vault import Vault
+from kinfed.deploy.vault_entry import VaultEntry
+from kinfed.deploy.wire import MessageError, Packet, message_types, sent_tensors, tree_of
 from kinfed.engine.personal import module_for, task_for
-from kinfed.engine.task import ModuleTask, Score, Task
-from kinfed.errors import ConfigError, DataError, StorageError
+from kinfed.engine.task import Score, Task
+from kinfed.errors import ConfigError, StorageError
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, Record, recorded
 from kinfed.privacy.secure_sum import SecureSum
 from kinfed.privacy.user_level import shortened
-from kinfed.runs.build import build_task
-from kinfed.runs.config import RunConfig
-from kinfed.runs.config_fields import Named
 from kinfed.runs.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
@@ -62,16 +60,18 @@ class Node:
     def answer(self, kind: str, order: Packet) -> Packet:
         if kind == HELLO:
             nonce = order.require("nonce", str)
-            return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
+            with withheld_errors(", ".join(self.clients)):
+                return Packet({"clients": [client.hello(nonce, self.number) for client in self.clients.values()]})
         name = order.require("name", str)
         if name not in self.clients:
             raise MessageError(
                 f"a message for client {name!r} has come to the node of {', '.join(self.clients)}; nothing was done"
             )
         client = self.clients[name]
-        if kind in SECURE_KINDS:
-            return client.secure_answer(kind, order)
-        return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
+        with withheld_errors(name):
+            if kind in SECURE_KINDS:
+                return client.secure_answer(kind, order)
+            return {SUMS: client.sums, TRAIN: client.train, EVALUATE: client.evaluate}[kind](order)
 
 
 class NodeClient:
@@ -243,37 +243,13 @@ class NodeClient:
             "name": self.settings.client
         }
 
-    def _prepare(self, kind: str, order: Packet) -> _Prepared:
-        """What an answer is computed from; refused where the owner's rules say so."""
-        own = load_client_data(self.settings, self.deployment)
-        inputs = order.group("inputs")
-        longest = order.require("longest", list)
-        if len(longest) != 3 or not all(isinstance(most, int) and 0 <= most < 2**40 for most in longest):
-            raise MessageError("longest should be three numbers of examples")
-        enrolment = Enrolment(
-            order.require("number", int), order.require("num_clients", int), (longest[0], longest[1], longest[2]),
-            order.require("group", int), inputs.get("mean"), inputs.get("std"), _preprocessing(order),
-        )  # fmt: skip
-        data = own.prepared(enrolment, self.deployment)
-        privacy, client = self.deployment.run.privacy, self.settings.client
-        self.rules.check_method(client, self.deployment, self.algorithm, data.train.count)
-        self.rules.check_noise(client, self.deployment, 0.0 if privacy is None else order.require("noise", float))
-        task = build_task(self.run, data.features.shape, self.deployment.problem)
-        if order.require("frozen", str) != task.frozen_digest():
-            raise ConfigError(
-                f"the node of {client} has other frozen weights in its model {self.run.model.name} than the server, so "
-                "that nothing they exchange would fit; give both the same files (model.weights at the server, weights "
-                "in --node-config)"
-            )
-        message, widths = message_types(self.algorithm)[0], order.header.get("widths")
-        tensors = received_tensors(message, order.group("down"), widths if isinstance(widths, dict) else {})
-        down = tree_of(message, tensors)
-        return _Prepared(self, kind, order, own, enrolment, data, task, down)
+    def _prepare(self, kind: str, order: Packet) -> Preparation:
+        return prepare(kind, order, self.settings, self.deployment, self.run, self.vault)
 
     def _entry(self, order: Packet) -> VaultEntry:
         return self.vault.entry(order.require("run", str), self.settings.client)
 
-    def _state(self, entry: VaultEntry, accepted: int, prepared: _Prepared) -> tuple[Tree, Moments, bool]:
+    def _state(self, entry: VaultEntry, accepted: int, prepared: Preparation) -> tuple[Tree, Moments, bool]:
         """The state after the last round that counted, with the moments of local optimizers that belong to it; a new
         one, and True, where the vault has lost it."""
         fresh: Tree = self.algorithm.init_client(prepared.task, prepared.cohort(0))
@@ -294,7 +270,7 @@ class NodeClient:
             )
         return fresh.like(state), Moments(moments), False
 
-    def _keep_model(self, entry: VaultEntry, prepared: _Prepared, row: Tensor, round: int) -> None:
+    def _keep_model(self, entry: VaultEntry, prepared: Preparation, row: Tensor, round: int) -> None:
         model, data, enrolment = self.run.model, prepared.data, prepared.enrolment
         inputs = ModelInputs(
             data.features.shape, data.problem, data.features.is_tokens, enrolment.mean, enrolment.std,
@@ -305,59 +281,6 @@ class NodeClient:
             "model": model.name, "inputs": inputs.to_json(),
         }  # fmt: skip
         entry.keep_model(module_for(prepared.task, row.detach()).state_dict(), metadata)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What an answer is computed from."""
-
-    node: NodeClient
-    kind: str
-    order: Packet
-    own: ClientData
-    enrolment: Enrolment
-    data: Federation  # scaled as all are, with validation examples
-    task: ModuleTask
-    down: Tree
-
-    def cohort(self, round: int, effort: float = 1.0) -> Cohort:
-        return self.enrolment.cohort(self.data, self.node.deployment.seed, round, effort)
-
-    def books_locked(self) -> AbstractContextManager[None]:
-        node = self.node
-        return nullcontext() if node.deployment.run.privacy is None else node.vault.books(node.settings.client).locked()
-
-    def question(self, entry: VaultEntry, state: Mapping[str, Tensor]) -> PlainQuestion:
-        node = self.node
-        privacy = node.deployment.run.privacy
-        if privacy is None:
-            return PlainQuestion()
-        return PrivateQuestion(
-            self.kind, self.order, node.settings, node.rules, node.deployment, privacy, self.data,
-            self.own.names_rows(node.deployment), state, node.vault, entry,
-        )  # fmt: skip
-
-
-def with_weights(run: RunConfig, folder: str) -> RunConfig:
-    """The run with the weights of its model in another folder."""
-    if "weights" not in run.model.options:
-        raise ConfigError(
-            f"weights in --node-config says where this machine has what the deployment calls model.weights; the "
-            f"deployment names none for model {run.model.name}"
-        )
-    model = Named(name=run.model.name, options={**run.model.options, "weights": folder})
-    return run.model_copy(update={"model": model})
-
-
-def _preprocessing(order: Packet) -> TablePreprocessing | None:
-    """What the columns of tables become, where the server has learnt it."""
-    record = order.header.get("preprocessing")
-    if record is None:
-        return None
-    try:
-        return TablePreprocessing.from_json(record)
-    except DataError as error:
-        raise MessageError(str(error)) from None
 
 
 def _stored(client: Tree, moments: Moments) -> dict[str, Tensor]:

@@ -7,19 +7,19 @@ goes into every message and every checkpoint, and is all a node needs to go on f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.algorithms.averaging import COUNT
-from kinfed.algorithms.base import AnyAlgorithm, RoundInfo, privacy_profile
-from kinfed.core.tree import EXAMPLES, Tree
+from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
+from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
 from kinfed.data.federation import SPLITS, Cohort, Population
 from kinfed.data.problem import Problem
+from kinfed.deploy.answer_checks import AnswerChecks, check_figures, check_same_question
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange
 from kinfed.deploy.questions import EVALUATE, TRAIN
@@ -29,22 +29,13 @@ from kinfed.deploy.wire import (
     Packet,
     masked_widths,
     message_types,
-    plain_text,
-    received_tensors,
     sent_tensors,
-    tree_of,
 )
-from kinfed.engine.measures import headline_measure, measures_of
 from kinfed.engine.task import Score, Task
 from kinfed.errors import CheckpointError, ConfigError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
-from kinfed.privacy.budget import planned_events
 from kinfed.privacy.dpsgd import EVALUATION, TRAINING, PrivateTask, Record
-from kinfed.privacy.ledger import Event, Events, dominates
-from kinfed.server.screening import UpdateSpec, trained_columns
-
-LARGEST_LOSS = 1e6  # of one example
-LONGEST_FIGURE = 60  # characters of a name
+from kinfed.privacy.ledger import Event
 
 
 class NodePool:
@@ -57,11 +48,8 @@ class NodePool:
         self.accepted = torch.zeros(len(roster.names), dtype=torch.int64)  # [K] last round that counted; 0: none yet
         self.rounds_without_quorum = 0  # the last ones, in a row
         self._sample = dict(up)
-        self._update_spec = UpdateSpec.from_update(
-            up, deployment.run.largest_norm, trained_columns(self.algorithm, task)
-        )
+        self._checks = AnswerChecks(deployment, roster.counts, task, up)
         self._up = message_types(self.algorithm)[1]
-        self._counts = {field.name for field in fields(self._up) if field.metadata.get(EXAMPLES)}
         self._noise = task.noise if isinstance(task, PrivateTask) else 0.0
         self._private = isinstance(task, PrivateTask)
         self._frozen = (task.inner if isinstance(task, PrivateTask) else task).frozen_digest()
@@ -82,10 +70,10 @@ class NodePool:
         def take(name: str, answer: Packet) -> None:
             nonlocal nbytes
             k = self._number(name)
-            self._check_signature(orders[name], answer)
+            check_same_question(orders[name], answer)
             nbytes += answer.nbytes
             try:
-                gradients = self._events(k, answer, self._plan(k))
+                gradients = self._checks.events(answer, self._checks.planned(k)[0])
                 if refused := answer.header.get("refused"):
                     raise MessageError(str(refused))
                 update = self._read_update(k, round, answer)
@@ -123,7 +111,7 @@ class NodePool:
         """What a client's answer to a round brings; MessageError where that cannot be used."""
         if strange := answer.groups.keys() - {"up"}:
             raise MessageError(f"an answer to a round holds an update and nothing else; got {min(strange)} too")
-        return self._checked(k, answer.group("up"))
+        return self._checks.update(k, answer.group("up"))
 
     def _combine(self, updates: Mapping[int, Any], round: int, needed: int, reply: Reply) -> Reply:
         """The reply with the updates of a round that has enough of them."""
@@ -152,13 +140,13 @@ class NodePool:
         events: dict[int, list[Event]] = {}
 
         def take(name: str, answer: Packet) -> None:
-            self._check_signature(orders[name], answer)
+            check_same_question(orders[name], answer)
             k = self._number(name)
             scores = {"personal", *(name for name in answer.groups if name.startswith("other."))}
             for group in sorted(scores | ({"server_model"} if server_model is not None else set())):
-                self._check_score(k, SPLITS.index(split), answer.group(group))
-            _check_figures(answer.group("figures"))
-            by_client[k], events[k] = answer, self._events(k, answer, self._personalization(k))
+                self._checks.score(k, SPLITS.index(split), answer.group(group))
+            check_figures(answer.group("figures"))
+            by_client[k], events[k] = answer, self._checks.events(answer, self._checks.planned(k)[1])
 
         reasons = self.exchange.request(EVALUATE, orders, self.deployment.deadline, take, 1)
         for name, reason in sorted(reasons.items()):
@@ -222,97 +210,10 @@ class NodePool:
             header["widths"] = widths
         return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
 
-    @staticmethod
-    def _check_signature(order: Packet, answer: Packet) -> None:
-        for key in ("run", "round", "number", "kind", "name"):
-            if answer.header.get(key) != order.header[key]:
-                theirs = repr(answer.header.get(key))[:60]
-                raise MessageError(f"an answer with {key} {theirs} instead of {order.header[key]!r}")
-
-    def _checked(self, k: int, tensors: Mapping[str, Tensor]) -> Tree:
-        """The update, if it is one: of the right fields, types and shapes, finite, no longer than allowed, and of as
-        many examples as the client has."""
-        widths = {name: sample.shape[1] for name, sample in self._sample.items() if sample.dim() > 1}
-        tensors = received_tensors(self._up, tensors, widths)
-        violation = self._update_spec.violation(tensors)
-        if violation is not None:
-            raise MessageError(violation)
-        for name in self._counts & tensors.keys():
-            self._check_examples(k, name, tensors[name])
-        if COUNT in tensors:
-            self._check_count(k, 0, float(tensors[COUNT].sum()))
-        return tree_of(self._up, tensors)
-
-    def _check_examples(self, k: int, name: str, numbers: Tensor) -> None:
-        """They decide what a client weighs in parts of what is averaged: no more than the examples that it has."""
-        most = (1 + self.deployment.drift) * int(self.roster.counts[k, 0])
-        if bool((numbers < 0).any()) or float(numbers.sum()) > most:
-            raise MessageError(
-                f"its {name} counts {float(numbers.sum()):g} examples ({float(numbers.min()):g} at least), and it said "
-                f"{int(self.roster.counts[k, 0])} at the start"
-            )
-
-    def _check_count(self, k: int, split: int, count: float) -> None:
-        """Against what the client said when it was enrolled: counts are weights, and nobody else can know them."""
-        declared = int(self.roster.counts[k, split])
-        if not abs(count - declared) <= self.deployment.drift * declared:  # NaN is not
-            raise MessageError(
-                f"it says {count:g} {SPLITS[split]} examples, and said {declared} at the start; drift allows a change "
-                f"by {100 * self.deployment.drift:g} %"
-            )
-
-    def _check_score(self, k: int, split: int, tensors: Mapping[str, Tensor]) -> None:
-        plain = ("correct", "loss", "count")
-        if any(name not in tensors or tensors[name].numel() != 1 for name in plain):
-            raise MessageError("an evaluation without correct, loss and count of one client")
-        problem = self.deployment.problem
-        headline = headline_measure(problem, self.deployment.run.metric)
-        wanted = {f"sums.{one.name}" for one in (*measures_of(problem), headline)}
-        if tensors.keys() - {*plain, "error"} - wanted or wanted - tensors.keys():
-            raise MessageError("an evaluation by other measures than the run's")
-        if any(tensors[name].shape != (1, 2) or not bool(torch.isfinite(tensors[name]).all()) for name in wanted):
-            raise MessageError("an evaluation whose measures are not two finite sums each")
-        if "error" in tensors and tensors["error"].numel() != 1:
-            raise MessageError("an evaluation whose error is not one number")
-        correct, loss, count = (float(tensors[name]) for name in ("correct", "loss", "count"))
-        self._check_count(k, split, count)
-        if not (count == int(count) and 0 <= correct <= count):
-            raise MessageError(f"an evaluation with {correct:g} of {count:g} examples correct")
-        if not 0 <= loss <= LARGEST_LOSS * count:
-            raise MessageError(f"an evaluation with a loss of {loss:g} over {count:g} examples")
-
-    # ---- privacy ----
-
-    def _plan(self, k: int) -> Events:
-        """The most that a round asks of a client's data."""
-        return self._declared(k)[0]
-
-    def _personalization(self, k: int) -> Events:
-        """The most that an evaluation does."""
-        return self._declared(k)[1]
-
-    def _declared(self, k: int) -> tuple[Events, Events]:
-        if not self._private:
-            return (), ()
-        count = self.roster.counts[k : k + 1, 0]
-        profile = privacy_profile(self.algorithm, count)
-        assert profile is not None  # checked before the run
-        round = planned_events(profile.per_round, self.algorithm, count)
-        assert round is not None  # likewise
-        return round[0], (planned_events(profile.per_personalization, self.algorithm, count) or [()])[0]
-
-    def _events(self, k: int, answer: Packet, most: Events) -> list[Event]:
-        if not self._private:
-            return []
-        events = _reported_events(answer)
-        if not dominates(most, tuple(sorted(events))):
-            raise MessageError("it computed more private gradients than the method takes")
-        return events
-
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
         """Of everyone called. Who did not answer may have computed all the same, and the answer may yet be read by
         somebody: it counts in full."""
-        return _make_record({k: events.get(k) or list(self._plan(k)) for k in ids.tolist()}, TRAINING)
+        return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
 
 
 def sample_update(
@@ -336,18 +237,6 @@ def sample_update(
     return dict(up.named())
 
 
-def _reported_events(answer: Packet) -> list[Event]:
-    events = []
-    for entry in answer.require("gradients", list):
-        if not isinstance(entry, list) or len(entry) != 3 or not all(type(value) in (int, float) for value in entry):
-            raise MessageError("an answer without a readable list of what its data were asked")
-        q, gradients, samples = entry
-        if not (0 < q <= 1 and type(gradients) is int and type(samples) is int and gradients > 0 and samples > 0):
-            raise MessageError("an answer with an impossible number of private gradients")
-        events.append(Event(float(q), gradients, samples))
-    return events
-
-
 def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
     """A record as the budget takes it. Keys of samples are made up: the real ones do not leave a node. Those of an
     evaluation are others than those of a round."""
@@ -358,13 +247,6 @@ def _make_record(events: Mapping[int, list[Event]], phase: int) -> Record:
                 key = len(record.calls) if phase == TRAINING else -1 - len(record.calls)
                 record.calls[key], record.samples[key] = event.gradients, (k, event.q)
     return record
-
-
-def _check_figures(figures: Mapping[str, Tensor]) -> None:
-    """Diagnostics of the method: one number each."""
-    for name, tensor in figures.items():
-        if tensor.numel() != 1 or name != plain_text(name, LONGEST_FIGURE):
-            raise MessageError(f"a figure {name} that is not one number")
 
 
 def _scores(answers: list[dict[str, Tensor]]) -> Score:

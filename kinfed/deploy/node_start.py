@@ -4,7 +4,7 @@
     ca = "ca.crt"                         its certificate authority; no line: a server without TLS
     key = "hospital-a"                    the node's private key, for Flower and for kinfed
 
-    [node]                                as in --node-config (kinfed.deploy.node_data)
+    [node]                                as in --node-config (kinfed.deploy.node_settings)
     client = "hospital-a"
     data = "/srv/patients.csv"
     vault = "vault"
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfed.deploy.node_data import NodeSettings
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.processes import flower_program, free_port
 from kinfed.deploy.supervised import Service, run_service
 from kinfed.deploy.warm_worker import CLIENT_PROGRAM

@@ -26,10 +26,11 @@ from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
 from kinfed.core import storage
 from kinfed.data.federation import SPLITS, Cohort, Federation
 from kinfed.deploy.books import Answered, ByNoise, Page, now
-from kinfed.deploy.node_data import NodeSettings
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.rules import NodeRules, Refused
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.vault import Vault, VaultEntry
+from kinfed.deploy.vault import Vault
+from kinfed.deploy.vault_entry import VaultEntry
 from kinfed.deploy.wire import Packet
 from kinfed.engine.task import Task
 from kinfed.privacy.budget import planned_events

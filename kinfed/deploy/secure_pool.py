@@ -11,6 +11,7 @@ import torch
 
 from kinfed.algorithms.averaging import COUNT, with_mean
 from kinfed.core.tree import Tree
+from kinfed.deploy.answer_checks import check_same_question
 from kinfed.deploy.node_pool import NodePool
 from kinfed.deploy.questions import TRAIN
 from kinfed.deploy.secure_messages import Assembly, KeyRecord, Member
@@ -79,7 +80,7 @@ class SecureNodePool(NodePool):
                 orders[self.roster.names[k]] = Packet(header | question.header, question.groups)
 
             def take_by_name(name: str, answer: Packet) -> None:
-                self._check_signature(orders[name], answer)
+                check_same_question(orders[name], answer)
                 take(self._number(name), answer)
 
             reasons = self.exchange.request(kind, orders, self.deployment.deadline, take_by_name, needed)

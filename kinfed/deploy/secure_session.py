@@ -1,9 +1,5 @@
 """A client's part in secure sums: what it remembers between questions, and what it refuses to be asked.
 
-    <vault>/<run>/<client>/sum.json                its secrets and the answers of the sum under way (mode 600)
-                           sum-update.safetensors  the update as whole numbers, until the next one takes its place
-                           sum-peers.json          the keys that other clients had when they were first seen
-
 A question may come twice, because an answer was lost on the way: the same one gets the same answer. Another one in its
 place is refused, and so is a round in which the client has masked an update already: in two sums of one update and
 different clients, whoever is in one of them alone stands in the difference. So a server that stops between masks and
@@ -13,7 +9,7 @@ its checkpoint loses that round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.core import storage
 from kinfed.deploy.client_keys import fingerprint, has_signed, read_public_keys, sign
 from kinfed.deploy.masks import (
     Ring,
@@ -36,6 +31,7 @@ from kinfed.deploy.masks import (
 )
 from kinfed.deploy.questions import CONFIRM, MASK, SHARE, UNMASK
 from kinfed.deploy.rules import Refused
+from kinfed.deploy.secure_memory import SumMemory, SumState
 from kinfed.deploy.secure_messages import (
     Assembly,
     KeyRecord,
@@ -45,13 +41,9 @@ from kinfed.deploy.secure_messages import (
     to_places,
     to_rows,
 )
-from kinfed.deploy.vault import VaultEntry
+from kinfed.deploy.vault_entry import VaultEntry
 from kinfed.deploy.wire import MessageError, Packet
-from kinfed.errors import StorageError
 from kinfed.privacy.secure_sum import KEYS_BYTES, SEALED_BYTES, SHARE_BYTES, SIGNATURE_BYTES
-
-FORMAT = 1
-_FILE, _UPDATE, _PEERS = "sum.json", "sum-update.safetensors", "sum-peers.json"
 
 
 @dataclass(frozen=True)
@@ -69,33 +61,13 @@ class Owner:
         return Member(self.number, self.name, key)
 
 
-@dataclass(frozen=True)
-class _Session:
-    """Of one sum. Bytes are hexadecimal."""
-
-    round: int
-    sealing: str = ""  # private keys
-    masking: str = ""
-    seed: str = ""  # b
-    record: str = ""
-    clients: list[list[Any]] = field(default_factory=list)  # [number, name, key] of all
-    records: list[str] = field(default_factory=list)
-    kept: str = ""  # the client's own pair of shares
-    pairs: dict[str, str] = field(default_factory=dict)  # by place: the pairs of others
-    senders: list[int] = field(default_factory=list)  # U1, as places
-    survivors: list[int] = field(default_factory=list)  # U2, which this client has signed
-    questions: dict[str, str] = field(default_factory=dict)  # digests, by kind
-    sealed: list[str] = field(default_factory=list)  # the answer to `share`
-    masked_round: int = 0  # the last one in which an update was masked
-
-
 class SecureSession:
     """Lock the entry before one is made, and until its answer is kept."""
 
     def __init__(self, entry: VaultEntry, owner: Owner) -> None:
         self.entry, self.owner = entry, owner
-        self._path = entry.folder / _FILE
-        self._state = self._read()
+        self._memory = SumMemory(entry, owner.name)
+        self._state = self._memory.read()
 
     # ---- the five questions ----
 
@@ -115,9 +87,9 @@ class SecureSession:
         where, private = self.owner.identity
         text = unsigned.text(self.entry.run, round, self.owner.member(""))
         record = replace(unsigned, signature=sign(private, where, text)).packed()
-        storage.write_tensors(self.entry.folder / _UPDATE, {"update": vector}, {"round": str(round)}, private=True)
+        self._memory.keep_update(round, vector)
         self._write(
-            _Session(
+            SumState(
                 round, sealing.hex(), masking.hex(), seed.hex(), record.hex(), masked_round=self._state.masked_round
             )
         )
@@ -181,10 +153,8 @@ class SecureSession:
 
     def _masked(self, assembly: Assembly, me: int, senders: list[int]) -> Ring:
         """y = x + PRG(b) + Σ ± PRG(agreed)"""
-        tensors = storage.read_tensors(self.entry.folder / _UPDATE)
-        total: Ring = tensors["update"].numpy().view(np.uint64) + mask(
-            bytes.fromhex(self._state.seed), len(tensors["update"])
-        )
+        update = self._memory.update()
+        total: Ring = update.numpy().view(np.uint64) + mask(bytes.fromhex(self._state.seed), len(update))
         private = bytes.fromhex(self._state.masking)
         for place in senders:
             if place != me:
@@ -266,11 +236,10 @@ class SecureSession:
 
     def _check_peers(self, members: tuple[Member, ...]) -> None:
         """Names have the keys that the owner of the node wrote down, or else those that they had when first seen."""
-        path = self.entry.folder / _PEERS
         if self.owner.peers:
             known, where = read_public_keys(Path(self.owner.peers).expanduser()), self.owner.peers
         else:
-            known, where = (storage.read_json(path) if path.exists() else {}), str(path)
+            known, where = self._memory.peers(), str(self._memory.peers_path)
         for member in members:
             if self.owner.peers and member.name not in known:
                 raise Refused(f"{where} has no {member.name}.pub, so nobody vouches for {member.name}")
@@ -280,7 +249,7 @@ class SecureSession:
                     f"{fingerprint(known[member.name])} for it"
                 )
         if not self.owner.peers:
-            storage.write_json(path, known | {member.name: member.key for member in members}, private=True)
+            self._memory.keep_peers(known | {member.name: member.key for member in members})
 
     # ---- memory ----
 
@@ -291,22 +260,9 @@ class SecureSession:
         records = tuple(KeyRecord.read(bytes.fromhex(record)) for record in self._state.records)
         return Assembly(self.entry.run, self._state.round, members, records)
 
-    def _read(self) -> _Session:
-        if not self._path.exists():
-            return _Session(0)
-        record = storage.read_json(self._path, "the memory of a secure sum")
-        if (record.pop("format", None), record.pop("run", None), record.pop("client", None)) != (
-            FORMAT, self.entry.run, self.owner.name,
-        ):  # fmt: skip
-            raise StorageError(
-                f"{self._path} is of another run, client or version of kinfed. Move it away: the round is lost"
-            )
-        return _Session(**record)
-
-    def _write(self, state: _Session) -> None:
+    def _write(self, state: SumState) -> None:
         self._state = state
-        about = {"format": FORMAT, "run": self.entry.run, "client": self.owner.name}
-        storage.write_json(self._path, asdict(state) | about, private=True)
+        self._memory.write(state)
 
 
 def _member(client: Any) -> Member:

@@ -46,10 +46,16 @@ def connect(address: str | None, workers: int | None) -> None:
         with _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of open files, about which nobody but Ray can do anything
             ray.init(**settings, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of any kind: what times out while Ray starts is a plain Exception
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if address is None:
+            raise PoolError(
+                f"Ray could not be started on this machine ({reason}); a machine with too much other work takes longer "
+                "than Ray waits: end some of it, or use --pool local"
+            ) from error
         raise ConfigError(
-            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one with `ray start --head`, "
-            "or leave --ray-address out to use this machine"
+            f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start --head`, or leave "
+            "--ray-address out to use this machine"
         ) from error
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kinfed.data.batches import LocalTraining
     from kinfed.privacy.policy import Privacy
     from kinfed.privacy.secure_sum import SecureSettings
-    from kinfed.privacy.user_level import UserPrivacy
+    from kinfed.privacy.user_policy import UserPrivacy
     from kinfed.server.clock import Speeds
     from kinfed.server.robust import Rule
     from kinfed.server.schedule import Schedule
@@ -294,7 +294,7 @@ class RunConfig(BaseModel):
 
     @property
     def user_privacy(self) -> UserPrivacy | None:
-        from kinfed.privacy.user_level import NO_ROBUST_RULE, UserPrivacy
+        from kinfed.privacy.user_policy import NO_ROBUST_RULE, UserPrivacy
 
         names = ("noise", "epsilon", "clip", "delta", "quantile")
         values = {name: value for name in names if (value := getattr(self, f"user_{name}")) is not None}

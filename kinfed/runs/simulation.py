@@ -22,7 +22,7 @@ from kinfed.engine.objective import make_objective
 from kinfed.engine.task import Task, make_task
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
-from kinfed.privacy.user_level import Sampling
+from kinfed.privacy.user_policy import Sampling
 from kinfed.runs.build import example_batch
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule

@@ -21,7 +21,8 @@ from kinfed.pools.base import Evaluation, Pool, Reply
 from kinfed.privacy.budget import PrivacyBudget
 from kinfed.privacy.dpsgd import PrivateTask
 from kinfed.privacy.secure_sum import SecureSettings, SecureSum
-from kinfed.privacy.user_level import NO_ROBUST_RULE, UserLevel
+from kinfed.privacy.user_level import UserLevel
+from kinfed.privacy.user_policy import NO_ROBUST_RULE
 from kinfed.server.clock import Clock
 from kinfed.server.robust import Rule, averaged_fields, check_robust, robust_rows
 from kinfed.server.schedule import Schedule

@@ -22,7 +22,9 @@ from kinfed.cli.app import app
 from kinfed.data.batches import Batch
 from kinfed.deploy.books import Books
 from kinfed.deploy.node import Node
-from kinfed.deploy.node_data import Enrolment, NodeSettings, load_client_data
+from kinfed.deploy.node_data import Enrolment, load_client_data
+from kinfed.deploy.node_errors import Withheld
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.rules import NodeRules, Refused
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
@@ -172,6 +174,37 @@ def test_another_state_makes_another_question(config: dict[str, Any]) -> None:
     assert len(books(config).read().answers) == 3
 
 
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("hello", {"label-column": "name", "classes": "x,y"}),
+        ("train", {"label-column": "name", "classes": "x,y"}),
+        ("evaluate", {"label-column": "name", "target": "0,1"}),
+        ("train", {"label-column": "ill", "classes": "2", "features": "name"}),
+    ],
+)
+def test_errors_quote_no_examples(
+    tmp_path: Path, kind: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that names a column as the label was told the first value that is none of its classes: by and by all."""
+    rows = "".join(f"Patient-{number},{20 + number},{number % 2}\n" for number in range(ROWS))
+    (tmp_path / "a.csv").write_text("name,age,ill\n" + rows)
+    config = {"client": "a", "data": str(tmp_path / "a.csv"), "vault": str(tmp_path / "vault")}
+    with pytest.raises(Withheld, match="DataError at a; its text may quote examples") as error:
+        ask(config, kind, settings=settings, nonce="00")
+    assert "Patient-" not in str(error.value)
+    assert "Patient-" in caplog.text  # the node's own log has all of it
+
+
+def test_a_programs_error_stays_at_the_node(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "load.py").write_text("def load(config):\n    raise KeyError('Patient-7')\n")
+    with pytest.raises(Withheld, match=r"^KeyError at a; its text may quote examples and is in the node's own log$"):
+        ask(config | {"data": f"{tmp_path / 'load.py'}:load"})
+
+
 # ---- books ----
 
 
@@ -242,7 +275,7 @@ def test_evaluations_that_take_gradients_are_counted(config: dict[str, Any]) -> 
 
 _KILLED = """
 import os, sys
-from kinfed.deploy.vault import VaultEntry
+from kinfed.deploy.vault_entry import VaultEntry
 VaultEntry.keep = lambda *_: os._exit(9)  # the machine fails before the new state is kept
 sys.path.insert(0, sys.argv[1])
 import json, test_attacks

@@ -25,8 +25,9 @@ from kinfed.data.batches import LocalTraining
 from kinfed.data.problem import Problem
 from kinfed.deploy.app_folder import make_app
 from kinfed.deploy.enrol import Roster
-from kinfed.deploy.node_data import Enrolment, NodeSettings, load_client_data
+from kinfed.deploy.node_data import Enrolment, load_client_data
 from kinfed.deploy.node_pool import sample_update
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.settings import SETTINGS, Deployment, not_for_nodes
 from kinfed.deploy.vault import Vault
 from kinfed.engine.lora import lora
@@ -132,10 +133,13 @@ def test_bad_node_configs_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             NodeSettings.parse_all(given)
-    for data, message in (
-        ("a.txt", "or .npz file"), (tmp_path / "no.npz", "cannot read"), (f"{tmp_path}/no.py:load", "does not exist"),
-    ):  # fmt: skip
-        with pytest.raises(DataError, match=message):
+    (tmp_path / "a.txt").touch()
+    for data, error, message in (
+        (tmp_path / "a.txt", DataError, "or .npz file"),
+        (tmp_path / "no.npz", StorageError, "no.npz does not exist, which a names as its data"),
+        (f"{tmp_path}/no.py:load", DataError, "does not exist"),
+    ):
+        with pytest.raises(error, match=message):
             load_client_data(node(data), DEPLOYMENT)
     (tmp_path / "load.py").write_text("def load(node):\n    return 3\n")
     with pytest.raises(DataError, match=r"should return \(x, y\)"):

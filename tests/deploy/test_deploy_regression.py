@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.data.federation import Federation
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.trial import deployment_settings
+from kinfed.deploy.trial_sites import deployment_settings
 from kinfed.deploy.vault import Vault
 from kinfed.errors import ConfigError
 from kinfed.runs.adopt import adopt

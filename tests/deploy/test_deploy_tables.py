@@ -17,7 +17,8 @@ from loopback import Loopback
 from kinfed.data.federation import Federation
 from kinfed.deploy.exchange import Sent
 from kinfed.deploy.node import Node
-from kinfed.deploy.node_data import NodeSettings, load_client_data
+from kinfed.deploy.node_data import load_client_data
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.rules import Refused
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment

@@ -13,7 +13,7 @@ from opinions import OPINIONS, write_opinions
 from tiny_bert import write_bert
 
 import kinfed
-from kinfed.deploy.node_data import NodeSettings
+from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.server import TooFewClients, serve
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault

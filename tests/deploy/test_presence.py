@@ -100,7 +100,7 @@ def test_a_node_that_cannot_take_part_is_explained_while_waiting(tmp_path: Path)
     (tmp_path / "b.npz").unlink()
     with pytest.raises(TooFewClients):
         run(net)
-    assert "node 101 cannot take part: DataError" in lines(net, "clients are here")[0]
+    assert "node 101 cannot take part: StorageError" in lines(net, "clients are here")[0]
 
 
 def status_during(net: Loopback, when: Callable[[Loopback], bool]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from tiny_bert import write_bert
 from kinfed.data.federation import Federation
 from kinfed.deploy.server import serve
 from kinfed.deploy.settings import Deployment
-from kinfed.deploy.trial import DEFAULTS, class_names, deployment_settings, site_names, write_sites
+from kinfed.deploy.trial import DEFAULTS
+from kinfed.deploy.trial_sites import class_names, deployment_settings, site_names, write_sites
 from kinfed.errors import ConfigError
 from kinfed.runs import experiment
 from kinfed.runs.build import build_federation

@@ -22,7 +22,8 @@ from kinfed.deploy.settings import Deployment
 from kinfed.deploy.vault import Vault
 from kinfed.errors import CheckpointError, ConfigError, StorageError
 from kinfed.privacy.noise import seeded_noise
-from kinfed.privacy.user_level import ClientSampling, UserLevel
+from kinfed.privacy.user_level import UserLevel
+from kinfed.privacy.user_policy import ClientSampling
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.pipeline import ModelPipeline
 from kinfed.runs.simulation import simulate

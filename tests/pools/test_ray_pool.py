@@ -449,5 +449,16 @@ def test_an_address_without_a_cluster_and_settings_that_do_not_fit_are_refused(c
         make_config(None, {"pool": "ray", "state": "disk"})
 
 
+def test_a_ray_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore")  # as Ray does on a busy machine
+
+    monkeypatch.setattr(ray_processes.ray, "init", init)
+    with pytest.raises(PoolError, match=r"Ray could not be started on this machine \(The current node timed out"):
+        ray_processes.connect(None, 2)
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at '10\.0\.0\.7:6379'"):
+        ray_processes.connect("10.0.0.7:6379", None)
+
+
 def test_pool_and_address_do_not_belong_to_the_identity_of_a_run() -> None:
     assert make_config(None, {"pool": "ray", "ray_address": "auto"}).fingerprint() == make_config().fingerprint()

@@ -14,7 +14,7 @@ import kinfed
 from kinfed.algorithms.averaging import DeltaUp
 from kinfed.errors import ConfigError
 from kinfed.privacy.secure_sum import FixedPoint, ProtocolSize, SecureSettings, SecureSum
-from kinfed.privacy.user_level import UserPrivacy
+from kinfed.privacy.user_policy import UserPrivacy
 
 SETTINGS: dict[str, Any] = {
     "clients": 6, "rounds": 3, "seeds": (0,), "model": "mlr", "participation": 0.7, "steps": 3, "eval_every": 0,
