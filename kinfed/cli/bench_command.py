@@ -22,8 +22,8 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds of each contestant.")] = 7,
     threads: Annotated[str, typer.Option(help="Numbers of cores, e.g. 1,2 (default: one, and all).")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny workloads: does everything run?")] = False,
-    weights: Annotated[str, typer.Option(help="Folder with MiniLM's weights; random ones where absent.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny workloads, to check that everything runs.")] = False,
+    weights: Annotated[str, typer.Option(help="Folder with MiniLM's weights (default: random weights).")] = "",
     json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
 ) -> None:
     """Measure rounds against a plain PyTorch loop and against the limits of this machine."""

@@ -75,7 +75,7 @@ def messages(
 
 @vault.command("list")
 def list_(folder: VaultFolder = DEFAULT) -> None:
-    """What this node keeps: runs, clients, rounds, sizes."""
+    """List what this node keeps: runs, clients, rounds, sizes."""
     from kinfed.deploy.vault import Vault
 
     entries = Vault(folder).entries()
@@ -93,7 +93,7 @@ def list_(folder: VaultFolder = DEFAULT) -> None:
 
 @vault.command()
 def budget(folder: VaultFolder = DEFAULT) -> None:
-    """What private training has cost each client over all runs and servers, and what its owner allows at most."""
+    """Show the privacy spent by each client over all runs and servers, and the owner's limit."""
     from kinfed.deploy.vault import Vault
     from kinfed.privacy.epsilon import epsilon_over_noises
 
@@ -124,7 +124,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="File to write (.safetensors).")],
     folder: VaultFolder = DEFAULT,
     run: Annotated[str | None, typer.Option(help="Run (default: the newest).")] = None,
-    client: Annotated[str | None, typer.Option(help="Client (where the vault has several).")] = None,
+    client: Annotated[str | None, typer.Option(help="Client (if the vault has several).")] = None,
 ) -> None:
     """Copy a personal model out of the vault, as safetensors that plain PyTorch loads."""
     from kinfed.core import storage
@@ -140,10 +140,10 @@ def export(
 def clear(
     run: Annotated[str, typer.Argument(help="Run whose states and models are removed.")],
     folder: VaultFolder = DEFAULT,
-    client: Annotated[str | None, typer.Option(help="Of this client only.")] = None,
+    client: Annotated[str | None, typer.Option(help="Only this client.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove what a run has left in the vault. It cannot be undone: personal models exist nowhere else."""
+    """Remove a run from the vault. This cannot be undone: personal models exist nowhere else."""
     from kinfed.deploy.vault import Vault
 
     if not yes:
@@ -159,15 +159,15 @@ def predict(
     model: Annotated[Path | None, typer.Option(help="A model file (kinfed export, kinfed vault export).")] = None,
     vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
     run: Annotated[str | None, typer.Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
-    client: Annotated[str | None, typer.Option(help="Whose model (of a folder's default: the server's).")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Method (where a run folder has several).")] = None,
+    client: Annotated[str | None, typer.Option(help="Whose model (default of a folder: the server's).")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Method (if the run has several).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
     ignore: Annotated[str, typer.Option(help="Columns that are not features (models without column names).")] = "",
     name_column: Annotated[str | None, typer.Option(help="Column that names the rows in the output.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Classes and probabilities (or numbers) for new examples, by one model; no server is needed."""
+    """Predict classes with probabilities, or numbers, for new examples with one model; needs no server."""
     from kinfed.deploy.vault import Vault
     from kinfed.runs import predict as predicting
     from kinfed.runs.pipeline import ModelPipeline

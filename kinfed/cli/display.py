@@ -79,7 +79,7 @@ def run_sentence(config: RunConfig) -> str:
 
     seeds = "seed" if len(config.seeds) == 1 else "seeds"
     return (
-        f"{config.dataset.name} shared out by {partition_name(config)}, model {config.model.name}; "
+        f"{config.dataset.name} divided by {partition_name(config)}, model {config.model.name}; "
         f"{', '.join(config.algorithms)}; "
         f"{config.rounds} rounds, participation {config.participation:g}, {len(config.seeds)} {seeds}"
     )

@@ -42,20 +42,21 @@ def fit(
         str | None, typer.Option(help="Column with the class, or the number to predict.", rich_help_panel=TABLE)
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="classification or regression, where the rule is wrong.", rich_help_panel=TABLE)
+        str | None,
+        typer.Option(help="classification or regression (default: by the column).", rich_help_panel=TABLE),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="What columns are: age=number,zip=category,note=skip.", rich_help_panel=TABLE)
+        str | None, typer.Option(help="Types of columns: age=number,zip=category,note=skip.", rich_help_panel=TABLE)
     ] = None,
     ignore: Annotated[
-        str | None, typer.Option(help="Columns that are no features, separated by commas.", rich_help_panel=TABLE)
+        str | None, typer.Option(help="Columns that are not features, separated by commas.", rich_help_panel=TABLE)
     ] = None,
     weight_column: Annotated[
         str | None,
-        typer.Option(help="Column with how much a row counts, in training and in figures.", rich_help_panel=TABLE),
+        typer.Option(help="Column with the weight of a row, in training and in results.", rich_help_panel=TABLE),
     ] = None,
     split_column: Annotated[
-        str | None, typer.Option(help="Column with train or test, where that is decided.", rich_help_panel=TABLE)
+        str | None, typer.Option(help="Column with train or test, if the split is given.", rich_help_panel=TABLE)
     ] = None,
     test_fraction: Annotated[
         float | None, typer.Option(help="Share of each site's rows for testing (0.25).", rich_help_panel=TABLE)
@@ -69,7 +70,7 @@ def fit(
     models: Annotated[str | None, typer.Option(help="Kinds of model to try (mlr,mlp).", rich_help_panel=SEARCH)] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="What is chosen by: auroc, accuracy, rmse, ... (auto).", rich_help_panel=SEARCH),
+        typer.Option(help="Metric to choose by: auroc, accuracy, rmse, ... (auto).", rich_help_panel=SEARCH),
     ] = None,
     class_weights: Annotated[
         str | None,
@@ -79,21 +80,21 @@ def fit(
         int | None, typer.Option(help="Settings to try, the same number for every method (4).", rich_help_panel=SEARCH)
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(help="Parts of a site's training rows, to validate by (3).", rich_help_panel=SEARCH)
+        int | None, typer.Option(help="Cross-validation folds of a site's training rows (3).", rich_help_panel=SEARCH)
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training (30).", rich_help_panel=SEARCH)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all draws (0).", rich_help_panel=SEARCH)] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Most minutes that all may take; fewer settings are tried.", rich_help_panel=FILES),
+        typer.Option(help="Time limit; fewer settings are tried to meet it.", rich_help_panel=FILES),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder to write (default: fits/<time>).", rich_help_panel=FILES)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the fit in --out.", rich_help_panel=FILES)] = False,
-    demo: Annotated[bool, typer.Option("--demo", help="A small table that comes with kinfed, offline.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Use a small built-in table; works offline.")] = False,
 ) -> None:
-    """From a table with a column of sites to a good, explained model for every site."""
+    """Train and explain a good model for every site of a table."""
     from kinfed.runs.method_run import Interrupted
     from kinfed.sites.fit import fit as fit_table
     from kinfed.sites.fit_result import PAGE

@@ -17,7 +17,7 @@ def init(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="TOML file to write; one that exists is left alone.")] = Path("run.toml"),
 ) -> None:
-    """Write a configuration to edit: every setting with its text and default, those given here in force."""
+    """Write a TOML file to edit, with every setting explained; the options given here are set in it."""
     from kinfed.core import storage
     from kinfed.runs.config_template import config_toml
 

@@ -21,19 +21,32 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, datasets, partitions, models, presets or recipes; or one of their names, for its options."
+            help="methods, datasets, partitions, models, presets or recipes; or the name of one, to see its options."
         ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Show what there is, or the options of one method, data set, partition or model."""
-    from kinfed.cli.listing import KINDS, RECIPES, gradient_path, kind_of, model_sizes, names, options_of, owner
+    """List methods, data sets, partitions, models or recipes, or show the options of one of them."""
+    from kinfed.cli.listing import (
+        KINDS,
+        RECIPES,
+        gradient_path,
+        kind_named,
+        kind_of,
+        model_sizes,
+        names,
+        options_of,
+        owner,
+        reference_of,
+    )
 
     kinds = (*KINDS, RECIPES)
-    what = "algorithms" if what == "methods" else what
+    what = None if what is None else kind_named(what)
     if what is not None and what not in kinds:
         kind = kind_of(what)
         say(f"{what}: {names(kind)[what]}")
+        if kind == "algorithms" and (paper := reference_of(what)):
+            say(f"  {paper}")
         if kind == "models" and (sizes := model_sizes(what))[0]:
             say("  {} parameters for examples {}; gradients: {}".format(*sizes, gradient_path(what)))
         if kind == "presets":
@@ -92,7 +105,7 @@ def describe(
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Save the federation in this folder.")] = None,
 ) -> None:
-    """Show who holds what: sizes, classes per client, distance between clients' label distributions."""
+    """Show who holds what: sizes, classes per client, how far apart label distributions are."""
     from kinfed.cli.federation_view import FederationView
     from kinfed.data.describe import describe as description_of
     from kinfed.runs.build import build_federation

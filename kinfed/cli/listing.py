@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 from kinfed.core.options import OptionDoc
 from kinfed.core.registries import registry_of
 from kinfed.errors import unknown_name
@@ -11,6 +14,12 @@ KINDS = {
     "algorithms": "algorithm", "datasets": "dataset", "partitions": "partition", "models": "model", "presets": "preset",
 }  # fmt: skip
 RECIPES = "recipes"
+_OTHER_WORDS = {"method": "algorithms", "methods": "algorithms", "recipe": RECIPES}
+
+
+def kind_named(word: str) -> str:
+    """The kind that a word such as "methods" or "model" stands for; other words are returned as they are."""
+    return {**_OTHER_WORDS, **{singular: kind for kind, singular in KINDS.items()}}.get(word, word)
 
 
 def names(kind: str) -> dict[str, str]:
@@ -72,7 +81,20 @@ def kind_of(name: str) -> str:
         if name in (here := names(kind)):
             return kind
         known += here
-    raise unknown_name("list", name, known)
+    raise unknown_name("name", name, known)
+
+
+def reference_of(name: str) -> str:
+    """The paper of a method: as registered, or else the paragraph with a year in the docstring of its module (which
+    begins with the method's name where the module has several)."""
+    entry = registry_of("algorithm")[name]
+    if entry.reference:
+        return entry.reference
+    head = sys.modules[entry.target.__module__].__doc__ or ""
+    papers = [text for text in head.split("\n\n")[1:] if re.match(r"\S.*\b(19|20)\d\d\b", text, re.S)]
+    own = f"`{name}`: "
+    papers.sort(key=lambda text: not text.startswith(own))
+    return " ".join(papers[0].removeprefix(own).split()) if papers else ""
 
 
 def owner(kind: str, name: str) -> str:

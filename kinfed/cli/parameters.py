@@ -257,7 +257,9 @@ def _load(files: list[Path] | None) -> list[Path] | None:
 
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", help="Python file that registers things of your own (repeatable).", callback=_load),
+    typer.Option(
+        "--plugin", help="Python file that registers your own methods, data sets, ... (repeatable).", callback=_load
+    ),
 ]
 RunFolderArgument = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
 

@@ -24,18 +24,18 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A recipe (kinfed list recipes).")] = None,
     every: Annotated[bool, typer.Option("--all", help="All recipes, several at a time (see --processes).")] = False,
     scale: Annotated[str, typer.Option(help="smoke (under a minute), small (under 15), or paper.")] = "small",
-    only: Annotated[str | None, typer.Option(help="Some parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only these parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0,1,2,3,4.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),
     publish: Annotated[
         Path | None,
-        typer.Option(help="Also write the Markdown pages of all finished recipes to this folder, and its index."),
+        typer.Option(help="Also write Markdown pages and an index of all finished recipes to this folder."),
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", envvar="KINFED_DATA", help="Folder with data sets.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker threads of a recipe (default: all cores).")] = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="With --all: recipes at a time, one core each (default: as many as there are cores)."),
+        typer.Option(min=1, help="With --all: recipes at a time, one core each (default: all cores)."),
     ] = None,
 ) -> None:
     """Run a table or figure of a paper again: our numbers beside theirs, a verdict per claim, a page with figures.

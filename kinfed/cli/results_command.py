@@ -11,7 +11,7 @@ from kinfed.cli.parameters import Plugins, RunFolderArgument
 from kinfed.cli.terminal import console, say
 from kinfed.errors import ConfigError
 
-Algorithm = Annotated[str | None, typer.Option(help="Method (where the run has several).")]
+Algorithm = Annotated[str | None, typer.Option(help="Method (if the run has several).")]
 Seed = Annotated[int | None, typer.Option(help="Seed (default: the first).")]
 
 
@@ -39,7 +39,7 @@ def export(
     algorithm: Algorithm = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (.safetensors or .onnx).")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="As ONNX, with scaling and probabilities (extra onnx).")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, preprocessing included (extra onnx).")] = False,
 ) -> None:
     """Write one client's personal model, or the server's, as safetensors that plain PyTorch loads, or as ONNX."""
     from kinfed.core.storage import file_name
@@ -65,10 +65,10 @@ def export(
 
 def adopt(
     folder: RunFolderArgument,
-    table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, a row per example.")],
+    table: Annotated[Path, typer.Option(help="The newcomer's data: a .csv or .parquet file, one row per example.")],
     label_column: Annotated[str, typer.Option(help="Column with the class.")],
     split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
-    weight_column: Annotated[str | None, typer.Option(help="Column with how much a row counts in training.")] = None,
+    weight_column: Annotated[str | None, typer.Option(help="Column with the weight of a row in training.")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of texts (default: as in the run).")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer's folder (default: as in the run).")] = None,
@@ -78,10 +78,10 @@ def adopt(
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of local training (default: as a client's in the run).")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="The newcomer's group, where the method needs it.")] = None,
+    group: Annotated[str | None, typer.Option(help="The newcomer's group, if the method needs it.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the model (.safetensors).")] = None,
 ) -> None:
-    """A new client joins a finished run: its model, beside training alone and the server's model."""
+    """Let a new client join a finished run; compares its model with training alone and the server's."""
     from kinfed.runs.adopt import adopt as adopt_client
     from kinfed.runs.newcomer import newcomer_from_table
 
@@ -102,8 +102,8 @@ def gain(
     ],
     algorithm: Annotated[str | None, typer.Option(help="Method of the run (default: the best federated one).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default: the first).")] = None,
-    s0: Annotated[float | None, typer.Option(help="Variance between clients, where it is known.")] = None,
-    margin: Annotated[float, typer.Option(help="Smaller changes than this share count as none.")] = 0.05,
+    s0: Annotated[float | None, typer.Option(help="Variance between clients, if known.")] = None,
+    margin: Annotated[float, typer.Option(help="Changes smaller than this share count as none.")] = 0.05,
     limit: Annotated[int, typer.Option(help="Clients to show.")] = 40,
 ) -> None:
     """Who gains from federating: every client's figure alone and with a method, as measured in a run that has local.
@@ -148,7 +148,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Folder of another run.")],
     tolerance: Annotated[float, typer.Option(help="Largest difference between numbers that counts as none.")] = 0.0,
 ) -> None:
-    """Say whether two runs have the same results, times aside; exit status 1 where they differ."""
+    """Check whether two runs have the same results, apart from times; exit status 1 if they differ."""
     from kinfed.runs.compare import same_results
 
     differences = same_results(first, second, tolerance=tolerance)

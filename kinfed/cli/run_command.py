@@ -26,15 +26,15 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     extend: Annotated[
         bool,
-        typer.Option("--extend", help="Give the run in --out more --rounds (in all), --seeds or --algorithms."),
+        typer.Option("--extend", help="Add --rounds (the new total), --seeds or --algorithms to the run in --out."),
     ] = False,
     report: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
     track: Annotated[
         list[str] | None,
-        typer.Option("--track", help="Also write for tensorboard, mlflow or wandb, each an extra (repeatable)."),
+        typer.Option("--track", help="Also log to tensorboard, mlflow or wandb; each is an extra (repeatable)."),
     ] = None,
 ) -> None:
-    """Run methods on the same clients, batches and starts; without arguments: the demo on digits."""
+    """Compare methods on the same clients, batches and starting models; without arguments, on digits."""
     from kinfed.cli.display import display, outsiders_sentence, results_table, run_sentence
     from kinfed.interactive.progress import total_rounds
     from kinfed.runs import experiment

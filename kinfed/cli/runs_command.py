@@ -19,13 +19,13 @@ def runs(
     folder: Folder = Path("runs"),
     dataset: Annotated[str, typer.Option(help="Only runs on this data set.")] = "",
     algorithm: Annotated[str, typer.Option(help="Only runs with this method.")] = "",
-    state: Annotated[str, typer.Option(help="Only finished, running, stopped or damaged ones.")] = "",
+    state: Annotated[str, typer.Option(help="Only runs that are finished, running, stopped or damaged.")] = "",
     where: Annotated[
         list[str] | None, typer.Option(help="Only runs with this setting, e.g. rounds=40 or algorithms.ditto.lam=0.1.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line per run, with all its settings.")] = False,
 ) -> None:
-    """List the runs in a folder, the newest first."""
+    """List the runs in a folder, newest first."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
@@ -69,10 +69,10 @@ def runs(
 
 def board(
     folder: Folder = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes any that is free.", min=0, max=65535)] = 8050,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8050,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Show all runs in a folder, and running ones live, on a page of this machine. Nothing is written."""
+    """Serve a local, read-only page with all runs in a folder, and running ones live."""
     from kinfed.board.board_server import BoardServer
 
     with BoardServer(folder, port) as server:

@@ -38,7 +38,7 @@ def up(
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the run, the sites and the logs.")] = Path(
         "trial"
     ),
-    seconds: Annotated[float, typer.Option(help="Time that all of it may take.", min=1)] = 1800.0,
+    seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=1)] = 1800.0,
     cold: Annotated[bool, typer.Option("--cold", help="Start a Python for every message, as Flower does.")] = False,
 ) -> None:
     """Try a whole deployment on this machine: certificates, a superlink with TLS, nodes with their data, the run."""
@@ -112,11 +112,9 @@ def kit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder or .zip file to write (default: kit-<client>).")
     ] = None,
-    data: Annotated[str, typer.Option(help="Where the site has its data; it can edit this.")] = "data.csv",
-    label: Annotated[str, typer.Option(help="Column with the class, where the site calls it otherwise.")] = "",
-    peers: Annotated[
-        bool, typer.Option(help="Put in the public keys of all clients, which alone may be in a secure sum.")
-    ] = True,
+    data: Annotated[str, typer.Option(help="Path of the data at the site, which can change it later.")] = "data.csv",
+    label: Annotated[str, typer.Option(help="Column with the class, if the site uses another name.")] = "",
+    peers: Annotated[bool, typer.Option(help="Include the public keys of all clients, for secure aggregation.")] = True,
 ) -> None:
     """Write what a site needs to join: CA certificate, its key, a configuration and one command to start the node."""
     from kinfed.deploy.site_kit import kit_files, write_kit
@@ -131,7 +129,7 @@ def kit(
 def status(
     folder: Annotated[Path, typer.Argument(help="The run's folder on the server: `out` of the app's settings.")],
 ) -> None:
-    """How a deployment goes: rounds, clients, when they were last seen, what is awaited, bytes, privacy."""
+    """Show the state of a deployment: rounds, clients and when they were last seen, bytes, privacy."""
     from kinfed.deploy.status import ENDED, STALE_SECONDS, clock_of, read_progress, read_status
     from kinfed.runs.experiment import read_config
     from kinfed.runs.metrics import headline_text

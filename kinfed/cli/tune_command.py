@@ -43,7 +43,7 @@ def tune(
     context: typer.Context,
     ranges: Annotated[
         list[str] | None,
-        typer.Option("--range", help="label.option=low:high instead of the usual range (repeatable)."),
+        typer.Option("--range", help="label.option=low:high, to replace the default range (repeatable)."),
     ] = None,
     trials: Annotated[int | None, typer.Option(help=f"Trials per method (default {DEFAULT_TRIALS}).")] = None,
     while_training: Annotated[
@@ -52,7 +52,7 @@ def tune(
             "--while-training", help="One run per method, in which clients try --trials configurations (FedEx)."
         ),
     ] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Stop trials early that fall behind.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Stop trials that fall behind early.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the tuning (default: tuned/<time>).")
     ] = None,

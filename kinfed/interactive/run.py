@@ -28,15 +28,19 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> RunResult:
-    """Run a configuration (a RunConfig, a TOML file, or settings by name) and show how far it is.
+    """Run a configuration (a RunConfig, a TOML file, or settings by name) and show its progress.
 
-    `federation` replaces the data set and its partition; `model` is a name, with options
-    {"name": ..., ...}, or a function that makes an nn.Module: without arguments, or from the shape of an example and
-    the number of classes.
-    With `out` the run writes its folder and can be resumed (`resume`), or extended (`extend`): `rounds` in all, `seeds`
-    and `algorithms` beside those it has, with the same results as asked for at once. Without, all stays in memory.
-    `progress` shows a bar (True) or nothing (False); by default a bar on a terminal, a line in a notebook, nothing
-    elsewhere. An `observer` hears of every round (kinfed.runs.observer); `should_stop` is asked after every round."""
+    `federation` replaces the data set and its partition. `model` is a name, a dictionary {"name": ..., ...} with
+    options, or a function that builds an nn.Module, either without arguments or from the shape of an example and the
+    number of classes.
+
+    With `out` the run writes its folder, and can be resumed (`resume`) or extended (`extend`). To extend, pass the
+    total number of `rounds`, and the `seeds` and `algorithms` to add; the results are the same as if everything had
+    been run at once. Without `out`, everything stays in memory.
+
+    `progress` is True for a progress bar and False for silence. By default there is a bar on a terminal, a line in a
+    notebook and nothing elsewhere. An `observer` is notified of every round (kinfed.runs.observer); `should_stop` is
+    called after every round."""
     grown = Path(out) if extend and out is not None else None
     chosen, build = experiment.chosen_config(config, model, settings, grown)
     with progress_display(chosen, progress) as display:
@@ -55,5 +59,5 @@ def run(
 
 
 def load(folder: Path | str) -> RunResult:
-    """The results of a run from its folder, as `kinfed.run` gave them; of a run that is unfinished, what there is."""
+    """Read the results of a run from its folder. An unfinished run has the results so far."""
     return RunResult.read(folder)

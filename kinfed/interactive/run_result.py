@@ -1,5 +1,5 @@
-"""What a run found, for people: tables, curves, a page, models. The same from `kinfed.run` and, read from disk, from
-`kinfed.load`.
+"""The results of a run: tables, curves, a report, models. `kinfed.run` returns them, and `kinfed.load` reads them from
+disk.
 
     result = kinfed.run(algorithms="local,fedavg,ditto", rounds=10, seeds=(0,), out="runs/a")
     result = kinfed.load("runs/a")
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 
 class RunResult:
-    """Made by `kinfed.run` and `kinfed.load`. `folder` is where the run is written, None for one in memory."""
+    """The results of `kinfed.run` and `kinfed.load`. `folder` is the run folder, or None for a run in memory."""
 
     def __init__(self, *, folder: Path | None = None, outcome: RunOutcome | None = None) -> None:
         if folder is None and outcome is None:
-            raise ValueError("a result is that of a folder, or of a run in this process")
+            raise ValueError("a result needs a folder, or a run in this process")
         self.folder = folder
         self._outcome = outcome
 
     @classmethod
     def read(cls, folder: Path | str) -> RunResult:
-        """From a run folder; of a run that is unfinished, what there is so far."""
+        """Read a run folder. An unfinished run has the results so far."""
         result = cls(folder=Path(folder))
         result.run  # noqa: B018  (a folder that is no run is refused here, not at the first use)
         return result
@@ -89,7 +89,7 @@ class RunResult:
 
     @cached_property
     def results(self) -> Sequence[MethodSummary]:
-        """One of every method and seed that is finished. Of a run in this process they hold models and sums too."""
+        """One result per finished method and seed. After kinfed.run they also hold models and raw sums."""
         if self._outcome is not None:
             return self._outcome.results
         assert self.folder is not None
@@ -102,8 +102,8 @@ class RunResult:
             raise RunFolderError(f"{path} is not a summary of this version of kinfed ({error!r})") from None
 
     def result(self, label: str | None = None, seed: int | None = None) -> Any:
-        """The figures of a method (the only one where none is named) and seed (the first), after its last round: a
-        `MethodSummary`, and of a run in this process a `MethodResult`."""
+        """The final result of one method and seed; by default the only method and the first seed. A `MethodSummary`, or
+        for a run made in this process a `MethodResult`."""
         return pick_result(self.results, self.algorithms, self.seeds, label, seed)
 
     @property
@@ -112,7 +112,7 @@ class RunResult:
         return tuple(self.run.baselines.values())
 
     def describe(self, seed: int | None = None) -> Description:
-        """Who holds what, with a seed (the first)."""
+        """Who holds what under a seed, by default the first."""
         chosen = self.seeds[0] if seed is None else seed
         if chosen not in self.run.federations:
             raise ConfigError(f"the run has no seed {chosen}; it has {', '.join(map(str, self.run.federations))}")
@@ -121,16 +121,16 @@ class RunResult:
     # ---- tables ----
 
     def to_frame(self, backend: str | None = None) -> Any:
-        """A row per method and seed, after its last evaluated round. `backend` is pandas, polars or pyarrow, by default
-        the first that is installed."""
+        """A table with a row per method and seed: the final results. `backend` is pandas, polars or pyarrow, by default
+        the first one installed."""
         return to_native(summary_rows(self.run), backend)
 
     def history(self, backend: str | None = None) -> Any:
-        """A row per method, seed and round: costs, and metrics where the round was evaluated."""
+        """A table with a row per method, seed and round: costs, and metrics if the round was evaluated."""
         return to_native(history_rows(self.run), backend)
 
     def clients(self, backend: str | None = None) -> Any:
-        """A row per method, seed and client, after the last round."""
+        """A table with a row per method, seed and client, after the last round."""
         return to_native(client_rows(self.run), backend)
 
     def answers(self, label: str | None = None, seed: int | None = None) -> tuple[ClientShares, ...]:
@@ -153,14 +153,14 @@ class RunResult:
         return single_run(self.run)
 
     def plot(self, what: str = "rounds", kind: Kind = "personal") -> Figure:
-        """A plotly figure of the headline metric: over "rounds", over "bytes" sent, or of the single "clients"; of the
-        clients' "personal" models or of the "server"'s."""
+        """A plotly figure of the headline metric over "rounds", over "bytes" sent, or by "clients"; for the clients'
+        "personal" models or the "server"'s."""
         from kinfed.interactive.result_plots import plot
 
         return plot(self.comparison, what, kind)
 
     def report(self, out: Path | str | None = None) -> Path:
-        """Write the page of this run: by default report.html, in the run's folder or, of a run in memory, here."""
+        """Write the HTML report, by default report.html in the run folder (here, for a run in memory)."""
         from kinfed.report import write_page
         from kinfed.report.comparison import compare
         from kinfed.report.page import report_page
@@ -201,9 +201,9 @@ class RunResult:
     def personal_model(
         self, client: str | int, label: str | None = None, seed: int | None = None, build: Builder | None = None
     ) -> ModelPipeline:
-        """The client's own model, ready to use: raw rows in, classes out; `.module` is the torch module alone. A client
-        is named as in the data, or given by its number. `build` makes the module, where the run is read from disk and
-        its model is not one of kinfed's own."""
+        """A client's own model, ready to use: raw rows in, classes out; `.module` is the plain torch module. Give the
+        client's name or number. Pass `build`, the function that builds the module, if the run was read from disk and
+        its model is not built in."""
         if self._outcome is not None:
             return self._outcome.personal_model(client, label, seed)
         from kinfed.runs.predict import model_of_run
@@ -215,7 +215,7 @@ class RunResult:
     def server_model(
         self, label: str | None = None, seed: int | None = None, build: Builder | None = None
     ) -> ModelPipeline | None:
-        """The server's model, where it has one for all clients."""
+        """The server's model, if there is a single one for all clients."""
         if self._outcome is not None:
             return self._outcome.server_model(label, seed)
         from kinfed.runs.predict import server_model_of_run

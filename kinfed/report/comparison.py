@@ -13,6 +13,7 @@ from typing import Any
 
 from kinfed.algorithms import ALGORITHMS
 from kinfed.data.description import Description
+from kinfed.report.formats import plural
 from kinfed.report.metric_style import MetricStyle, headline_of, metric_style
 from kinfed.report.palette import Style, styles
 from kinfed.runs.baseline import Baseline
@@ -97,6 +98,9 @@ class Comparison:
 
     runs: tuple[Run, ...]
     methods: tuple[Method, ...]
+
+    def __repr__(self) -> str:
+        return f"Comparison({plural(len(self.runs), 'run')}, {plural(len(self.methods), 'method')})"
 
     @property
     def metric(self) -> str:

@@ -36,6 +36,9 @@ class Baseline:
     personal: dict[str, float]  # metrics over the clients that are evaluated
     clients: dict[str, float | None]  # the headline metric of every client; None where it is undefined
 
+    def __repr__(self) -> str:
+        return f"Baseline({self.name}, seed {self.seed}: {len(self.clients)} clients)"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -66,38 +66,40 @@ class RunConfig(BaseModel):
 
     # First: names that plugins register can be used in all others.
     plugins: Annotated[tuple[Path, ...], BeforeValidator(plugin_files)] = setting(
-        (), METHODS, "Python file that registers methods, data sets, models ... of your own (repeatable).",
+        (), METHODS, "Python file that registers your own methods, data sets, models, ... (repeatable).",
         option="--plugin",
     )  # fmt: skip
     dataset: Choice = setting(
         Named(name="digits"), DATA, "A name (kinfed list datasets), or a .csv/.parquet file.", registry="dataset"
     )
     partition: Choice | None = setting(
-        None, DATA, "How data is shared out (kinfed list partitions).", registry="partition"
+        None, DATA, "How the data is divided among clients (kinfed list partitions).", registry="partition"
     )
     clients: int | None = setting(None, DATA, "Number of clients.", ge=1)
     client_column: str | None = setting(None, DATA, "Column that names the client (own tables).")
     label_column: str | None = setting(None, DATA, "Column with the class, or the number to predict (own tables).")
     task: Literal["auto", "classification", "regression"] = setting(
-        "auto", DATA, "What the label column holds, classes or numbers (own tables); auto decides and says so."
+        "auto", DATA, "Whether the label column holds classes or numbers (own tables); auto decides and says so."
     )
     group_column: str | None = setting(None, DATA, "Column with the client's group (own tables).")
     split_column: str | None = setting(None, DATA, "Column with train, val or test (own tables).")
-    weight_column: str | None = setting(None, DATA, "Column with how much a row counts in training (own tables).")
+    weight_column: str | None = setting(None, DATA, "Column with the weight of a row in training (own tables).")
     columns: str | None = setting(
-        None, DATA, "What columns are, where the rule is wrong: age=number,zip=category,note=skip (tables)."
+        None, DATA, "Types of columns, to override the rule: age=number,zip=category,note=skip (tables)."
     )
     stratify: bool = setting(
-        False, DATA, "Draw test and validation rows in proportion to each client's classes, or quarters of a number."
+        False,
+        DATA,
+        "Draw test and validation rows in proportion to each client's classes, or quartiles of a number.",
     )
     folds: int | None = setting(
-        None, DATA, "Cross-validation: so many splits of every client's rows, each row tested once, by label.", ge=2
+        None, DATA, "Cross-validation with this many stratified folds of every client's rows.", ge=2
     )
     validation: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
         "auto", DATA, "Share of training data kept for validation, or auto."
     )
     public: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = setting(
-        "auto", DATA, "Share of training data that becomes public, for methods that distil over it, or auto."
+        "auto", DATA, "Share of training data made public, for methods that distil on it, or auto."
     )
     foreign_targets: bool = setting(False, DATA, "Shuffle validation and test sets among clients.")
     data: Path | None = setting(None, DATA, "Folder with data sets: <DIR>/<dataset>/*.parquet.", variable="KINFED_DATA")
@@ -106,13 +108,15 @@ class RunConfig(BaseModel):
     cache: bool = setting(
         True,
         MODEL,
-        "Compute what frozen layers below all trained ones give once per example, where that is exact.",
+        "Compute the output of frozen lower layers once per example, if that is exact.",
     )
-    pretrain: int = setting(0, MODEL, "Rounds of training on the data of all clients in one place, before all.", ge=0)
+    pretrain: int = setting(
+        0, MODEL, "Rounds of training on the pooled data of all clients, as the common start.", ge=0
+    )
     warm_start: int = setting(0, MODEL, "Rounds of FedAvg before every method.", ge=0)
     algorithms: Annotated[dict[str, dict[str, Any]], BeforeValidator(parse_algorithms)] = setting(
         lambda: list(DEFAULT_ALGORITHMS), METHODS,
-        "Methods, e.g. local,fedavg,weak=ditto, or all,-mocha: all that can run here but one (kinfed list algorithms).",
+        "Methods, e.g. local,fedavg,weak=ditto; all,-mocha: all that can run except one (kinfed list methods).",
         registry="algorithm",
     )  # fmt: skip
     preset: Annotated[PresetUse | None, BeforeValidator(as_preset)] = setting(
@@ -124,7 +128,9 @@ class RunConfig(BaseModel):
     seeds: Annotated[tuple[int, ...], BeforeValidator(as_numbers)] = setting((0, 1, 2), ROUNDS, "Seeds, e.g. 0,1,2.")
     dropout: float = setting(0.0, ROUNDS, "Chance that an active client never replies.")
     sampling: Literal["fixed", "poisson"] = setting(
-        "fixed", ROUNDS, "Clients of a round: a fixed number, or each on its own with the chance participation."
+        "fixed",
+        ROUNDS,
+        "Clients of a round: a fixed number, or each one independently (poisson).",
     )
     stragglers: float = setting(0.0, ROUNDS, "Chance that a client does only part of its work.")
     loss: Literal["auto", "cross_entropy", "squared", "absolute", "huber"] = setting(
@@ -141,21 +147,21 @@ class RunConfig(BaseModel):
     batch: int = setting(20, TRAINING, "Batch size.")
     steps: int | None = setting(None, TRAINING, f"Local steps per round (default {DEFAULT_STEPS}).")
     epochs: int | None = setting(None, TRAINING, "Local epochs per round instead of steps.")
-    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", TRAINING, "Rule of local steps, as in torch.optim.")
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", TRAINING, "Local optimizer, as in torch.optim.")
     momentum: float = setting(0.0, TRAINING, "Momentum of local training with sgd, in [0, 1).")
     nesterov: bool = setting(False, TRAINING, "Nesterov's form of momentum.")
     betas: Annotated[tuple[float, float], BeforeValidator(as_numbers)] = setting(
         (0.9, 0.999), TRAINING, "Decay of the means of gradients and of their squares, with adam and adamw."
     )
-    eps: float = setting(1e-8, TRAINING, "Added to what divides a step of adam and adamw.")
+    eps: float = setting(1e-8, TRAINING, "Added to the denominator in adam and adamw.")
     weight_decay: float = setting(0.0, TRAINING, "Weight decay of local training.")
-    clip: float | None = setting(None, TRAINING, "Largest norm of a client's gradient in a step (default: any).")
+    clip: float | None = setting(None, TRAINING, "Clip a client's gradient to this norm (default: no clipping).")
     optimizer_state: Literal["reset", "kept"] = setting(
-        "reset", TRAINING, "Momentum, or means of gradients: new in every round, or kept by each client."
+        "reset", TRAINING, "Momentum or moments: reset in every round, or kept by each client."
     )
     lr_decay: float = setting(1.0, TRAINING, "Factor on the learning rate after every round, in (0, 1].")
     lr_floor: float = setting(0.0, TRAINING, "The learning rate does not decay below this.")
-    augment: str | None = setting(None, TRAINING, "Random changes of training images: crop, flip or crop_flip.")
+    augment: str | None = setting(None, TRAINING, "Augmentation of training images: crop, flip or crop_flip.")
     dp_noise: float | None = setting(None, PRIVACY, "Differential privacy: noise in units of the clipping norm.")
     dp_epsilon: float | None = setting(None, PRIVACY, "Differential privacy: find the noise for this epsilon instead.")
     dp_clip: float | None = setting(None, PRIVACY, "Largest norm of an example's gradient (default 1).")
@@ -171,13 +177,11 @@ class RunConfig(BaseModel):
     user_quantile: float | None = setting(
         None, PRIVACY, "Adaptive clipping: user_clip is the start and follows this quantile of updates' norms."
     )
-    secure_sum: bool = setting(
-        False, PRIVACY, "Secure aggregation: the server sees the sum of a round's updates, and no single one."
-    )
+    secure_sum: bool = setting(False, PRIVACY, "Secure aggregation: the server sees only the sum of a round's updates.")
     secure_range: float = setting(1000.0, PRIVACY, "Secure aggregation: largest number that an update may hold.")
-    secure_least: int = setting(3, PRIVACY, "Secure aggregation: fewest clients whose updates are added up.")
+    secure_least: int = setting(3, PRIVACY, "Secure aggregation: minimum number of clients in a sum.")
     mode: Choice = setting(
-        Named(name="sync"), COMMUNICATION, "Rounds that wait for all (sync) or asynchronous ones: fedbuff, fedasync.",
+        Named(name="sync"), COMMUNICATION, "Synchronous rounds (sync), or asynchronous ones: fedbuff, fedasync.",
         registry="mode",
     )  # fmt: skip
     clock: Choice | None = setting(
@@ -185,11 +189,11 @@ class RunConfig(BaseModel):
         registry="clock",
     )  # fmt: skip
     compress: Annotated[Choice | None, BeforeValidator(as_codec)] = setting(
-        None, COMMUNICATION, "Compression of updates: qsgd:7 (levels) or topk:0.01 (share), others by kinfed.register.",
+        None, COMMUNICATION, "Compression of updates: qsgd:7 (levels), topk:0.01 (share), or a registered codec.",
         registry="codec",
     )  # fmt: skip
     robust: Choice | None = setting(
-        None, ROBUSTNESS, "Average of updates at the server: clip, median, trimmed_mean or krum.",
+        None, ROBUSTNESS, "Robust average at the server: clip, median, trimmed_mean or krum.",
         registry="robust rule",
     )  # fmt: skip
     largest_norm: float = setting(0.0, ROBUSTNESS, "Reject updates with a larger norm (0: none).", ge=0)
@@ -200,7 +204,7 @@ class RunConfig(BaseModel):
     )  # fmt: skip
     eval_every: int = setting(5, EVALUATION, "Rounds between evaluations (0: only the last).", ge=0)
     eval_clients: int | None = setting(
-        None, EVALUATION, "Evaluate a fixed sample of so many clients (default: all).", ge=1
+        None, EVALUATION, "Evaluate a fixed sample of this many clients (default: all).", ge=1
     )
     checkpoint_every: int | None = setting(
         None, EVALUATION, "Rounds between checkpoints (default: 20 seconds between them).", ge=1
@@ -208,13 +212,13 @@ class RunConfig(BaseModel):
     save_models: bool = setting(True, EVALUATION, "Save the personal models of evaluated clients at the end.")
     device: str = setting("cpu", PLACE, "cpu, cuda or mps.")
     backend: Literal["auto", "fused", "stacked", "rows", "batched", "vmap"] = setting(
-        "auto", PLACE, "How gradients are computed; fused: in compiled loops (extra `fast`)."
+        "auto", PLACE, "How gradients are computed; fused uses compiled loops (extra `fast`)."
     )
     pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
-    ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: one of this machine, for this run).")
+    ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: a new one on this machine).")
     workers: int | None = setting(None, PLACE, "Worker threads or Ray workers (default: all cores).", ge=1)
     state: Literal["auto", "memory", "disk"] = setting(
-        "auto", PLACE, "Where client states live; auto: on disk from a quarter of the machine's memory on."
+        "auto", PLACE, "Where client states live; auto moves them to disk above a quarter of the machine's memory."
     )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:

@@ -84,7 +84,8 @@ def run(
             RunFolder.open(out, values, identity, contents=contents, resume=resume, extend=extend)
         )
         stack.callback(experiment.observer.ended)
-        experiment.observer.begun(RunInfo(values, folder.path, identity))
+        first_identity = (*RunFiles(folder.path).earlier_fingerprints, identity)[0]
+        experiment.observer.begun(RunInfo(values, folder.path, first_identity))
         if folder.version_change:
             experiment.observer.note(folder.version_change)
         return experiment.execute(folder)

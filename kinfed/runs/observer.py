@@ -34,7 +34,7 @@ class RunInfo:
 
     settings: dict[str, Any]  # the whole configuration as plain values, as in config.json
     folder: Path | None  # None: nothing is written
-    fingerprint: str | None  # the run's identity, where there is a folder
+    fingerprint: str | None  # identity of a run with a folder; stays the same when the run is extended
 
 
 class Observer(Protocol):

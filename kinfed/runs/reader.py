@@ -118,6 +118,10 @@ class Run:
     curves: dict[Key, Curves] = field(default_factory=dict)  # ROC and calibration of clients, by algorithm and seed
     parameters: int | None = None  # of a model
 
+    def __repr__(self) -> str:
+        seeds = len({trial.seed for trial in self.trials})
+        return f"Run({str(self.path)!r}: {', '.join(self.algorithms)}; seeds: {seeds})"
+
     @property
     def last_planned_round(self) -> int | None:
         return last_planned_round(self.config)

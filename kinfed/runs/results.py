@@ -190,7 +190,7 @@ class RunOutcome:
         return self._pipeline(module_for(self.task, models[int(row)]), result, client=names[number])
 
     def server_model(self, label: str | None = None, seed: int | None = None) -> ModelPipeline | None:
-        """The server's model, where it has one for all clients."""
+        """The server's model, if there is a single one for all clients."""
         result = self.result(label, seed)
         w = result.server_model
         return None if w is None else self._pipeline(self.task.module_of(w), result)

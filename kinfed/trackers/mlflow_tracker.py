@@ -1,7 +1,7 @@
-"""Runs of MLflow: one of every method and seed, in the experiment "kinfed", at MLFLOW_TRACKING_URI where that is set,
-else in <run folder>/mlruns.
+"""Runs of MLflow: one for every method and seed, in the experiment "kinfed", at MLFLOW_TRACKING_URI if that is set,
+else in <run folder>/mlruns. MLflow 3 reads such files only if told to:
 
-    mlflow ui --backend-store-uri runs/a/mlruns
+    MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/a/mlruns
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from command_line import kinfed
 from safetensors.torch import load_file
 from torch import nn
 
+from kinfed.cli.app import app
+
 QUICK = ["--clients", "5", "--model", "mlr", "--rounds", "2", "--seeds", "0", "--algorithms", "local,ditto"]
 
 
@@ -149,7 +151,7 @@ BAD = [
     (["run", "absent.toml"], ["absent.toml"]),
     (["report", "absent"], ["absent"]),
     (["export", "absent", "--client", "0"], ["absent"]),
-    (["list", "model"], ["model", "models"]),
+    (["list", "modls"], ["model", "models"]),
     (["run", "--validation", "1.2"], ["validation", "auto or a number in [0, 1)", "1.2"]),
     (["run", "--validation", "most"], ["validation", "auto or a number"]),
     (["run", "--rounds", "many"], ["rounds", "whole number of at least 1", "many"]),
@@ -250,3 +252,12 @@ for form in forms:
     assert done.returncode == 0, done.stderr
     for name in ("ditto", "fashion_mnist", "dirichlet", "resnet18", "cgpfl-table1"):
         assert name in done.stdout
+
+
+def test_a_list_may_be_named_in_the_singular_and_methods_name_their_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, name in (("method", "ditto"), ("methods", "ditto"), ("model", "resnet18"), ("recipe", "cgpfl-table1")):
+        app(["list", word], standalone_mode=False)
+        assert name in capsys.readouterr().out, word
+    for name, paper in (("ditto", "ICML 2021"), ("feddpa", "NeurIPS 2024"), ("fedsa_lora", "ICLR 2025")):
+        app(["list", name], standalone_mode=False)
+        assert paper in capsys.readouterr().out, name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,10 +167,8 @@ def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
         "heavy = {'torch', 'sklearn', 'scipy', 'plotly', 'pyarrow'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    begin = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begin < 5  # 0.3 seconds on an idle machine; a busy one is no reason to fail
 
 
 def test_version() -> None:

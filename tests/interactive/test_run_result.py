@@ -185,6 +185,8 @@ def test_in_a_notebook_and_in_a_line(results: Results, data: Federation) -> None
         assert "Ditto" in html
         assert "<script" not in html
         assert len(repr(result)) < 160
+        for part in (result.run, result.comparison, result.baselines[0], result.describe()):
+            assert len(repr(part)) < 250, type(part)
     assert repr(results[2]).startswith(f"<RunResult {results[2].folder}: accuracy local ")
     assert "in memory" in repr(results[0])
     hostile = "<script>alert(1)</script>"

@@ -169,3 +169,18 @@ def test_what_is_open_is_closed_where_a_run_fails(data: Federation) -> None:
 
 def test_settings_without_nesting() -> None:
     assert dict(flat_settings({"a": 1, "b": {"c": {"d": 2}, "e": {}}})) == {"a": 1, "b.c.d": 2, "b.e": {}}
+
+
+def test_a_run_that_is_extended_keeps_the_identity_that_trackers_find_it_by(data: Federation, tmp_path: Path) -> None:
+    class Identity(NullObserver):
+        def begun(self, run: Any) -> None:
+            identities.append(run.fingerprint)
+
+    identities: list[str] = []
+    settings = {**SETTINGS, "warm_start": 0}
+    kinfed.run(federation=data, out=tmp_path, observer=Identity(), **settings)
+    for more in ({"rounds": 4}, {"seeds": (6,)}):
+        kinfed.run(federation=data, out=tmp_path, observer=Identity(), extend=True, **more)
+    assert len(identities) == 3
+    assert identities[0] is not None
+    assert len(set(identities)) == 1
