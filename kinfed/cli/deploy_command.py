@@ -160,6 +160,9 @@ def predict(
     vault: Annotated[Path | None, typer.Option(envvar="KINFED_VAULT", help="Take the model from a vault.")] = None,
     run: Annotated[str | None, typer.Option(help="Folder of a run or of kinfed fit, or a run in the vault.")] = None,
     client: Annotated[str | None, typer.Option(help="Whose model (default of a folder: the server's).")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="Column that names the client of each row: each by its own model of --run.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option(help="Method (if the run has several).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed (of a run folder).")] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of images instead of feature columns.")] = None,
@@ -173,6 +176,11 @@ def predict(
     from kinfed.runs.pipeline import ModelPipeline
     from kinfed.sites.fit_result import FitResult, is_fit
 
+    if client_column is not None:
+        if run is None or not Path(run).is_dir() or client is not None:
+            raise ConfigError("--client-column chooses among the models of a folder: give --run DIR, and no --client")
+        _show(_predictions_by_client(table, Path(run), client_column, algorithm, seed, name_column), out, run)
+        return
     if model is not None:
         source = ModelPipeline.read(model)
     elif run is not None and is_fit(Path(run)):
@@ -186,13 +194,34 @@ def predict(
             "which model? --model FILE, or --run DIR (of kinfed fit or kinfed run) with --client NAME, or --vault DIR"
         )
     predictions = predicting.predict(source, table, image_column=image_column, ignore=ignore, name_column=name_column)
+    about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
+    _show(predictions, out, about)
+
+
+def _predictions_by_client(
+    table: Path, folder: Path, column: str, algorithm: str | None, seed: int | None, name_column: str | None
+) -> Predictions:
+    from kinfed.runs.predict import model_of_run, predict_by_client
+    from kinfed.runs.run_files import RunFiles
+    from kinfed.sites.fit_result import FitResult, is_fit
+
+    if is_fit(folder):
+        result = FitResult.read(folder)
+        return predict_by_client(result.model, [one.site for one in result.sites], table, column, name_column)
+    run = RunFiles(folder)
+    names = run.description(run.seed(seed)).names
+    return predict_by_client(
+        lambda client: model_of_run(folder, client, algorithm, seed), names, table, column, name_column
+    )
+
+
+def _show(predictions: Predictions, out: Path | None, about: str) -> None:
     for note in predictions.notes:
         typer.echo(f"note     {note}", err=True)  # predictions may go to another program
     if out is None:
         _print_predictions(predictions)
         return
     predictions.write(out)
-    about = ", ".join(f"{key} {source.about[key]}" for key in ("client", "algorithm", "round") if key in source.about)
     say(f"wrote    {out} ({len(predictions.outputs)} rows; {about})")
 
 

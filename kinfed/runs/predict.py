@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from kinfed.data.sources.table import load_inputs
 from kinfed.data.sources.table_files import is_table, read_table
@@ -67,15 +69,52 @@ def predict(
     path = Path(table)
     if not is_table(str(path)):
         return model.predictions(_array(path), where=str(path))
+    rows = _read(path)
+    names = None if name_column is None else _texts(rows, name_column, path)
+    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path))
+
+
+def predict_by_client(
+    model_of: Callable[[str | None], ModelPipeline],
+    known: Collection[str],
+    table: Path | str,
+    client_column: str,
+    name_column: str | None = None,
+) -> Predictions:
+    """Predictions for every row of a table by the model of the client that the row's cell names; `model_of(None)`, the
+    server's, predicts for clients that are not `known`."""
+    path = Path(table)
+    rows = _read(path)
+    clients = _texts(rows, client_column, path)
+    names = None if name_column is None else _texts(rows, name_column, path)
+    strangers = sorted(set(clients) - set(known))
+    notes: dict[str, None] = {}
+    if strangers:
+        shown = ", ".join(strangers[:5]) + (", ..." if len(strangers) > 5 else "")
+        notes[f"rows of clients that were not there ({shown}) are predicted by the server's model"] = None
+    places: dict[str | None, list[int]] = {}
+    for place, client in enumerate(clients):
+        places.setdefault(client if client in known else None, []).append(place)
+    parts = []
+    for client, mine in places.items():
+        where = f"{path} (rows of {client or 'other clients'})"
+        parts.append(model_of(client).predictions(rows.take(mine), where=where))
+        notes |= dict.fromkeys(parts[-1].notes)
+    order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
+    return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
+
+
+def _read(path: Path) -> pa.Table:
     rows = read_table(path)
     if rows.num_rows == 0:
         raise DataError(f"{path} has a header but no rows")
-    names = None
-    if name_column is not None:
-        if name_column not in rows.column_names:
-            raise DataError(f"{path} has no column {name_column!r}; it has {', '.join(rows.column_names)}")
-        names = [str(value) for value in rows[name_column].to_pylist()]
-    return model.predictions(_examples(model, rows, path, image_column, ignore), names, str(path))
+    return rows
+
+
+def _texts(rows: pa.Table, column: str, path: Path) -> list[str]:
+    if column not in rows.column_names:
+        raise DataError(f"{path} has no column {column!r}; it has {', '.join(rows.column_names)}")
+    return ["" if value is None else str(value).strip() for value in rows[column].to_pylist()]
 
 
 def _examples(

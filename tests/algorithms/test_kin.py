@@ -70,7 +70,9 @@ def same_partition(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("training", WORKS.values(), ids=WORKS.keys())
-def test_alone_is_local_together_is_fedavg_and_adapted_a_running_mean_of_its_fine_tuned_models(training: LocalTraining) -> None:
+def test_alone_is_local_together_is_fedavg_and_adapted_a_running_mean_of_its_fine_tuned_models(
+    training: LocalTraining,
+) -> None:
     data, _ = planted(1)
 
     def states(method: Any) -> list[dict[str, Tensor]]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -472,3 +474,24 @@ def test_commands_on_the_folder_of_a_fit(folder: Path, table: Table, tmp_path: P
     done = command("describe", "visits.csv", *columns, cwd=tmp_path)
     assert "3 clients, binary classification" in done.stdout, done.stderr
     assert "two data sets" in command("describe", "visits.csv", "--dataset", "digits", cwd=tmp_path).stderr
+
+
+def test_rows_of_several_sites_are_predicted_by_the_model_of_each(
+    folder: Path, table: Table, result: FitResult, tmp_path: Path
+) -> None:
+    some = {name: values[::7] for name, values in table.items()}
+    some["site"] = ["elsewhere", *some["site"][1:]]
+    pq.write_table(pa.table(some), tmp_path / "new.parquet")
+    asked = ("predict", "new.parquet", "--client-column", "site")
+    done = command(*asked, "--run", folder, cwd=tmp_path)
+    assert "rows of clients that were not there (elsewhere) are predicted by the server's model" in done.stderr
+    predicted = [line.split(",")[1] for line in done.stdout.splitlines()[1:]]
+    for place, site in enumerate(some["site"]):
+        row = {name: values[place : place + 1] for name, values in some.items()}
+        model = result.model(None if site == "elsewhere" else site)
+        assert [predicted[place]] == model.predict(row)
+    run = folder / "runs" / "mlr"
+    alone = command(*asked, "--run", run, "--algorithm", "one_model", cwd=tmp_path)
+    assert len(alone.stdout.splitlines()) == len(some["site"]) + 1, alone.stderr
+    assert "has no model of the server's" in command(*asked, "--run", run, "--algorithm", "alone", cwd=tmp_path).stderr
+    assert "give --run DIR" in command(*asked, cwd=tmp_path).stderr
