@@ -14,11 +14,11 @@ examples, and the temperature at which each kind of candidate is as sure as it s
 
 Groups are found from the directions in which clients' own models left the common start (`groups.py`), of which each
 sends a sketch of 256 numbers. That grouping is only a proposal: for some rounds (`trial`) common and group models are
-trained in turns, both from the common model on, and clients send the validation loss of what their steps made of either.
-Groups stay if the paired differences over clients say so (mean at least `evidence` standard errors above 0): compared
-are models after local steps, since what a client's own few steps repair, labels that are rare with it, say, is no reason for
-groups. A trial goes on while the evidence is in between; where it speaks for one model (`DOUBT`), that goes on, and
-groups are looked for again when ten times as many rounds have passed.
+trained in turns, both from the common model on, and clients send the validation loss of what their steps made of
+either. Groups stay if the paired differences over clients say so (mean at least `evidence` standard errors above 0):
+compared are models after local steps, since what a client's own few steps repair, labels that are rare with it, say,
+is no reason for groups. A trial goes on while the evidence is in between; where it speaks for one model (`DOUBT`),
+that goes on, and groups are looked for again when ten times as many rounds have passed.
 
 Messages are FedAvg's, some 290 numbers more up and six more down. A client that never trained deploys what the server
 has for it. Validation examples decide shares and nothing else, unless `refit` gives them back to training where a
