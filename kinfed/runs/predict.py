@@ -96,9 +96,9 @@ def predict_by_client(
     for place, client in enumerate(clients):
         places.setdefault(client if client in known else None, []).append(place)
     parts = []
-    for client, mine in places.items():
-        where = f"{path} (rows of {client or 'other clients'})"
-        parts.append(model_of(client).predictions(rows.take(mine), where=where))
+    for owner, mine in places.items():
+        where = f"{path} (rows of {owner or 'other clients'})"
+        parts.append(model_of(owner).predictions(rows.take(mine), where=where))
         notes |= dict.fromkeys(parts[-1].notes)
     order = torch.tensor([place for mine in places.values() for place in mine]).argsort()
     return Predictions(parts[0].problem, torch.cat([part.outputs for part in parts])[order], names, list(notes))
