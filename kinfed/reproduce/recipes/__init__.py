@@ -66,6 +66,7 @@ RECIPES: dict[str, str] = {
         "SCAFFOLD: rounds until the server’s model is good enough "
         "(SCAFFOLD: rounds to a level of accuracy, logistic regression)"
     ),
+    "kin-ablation": "Kin without one of its parts (kinfed: our question about its parts)",
     "kin-everywhere": (
         "Kin against nine methods, wherever clients may differ (kinfed: our question on eighteen federations)"
     ),

@@ -56,12 +56,13 @@ FEDERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "MNIST, own cameras",
         {**_images("mnist", 6000), "partition": {"name": "feature_shift", "alpha": 100.0}},
     ),
-    "cifar10": ("CIFAR-10", {**_images("cifar10", 6000), "model": "cnn"}),
+    "cifar10": ("CIFAR-10", {**_images("cifar10", 6000), "model": "cnn_tutorial"}),
     "hospitals": ("4 hospitals", {"dataset": "heart_disease", "participation": 1.0}),
     "persons": ("36 persons", {"dataset": "wisdm_ar_v1"}),
     "districts": ("60 districts", {"dataset": "contraception"}),
 }
 SMOKE = ("iid", "rotation")
+SMALL = {"cifar10": {"clients": 10, "rounds": 20}}  # convolutions take most of the time of all federations together
 
 
 def parts(scale: Scale) -> list[RunPart]:
@@ -75,7 +76,11 @@ def parts(scale: Scale) -> list[RunPart]:
     if scale == "paper":
         common |= {"rounds": 100, "seeds": list(range(10))}
     names = SMOKE if scale == "smoke" else FEDERATIONS
-    return [RunPart(name, {**common, **FEDERATIONS[name][1]}, extra_metrics=share_hurt) for name in names]
+    less = SMALL if scale == "small" else {}
+    return [
+        RunPart(name, {**common, **FEDERATIONS[name][1], **less.get(name, {})}, extra_metrics=share_hurt)
+        for name in names
+    ]
 
 
 def share_hurt(run: Run) -> Measurements:
@@ -171,7 +176,7 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "Two federations of digits, two rounds of two steps.",
-        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds.",
+        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds, and 20 with 10 clients of CIFAR-10.",
     },
     method_figures=[("rotation", "kin"), ("hospitals", "kin")],
 )
