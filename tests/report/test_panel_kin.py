@@ -73,11 +73,12 @@ def test_a_result_gives_the_answers_by_method_and_seed(folder: Path) -> None:
     [
         (
             ClientShares("site a", 0.3, 0.08, 0.62, 5, (3.1, 1.35)),
-            "site a learns 62 % from its group of 5, adapted to its own examples, 30 % alone, 8 % from its group of 5; "
+            "site a learns 70 % from its group of 5 (8 % as it is, 62 % adapted to its own examples), 30 % alone; "
             "expected gain over alone +3.1 points [+0.5, +5.7].",
         ),
         (ClientShares("b", 1.0, 0.0, 0.0, 0), "b learns 100 % alone."),
-        (ClientShares("c", 0.0, 0.7, 0.3, 0), "c learns 70 % from all, 30 % from all, adapted to its own examples."),
+        (ClientShares("c", 0.4, 0.6, 0.0, 0), "c learns 60 % from all, 40 % alone."),
+        (ClientShares("d", 0.0, 0.0, 1.0, 0), "d learns 100 % from all, adapted to its own examples."),
     ],
 )
 def test_in_words(answer: ClientShares, says: str) -> None:

@@ -21,6 +21,7 @@ from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
 from kinfed.report.statistics import gains
 
 WIDTH = 1.96  # standard errors to either side of a gain
+LEAST_SHOWN = 0.005  # share; below it is 0 %
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,13 @@ class ClientShares:
         return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
 
     def __str__(self) -> str:
-        others = f"its group of {self.kin}" if self.kin else "all"
-        parts = sorted(
-            (
-                (self.alone, "alone"),
-                (self.together, f"from {others}"),
-                (self.adapted, f"from {others}, adapted to its own examples"),
-            ),
-            reverse=True,
-        )
-        text = ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
+        others = f"from its group of {self.kin}" if self.kin else "from all"
+        if min(self.together, self.adapted) >= LEAST_SHOWN:
+            others += f" ({_percent(self.together)} as it is, {_percent(self.adapted)} adapted to its own examples)"
+        elif self.adapted > self.together:
+            others += ", adapted to its own examples"
+        parts = sorted([(self.together + self.adapted, others), (self.alone, "alone")], reverse=True)
+        text = ", ".join(f"{_percent(share)} {words}" for share, words in parts if share >= LEAST_SHOWN)
         if self.gain is None:
             return f"{self.client} learns {text}."
         gain, error = self.gain
@@ -61,6 +59,10 @@ class ClientShares:
         form = "+.1f" if self.unit else "+.3g"
         gained = f"{gain:{form}}{self.unit} [{low:{form}}, {high:{form}}]"
         return f"{self.client} learns {text}; expected gain over alone {gained}."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def shares(method: Method) -> Panel | None:

@@ -24,7 +24,7 @@ ROWS = {
     "adapted": "Its candidate adapted",
     **{label: title for label, (title, _) in VARIANTS.items()},
 }
-PARTS = ("dirichlet-01", "rotation", "tiny", "hospitals", "persons", "letters")
+PARTS = ("dirichlet-01", "rotation", "tiny", "foreign", "hospitals", "persons", "letters")
 SMOKE = ("rotation",)
 
 
