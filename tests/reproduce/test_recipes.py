@@ -337,6 +337,7 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
     assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
+    assert "A verdict is about what was run here: 0 of 2 recipes below the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
     assert 'href="toy.html"' in html
