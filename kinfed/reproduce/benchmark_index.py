@@ -117,8 +117,9 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
         f"most {above:.1f} of the {judged} judged claims reproduced and {below:.1f} contradicted. What also holds for "
         f"all of them together (Holm's correction at 5 %) is called firm: {holds} of those reproduced, {fails} of "
         "those contradicted.",
-        f"A verdict is about what was run here: {smaller} of {plural(len(records), 'recipe')} below the scale paper, most "
-        "of them with less data, fewer rounds or smaller networks than in the papers, or on other data. Every page says what differs.",
+        f"A verdict is about what was run here: {smaller} of {plural(len(records), 'recipe')} below the scale paper, "
+        "most of them with less data, fewer rounds or smaller networks than in the papers, or on other data. Every "
+        "page says what differs.",
     ]
 
 
