@@ -32,7 +32,7 @@ def _add(name: str, location: str, title: str, summary: str, **about: Any) -> No
 
 
 _add("local", "local:Local", "Local", "every client alone")
-_add("fedavg", "fedavg:FedAvg", "FedAvg", "one model, averaged by examples; personal = fine-tuned")
+_add("fedavg", "fedavg:FedAvg", "FedAvg", "one model, averaged by number of examples; fine-tuned for personal use")
 _add(
     "fedavg_smooth",
     "fedavg:FedAvg",
@@ -40,18 +40,18 @@ _add(
     "FedAvg with Self-FL's smoothing average only",
     preset={"smoothing": "participation"},
 )
-_add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg held near the received model")
-_add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg whose clients correct their drift by control variates")
+_add("fedprox", "fedprox:FedProx", "FedProx", "FedAvg with local training held near the received model")
+_add("scaffold", "scaffold:Scaffold", "SCAFFOLD", "FedAvg with control variates against client drift")
 _add("feddyn", "feddyn:FedDyn", "FedDyn", "local losses corrected until their minima agree")
-_add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates divided by the work behind them")
-_add("heterofl", "heterofl:HeteroFL", "HeteroFL", "one network, of which weaker clients train narrower parts")
-_add("fedpa", "fedpa:FedPA", "FedPA", "FedAvg of posterior samples, weighed by what clients are sure of")
-_add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses weigh more: accuracy spread more evenly")
+_add("fednova", "fednova:FedNova", "FedNova", "FedAvg of updates normalized by the number of local steps")
+_add("heterofl", "heterofl:HeteroFL", "HeteroFL", "one network; weaker clients train narrower slices of it")
+_add("fedpa", "fedpa:FedPA", "FedPA", "FedAvg of posterior samples, weighted by their certainty")
+_add("qffl", "qffl:QFFL", "q-FFL", "clients with larger losses count more, for fairer accuracy")
 _add(
     "fedavg_data",
     "fedavg_data:FedAvgData",
     "FedAvg + data",
-    "FedAvg after clients have shared some of their examples",
+    "FedAvg after clients share some of their examples",
     data="kinfed.algorithms.fedavg_data:share_examples",
 )
 _add(
@@ -83,91 +83,92 @@ _add(
     "perfedavg",
     "perfedavg:PerFedAvg",
     "Per-FedAvg",
-    "a global model one own gradient step away from good personal ones (first order)",
+    "a global model that one local gradient step turns into a good personal one (first order)",
 )
 _add("perfedavg_hf", "perfedavg:PerFedAvg", "Per-FedAvg HF", "Per-FedAvg, Hessian-free", preset={"variant": "hf"})
-_add("apfl", "apfl:APFL", "APFL", "own and global model mixed in a learned proportion")
-_add("fedala", "fedala:FedALA", "FedALA", "FedAvg from a start that mixes own and received model element by element")
+_add("apfl", "apfl:APFL", "APFL", "personal and global model mixed in a learned proportion")
+_add("fedala", "fedala:FedALA", "FedALA", "FedAvg from an element-wise mix of the local and the received model")
 _add("l2sgd", "l2gd:L2GD", "L2SGD", "local models pulled towards their average (L2GD with stochastic gradients)")
-_add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "own lower layers, shared upper layers")
-_add("fedper", "fedper:FedPer", "FedPer", "shared base, own head, trained together")
-_add("fedbabu", "fedbabu:FedBABU", "FedBABU", "shared base trained under a fixed random head; fine-tuned at the end")
-_add("fedrep", "fedrep:FedRep", "FedRep", "shared representation, own head, trained in turns")
-_add("fedbn", "fedbn:FedBN", "FedBN", "own normalization layers, everything else shared")
-_add("fedsa_lora", "personal_adapters:PersonalAdapters", "FedSA-LoRA", "adapters: A shared, B of one's own")
-_add("ffa_lora", "ffa_lora:FFALoRA", "FFA-LoRA", "adapters: A constant, B shared")
+_add("lgfedavg", "lgfedavg:LGFedAvg", "LG-FedAvg", "personal lower layers, shared upper layers")
+_add("fedper", "fedper:FedPer", "FedPer", "shared body and personal head, trained together")
+_add("fedbabu", "fedbabu:FedBABU", "FedBABU", "shared body trained under a fixed random head; fine-tuned at the end")
+_add("fedrep", "fedrep:FedRep", "FedRep", "shared body and personal head, trained in turns")
+_add("fedbn", "fedbn:FedBN", "FedBN", "personal normalization layers, everything else shared")
+_add("fedsa_lora", "personal_adapters:PersonalAdapters", "FedSA-LoRA", "LoRA adapters: A shared, B personal")
+_add("ffa_lora", "ffa_lora:FFALoRA", "FFA-LoRA", "LoRA adapters: A fixed, B shared")
 _add(
     "feddpa",
     "personal_adapters:PersonalAdapters",
     "FedDPA",
-    "two adapters per layer: one shared, one of one's own",
+    "two LoRA adapters per layer, one shared and one personal",
     preset={"own": "*.personal_*"},
 )
 _add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each client's class counts")
-_add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that keeps what the received model thinks of other classes")
-_add("moon", "moon:MOON", "MOON", "FedAvg with features drawn to the received model's, away from the last own ones")
+_add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that preserves the received model's predictions on other classes")
+_add("moon", "moon:MOON", "MOON", "FedAvg with a contrastive pull of features towards the received model")
+_add("fedphp", "fedphp:FedPHP", "FedPHP", "FedAvg guided by each client's moving average of models, which is deployed")
+_add("fedproto", "fedproto:FedProto", "FedProto", "personal models; only the mean features of each class are shared")
+_add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features, and heads combined from similar clients")
 _add(
-    "fedphp", "fedphp:FedPHP", "FedPHP", "FedAvg guided by each client's moving average of its models, which it deploys"
-)
-_add("fedproto", "fedproto:FedProto", "FedProto", "own models; mean features of every class are shared")
-_add("fedpac", "fedpac:FedPAC", "FedPAC", "aligned features below, heads mixed from those of similar clients on top")
-_add(
-    "fedas", "fedas:FedAS", "FedAS", "FedPer that aligns received bodies with own features; averages by Fisher weights"
+    "fedas",
+    "fedas:FedAS",
+    "FedAS",
+    "FedPer with received bodies aligned to local features, and Fisher-weighted averages",
 )
 _add(
     "pfedfda",
     "pfedfda:PFedFDA",
     "pFedFDA",
-    "a Gaussian classifier between the global and one's own feature distribution",
+    "a Gaussian classifier between the global and the client's feature distribution",
 )
-_add("fedcp", "fedcp:FedCP", "FedCP", "a gate shares out every feature between a personal and the common head")
+_add("fedcp", "fedcp:FedCP", "FedCP", "a gate splits each feature between a personal and a shared head")
 _add(
     "gpfl",
     "gpfl:GPFL",
     "GPFL",
-    "features through a valve: class embeddings guide the common ones, own heads read theirs",
+    "features split in two: class embeddings guide the shared part, personal heads use the other",
 )
 _add(
     "knnper",
     "knnper:KNNPer",
     "kNN-Per",
-    "FedAvg's model beside the nearest examples of the client's own",
+    "FedAvg combined with the client's nearest training examples",
     preset={"knn": 10},
 )
-_add("fedbe", "fedbe:FedBE", "FedBE", "the server learns what an ensemble around all models says of public examples")
-_add("fedmd", "fedmd:FedMD", "FedMD", "own models that learn from the mean of what all say of public examples")
-_add("ktpfl", "ktpfl:KTpFL", "KT-pFL", "FedMD with a learned mixture of the others' predictions for each client")
-_add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model of balanced classes, and a personal head on top")
-_add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's own mean taken out of its features")
+_add("fedbe", "fedbe:FedBE", "FedBE", "the server distils an ensemble of all models on public examples")
+_add("fedmd", "fedmd:FedMD", "FedMD", "personal models that learn from everyone's mean prediction on public examples")
+_add("ktpfl", "ktpfl:KTpFL", "KT-pFL", "FedMD with a learned mixture of predictions for each client")
+_add("fedrod", "fedrod:FedRoD", "Fed-RoD", "a generic model trained with balanced classes, and a personal head")
+_add("feddbe", "feddbe:FedDBE", "FedDBE", "FedAvg with each client's mean removed from its features")
 _add("ifca", "ifca:IFCA", "IFCA", "K models; each client trains the one that fits it best")
-_add("cfl", "cfl:CFL", "CFL", "one model, split in two where clients pull apart, again and again")
+_add("cfl", "cfl:CFL", "CFL", "one model, split whenever its clients pull apart")
 _add("flhc", "flhc:FLHC", "FL+HC", "FedAvg, then FedAvg inside clusters of similar updates")
 _add("fedem", "fedem:FedEM", "FedEM", "K shared models; each client predicts with its own mixture of them")
 _add(
     "mocha",
     "mocha:Mocha",
     "MOCHA",
-    "linear models and the relations of clients, in the dual (the convex original)",
+    "linear models and their relations, in the dual (the convex original)",
     space={"lam": Range(1e-5, 1.0)},  # its coordinate steps have no learning rate
 )
 _add(
     "mocha_deep",
     "mocha_deep:MochaDeep",
     "MOCHA, deep variant",
-    "own models held near the mean of all (what papers call MOCHA on networks)",
+    "personal models held near their mean (what papers call MOCHA on networks)",
 )
 _add(
     "mrmtl",
     "mrmtl:MRMTL",
     "MR-MTL",
-    "own models held near the mean of all clients' models: one training per round, which suits privacy",
+    "personal models held near their mean, with one training per round, which suits privacy",
 )
-_add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork on the server makes every client's model")
+_add("pfedhn", "pfedhn:PFedHN", "pFedHN", "a hypernetwork at the server generates every client's model")
 _add(
     "cgpfl",
     "cgpfl.cgpfl:CGPFL",
     "CGPFL",
-    "K context models on the server, found by clustering",
+    "K context models at the server, found by clustering",
     space=_ENVELOPE | {"contexts": Range(2, 6, log=False, whole=True)},
 )
 _add(
@@ -189,19 +190,29 @@ _add(
     "FedFomo-MA",
     "FedFomo judging averages with and without each model",
 )
-_add("fedamp", "fedamp:FedAMP", "FedAMP", "own models held near a mix of those that are close to them")
+_add("fedamp", "fedamp:FedAMP", "FedAMP", "personal models held near a mix of similar models")
 _add(
     "heurfedamp",
     "fedamp:FedAMP",
     "HeurFedAMP",
-    "FedAMP with weights by the cosines of models",
+    "FedAMP with weights by the cosine similarity of models",
     preset={"attention": "cosine"},
 )
-_add("fedcac", "fedcac:FedCAC", "FedCAC", "parameters that matter to a client from its like, all others from everyone")
-_add("pfedsim", "pfedsim:PFedSim", "pFedSim", "FedAvg first; then own heads, and bodies mixed by how alike heads are")
-_add("lotteryfl", "lotteryfl:LotteryFL", "LotteryFL", "sparse networks of one's own, pruned once they do well enough")
-_add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learnt proportions")
-_add("selffl", "selffl.selffl:SelfFL", "Self-FL", "start, steps and weights of every client by its own uncertainty")
+_add("fedcac", "fedcac:FedCAC", "FedCAC", "critical parameters from similar clients, all others from everyone")
+_add(
+    "pfedsim",
+    "pfedsim:PFedSim",
+    "pFedSim",
+    "FedAvg first; then personal heads, and bodies mixed by the similarity of heads",
+)
+_add("lotteryfl", "lotteryfl:LotteryFL", "LotteryFL", "sparse personal networks, pruned once they are good enough")
+_add("apple", "apple:APPLE", "APPLE", "models as sums of all clients' core models, in learned proportions")
+_add(
+    "selffl",
+    "selffl.selffl:SelfFL",
+    "Self-FL",
+    "starting point, local steps and weight of each client set by its uncertainty",
+)
 _add(
     "selffl_init",
     "selffl.selffl:SelfFL",
@@ -250,9 +261,14 @@ _add(
     "selffl_cluster",
     "selffl.cluster:SelfFLCluster",
     "Self-FL, clusters",
-    "Self-FL over groups of clients that the server remembers",
+    "Self-FL within groups of clients that the server keeps track of",
 )
-_add("kin", "kin.kin:Kin", "Kin", "alone, together and with one's kin in the shares that validation examples ask for")
+_add(
+    "kin",
+    "kin.kin:Kin",
+    "Kin",
+    "learns alone, with everyone and with similar clients, in proportions set by validation examples",
+)
 
 
 def make_algorithm(name: str, training: LocalTraining, options: Mapping[str, Any] | None = None) -> AnyAlgorithm:

@@ -1,4 +1,4 @@
-"""FedAvg + Data: FedAvg after clients have shared some of their examples.
+"""FedAvg + Data: FedAvg after clients share some of their examples.
 
 Zhao, Li, Lai, Suda, Civin, Chandra: Federated Learning with Non-IID Data, 2018, section 4 (data sharing).
 

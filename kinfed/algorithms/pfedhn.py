@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork on the server makes every client's model from what it has learned about the client.
+"""pFedHN: a hypernetwork at the server generates every client's model from what it has learned about the client.
 
 Shamsian, Navon, Fetaya, Chechik: Personalized Federated Learning using Hypernetworks, ICML 2021, Algorithm 1.
 

@@ -180,7 +180,7 @@ _add_source(
 _add_source(
     "wakeword",
     "wakeword:load",
-    "a word against others on five types of devices, a substitute for Self-FL's private audio",
+    "a wake word on five types of devices, a substitute for Self-FL's private audio",
     "WakewordDataOptions",
     names_clients=True,
 )
@@ -189,10 +189,10 @@ _add_partition("classes", "classes:Classes", "k neighbouring classes per client,
 _add_partition("pathological", "classes:Pathological", "two single-class shards per client (McMahan et al., FedFomo)")
 _add_partition("dirichlet", "dirichlet:Dirichlet", "class proportions from Dirichlet(alpha)")
 _add_partition(
-    "feature_shift", "feature_shift:FeatureShift", "dirichlet, and every client has contrast and brightness of its own"
+    "feature_shift", "feature_shift:FeatureShift", "dirichlet, with a contrast and brightness for every client"
 )
 _add_partition(
-    "hidden_groups", "hidden_groups:HiddenGroups", "iid, in groups with rotated images or other names of classes (IFCA)"
+    "hidden_groups", "hidden_groups:HiddenGroups", "iid, in hidden groups with rotated images or renamed classes (IFCA)"
 )
 _add_partition(
     "powerlaw", "generators:Powerlaw", "k neighbouring classes, lognormal sizes over the whole data (FedProx MNIST)"
