@@ -167,8 +167,10 @@ def kills(count: int, folder: Path, seed: int) -> bool:
             out = folder / f"run-{runs}"
             done += one_run(net, app, out, wanted[len(done) :])
             runs += 1
-            found = _rows([ModelPipeline.read(Vault(config["vault"]).model_path()).module for config in nodes.values()])
-            apart = (found - simulated(SETTINGS | {"out": str(out)})).abs().amax(1)
+            models = _rows(
+                [ModelPipeline.read(Vault(config["vault"]).model_path()).module for config in nodes.values()]
+            )
+            apart = (models - simulated(SETTINGS | {"out": str(out)})).abs().amax(1)
             equal += not bool(apart.any())
             print(f"deployment: run {runs} after {len(done)} kills; largest differences {apart.tolist()}", flush=True)
             if bool(apart.any()):

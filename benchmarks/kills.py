@@ -42,6 +42,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "reproduce": lambda out: [*KINFED, "reproduce", "fedfomo-validation", "--scale", "smoke", "--out", str(out)],
 }  # fmt: skip
 RESUMES = {"run": "--resume", "ray": "--resume", "tune": "--resume"}  # reproductions are taken up without a word
+BUSY = ("Ray could not be started on this machine", "Ray workers started within")  # said by a command that has to wait
 LEFTOVER_SECONDS = 90.0  # for the descendants of a killed process to notice and end
 
 
@@ -64,6 +65,16 @@ class Victim:
             return subprocess.Popen(
                 [*COMMANDS[self.kind](self.folder), *resume], stdout=log, stderr=log, env=environment
             )
+
+    def finish(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for its end; the status. What too much other work has kept from starting is started again."""
+        while (status := process.wait()) not in (0, -signal.SIGKILL):
+            text = self.log.read_text()[-2000:]
+            if not any(sentence in text for sentence in BUSY):
+                raise SystemExit(f"a command ended with {status}:\n{text}")
+            print(f"{self.kind}: the machine is too busy for Ray to start; once more", flush=True)
+            process = self.start()
+        return status
 
     def family(self, word: str = "") -> list[int]:
         """Processes with the mark, whose command line holds the word."""
@@ -110,8 +121,7 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
     began = time.monotonic()
     folder.mkdir()
     whole = Victim(kind, folder / "whole")
-    if (status := whole.start().wait()) != 0:
-        raise SystemExit(f"the undisturbed command ended with {status}:\n{whole.log.read_text()[-2000:]}")
+    whole.finish(whole.start())
     seconds = time.monotonic() - began
     print(f"{kind}: undisturbed {seconds:.1f} s", flush=True)
     done, equal, compared, victims = 0, 0, 0, []
@@ -131,13 +141,11 @@ def kills(kind: str, count: int, folder: Path, seed: int) -> bool:
                         print(f"{kind}: kill {done} of {count}: {whom}", flush=True)
                         if process.poll() is None:  # it goes on: strike again later
                             time.sleep(random.uniform(0.05, 0.3) * seconds)
-            status = process.wait()
-            if status not in (0, -signal.SIGKILL):
-                raise SystemExit(f"a command ended with {status}:\n{victim.log.read_text()[-2000:]}")
+            status = victim.finish(process)
         compared += 1
-        found = differences(kind, whole.folder, victim.folder)
-        equal += not found
-        print(f"{kind}: finished after {done} kills; {'equal' if not found else found[:3]}", flush=True)
+        apart = differences(kind, whole.folder, victim.folder)
+        equal += not apart
+        print(f"{kind}: finished after {done} kills; {apart[:3] or 'equal'}", flush=True)
     end = time.monotonic() + LEFTOVER_SECONDS
     while (left := [pid for one in victims for pid in one.family()]) and time.monotonic() < end:
         time.sleep(1)
