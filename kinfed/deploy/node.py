@@ -109,8 +109,8 @@ class NodeClient:
             return path, path.read_bytes()
 
     def sums(self, order: Packet) -> Packet:
-        """This client's part of what all are encoded and scaled by: the statistics of its columns or, of arrays, of the
-        mean of every feature and, given that mean, of the variance."""
+        """This client's contribution to the common encoding and scaling: the statistics of its columns or, for arrays,
+        the sum of every feature and, once the common mean is known, of squared distances from it."""
         self.rules.check_sums(self.settings.client, self.deployment)
         own = load_client_data(self.settings, self.deployment)
         if own.table is not None:
@@ -149,7 +149,7 @@ class NodeClient:
             return self._sent(order, entry, question.keep(Packet(header, {"up": sent_tensors(up)})))
 
     def _sent(self, order: Packet, entry: VaultEntry, answer: Packet) -> Packet:
-        """What leaves of an answer to a round: the update, or keys under which it will go into a secure sum."""
+        """What is sent in answer to a round: the update itself or, for a secure sum, the keys that will mask it."""
         averages, secure = self.algorithm.averages, self.deployment.run.secure
         if secure is None or not averages or "up" not in answer.groups:
             return answer
@@ -218,8 +218,8 @@ class NodeClient:
             return question.keep(Packet(header, groups))
 
     def _check_order(self, round: int, newest: int) -> None:
-        """An order of a server that has died may reach the node after orders of the one that took its place; what it
-        made would take the place of what counts."""
+        """Refuse orders of earlier rounds: what a server sent before it died may arrive after orders of its successor,
+        and the result would overwrite newer state."""
         if round < newest:
             raise Refused(
                 f"{self.settings.client} has done round {newest}, and round {round} is asked for: an old message. If "
@@ -229,7 +229,7 @@ class NodeClient:
     def _scores(
         self, task: Task, models: Mapping[str, Tensor], order: Packet, part: Split
     ) -> dict[str, dict[str, Tensor]]:
-        """Of the personal model, the server's, and the method's others."""
+        """Scores of the personal model, the server's model, and the method's other models."""
         (_, theta), *others = models.items()
         scores = {"personal": task_for(task, theta).evaluate(theta, part)}
         if "model" in order.group("server_model"):
@@ -238,7 +238,7 @@ class NodeClient:
         return {name: _score(score) for name, score in scores.items()}
 
     def _reply_header(self, order: Packet) -> dict[str, Any]:
-        """By which the server knows what this is an answer to."""
+        """Fields that tell the server which question this answers."""
         return {key: order.header.get(key) for key in ("run", "round", "number", "kind")} | {
             "name": self.settings.client
         }
@@ -295,8 +295,8 @@ def _score(score: Score) -> dict[str, Tensor]:
 
 
 def _gradient_counts(record: Record | None) -> list[list[float]]:
-    """[q, gradients on each sample, samples] of what this client's data were asked. Keys of samples stay: they come
-    from the secret."""
+    """[q, gradients on each sample, samples] computed from this client's data. The keys of samples come from the
+    client's secret and are not sent."""
     if record is None:
         return []
     return [[q, gradients, samples] for (_, q, gradients), samples in sorted(record.ledger().batches.items())]

@@ -211,8 +211,8 @@ class NodePool:
         return Packet(header, {"down": sent_tensors(down), "inputs": inputs, **(groups or {})})
 
     def _record(self, ids: Tensor, events: Mapping[int, list[Event]]) -> Record:
-        """Of everyone called. Who did not answer may have computed all the same, and the answer may yet be read by
-        somebody: it counts in full."""
+        """Gradients of every client that was called. One that did not answer may have computed them all the same, and
+        somebody may yet read its answer: it is charged in full."""
         return _make_record({k: events.get(k) or list(self._checks.planned(k)[0]) for k in ids.tolist()}, TRAINING)
 
 

@@ -1,4 +1,4 @@
-"""What is known of every client's connection, and when to speak of it: the reason of every silence.
+"""What is known of every client's connection, so that the log can give the reason for every silence.
 
 Times are those of the exchange's clock, in seconds.
 """

@@ -44,18 +44,18 @@ SECURE_KINDS = SHARE, MASK, CONFIRM, UNMASK = "share", "mask", "confirm", "unmas
 
 
 class PlainQuestion:
-    """One that is answered as it is."""
+    """A question that is answered without privacy."""
 
     def stored(self) -> Packet | None:
         """The answer, where it has been given before."""
         return None
 
     def protect(self, task: Task, cohort: Cohort) -> tuple[Task, Cohort]:
-        """What the answer is computed with."""
+        """The task and data that the answer is computed with."""
         return task, cohort
 
     def settle(self, record: Record | None) -> None:
-        """Between what is computed and what is kept or leaves."""
+        """Called after the answer is computed, and before anything is stored or sent."""
 
     def keep(self, answer: Packet) -> Packet:
         """The answer, which may now leave."""
@@ -64,7 +64,7 @@ class PlainQuestion:
 
 @dataclass
 class PrivateQuestion(PlainQuestion):
-    """Lock the client's books before one is made, and until its answer is kept."""
+    """Hold the lock of the client's books from before one is made until its answer is kept."""
 
     kind: str
     order: Packet

@@ -34,7 +34,7 @@ DEFAULT_DELTA = 1e-5
 
 
 class Refused(ConfigError):
-    """A question that the owner of the node does not have answered; nothing was computed."""
+    """A question that the rules of the node's owner do not allow; nothing was computed."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ class NodeRules:
     @classmethod
     def parse(cls, table: Mapping[str, str]) -> NodeRules:
         """From the texts of a node-config; "" and absent keys are the defaults."""
-        given = {name: table[name] for name in cls.__dataclass_fields__ if table.get(name)}
+        texts = {name: table[name] for name in cls.__dataclass_fields__ if table.get(name)}
         values: dict[str, Any] = {}
         for name in ("min_noise", "epsilon", "delta"):
-            if name in given:
-                values[name] = _number(name, given[name])
+            if name in texts:
+                values[name] = _number(name, texts[name])
         for name in ("methods", "evaluate"):
-            if name in given:
-                values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
+            if name in texts:
+                values[name] = tuple(part.strip() for part in texts[name].split(",") if part.strip())
         for name in ("sums", "strict", "require_secure_aggregation"):
-            if name in given:
-                values[name] = _yes(name, given[name])
-        if "least_clients" in given:
-            values["least_clients"] = _whole("least_clients", given["least_clients"], LEAST_CLIENTS)
+            if name in texts:
+                values[name] = _yes(name, texts[name])
+        if "least_clients" in texts:
+            values["least_clients"] = _whole("least_clients", texts["least_clients"], LEAST_CLIENTS)
         rules = cls(**values)
         if not 0 <= rules.min_noise < math.inf:
             raise ConfigError(f"min_noise in --node-config is 0 or more; got {rules.min_noise:g}")
@@ -132,7 +132,7 @@ class NodeRules:
             )
 
     def check_categories(self, client: str, deployment: Deployment, columns: list[str]) -> None:
-        """`columns` of which values would leave, in words; leave to give sums is none to give these."""
+        """`columns` hold categories, whose names would be sent. Permission to give sums does not cover them."""
         private = deployment.run.privacy is not None or self.demands_privacy
         if private and columns:
             raise Refused(

@@ -24,7 +24,7 @@ _FILE, _UPDATE, _PEERS = "sum.json", "sum-update.safetensors", "sum-peers.json"
 
 @dataclass(frozen=True)
 class SumState:
-    """Of one sum. Bytes are hexadecimal."""
+    """Memory of one sum. Bytes are hexadecimal."""
 
     round: int
     sealing: str = ""  # private keys
@@ -43,7 +43,7 @@ class SumState:
 
 
 class SumMemory:
-    """Lock the entry before it is read, and until it is written."""
+    """Hold the entry's lock from reading until writing."""
 
     def __init__(self, entry: VaultEntry, client: str) -> None:
         self._entry, self._client = entry, client

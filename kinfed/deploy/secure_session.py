@@ -62,7 +62,7 @@ class Owner:
 
 
 class SecureSession:
-    """Lock the entry before one is made, and until its answer is kept."""
+    """Hold the entry's lock from before one is made until its answer is kept."""
 
     def __init__(self, entry: VaultEntry, owner: Owner) -> None:
         self.entry, self.owner = entry, owner

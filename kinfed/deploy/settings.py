@@ -262,8 +262,8 @@ class Deployment(BaseModel):
 
     @cached_property
     def run(self) -> RunConfig:
-        """The configuration of the run. What decides results and only a deployment has, stands in it as the options of
-        its data set."""
+        """The configuration of the run. Settings that decide results and exist only in deployments are recorded as
+        options of its data set."""
         what = ("target",) if self.target.strip() else ("classes",)
         data = {name: getattr(self, name) for name in (*what, "features", "scaling", "test_fraction", "clients")}
         method = self.method.strip()

@@ -144,8 +144,8 @@ _OF_A_STATE = ("run", "client", "method", "round", "before", "version", "saved")
 
 
 def _sealed(metadata: Mapping[str, str]) -> dict[str, str]:
-    """With a checksum of its own: that of a file of tensors is of the tensors alone, and the scaling of a model is
-    metadata."""
+    """The metadata with a checksum of their own: the one in a tensor file covers tensors only, and a model's scaling is
+    among the metadata."""
     return {**metadata, _ABOUT: _seal(metadata)}
 
 

@@ -52,8 +52,8 @@ class Record:
         return torch.tensor(before, dtype=torch.int64)
 
     def join(self, other: Record) -> None:
-        """Take in what another process recorded of the same moments. Samples are of one client each, and a client is in
-        one process; should both name one, it was asked twice."""
+        """Add what another process recorded at the same time. A sample belongs to one client, a client to one process:
+        should both records hold a sample, its gradients were taken twice and add up."""
         for key, gradients in other.calls.items():
             self.calls[key] = self.calls.get(key, 0) + gradients
         self.samples |= other.samples
