@@ -140,7 +140,7 @@ def one_run(net: Network, app: Path, out: Path, victims: list[str]) -> list[str]
         killed.append(victim)
         print(f"deployment: killed {victim} {pid} after round {rounds_done(out)}", flush=True)
         if victim == "superlink":
-            net.wait_for(lambda: machine.find("superlink") and net._listening(), 120, "the superlink to be back")
+            net.wait_for(lambda: machine.find("superlink") and net._listening(), 400, "the superlink to be back")
         if victim in ("superlink", "server's part"):
             time.sleep(5)
             net.run(app, out=str(out))

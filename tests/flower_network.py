@@ -73,7 +73,7 @@ class Network:
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
             home="home-server",
         )  # fmt: skip
-        self.wait_for(self._listening, 120, "the superlink to listen")
+        self.wait_for(self._listening, 400, "the superlink to listen")
 
     def start_warm_server(self) -> None:
         """`kinfed deploy server`, which starts its superlink again when that ends."""
@@ -82,7 +82,7 @@ class Network:
         self.start(
             "superlink", sys.executable, "-m", "kinfed", "deploy", "server", str(self.certs), *place, home="home-server"
         )
-        self.wait_for(self._listening, 120, "the superlink to listen")
+        self.wait_for(self._listening, 400, "the superlink to listen")
 
     def start_warm_node(self, client: str, config: Mapping[str, Any]) -> None:
         """`kinfed deploy node`, which starts its supernode again when that ends."""
@@ -130,7 +130,7 @@ class Network:
     def flwr(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments], cwd=self.folder, env=self.environment("home"), capture_output=True,
-            text=True, timeout=120, check=False,
+            text=True, timeout=400, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -32,7 +32,7 @@ from kinfed.sites.portfolio import contenders_of, make_try, methods_of
 from kinfed.sites.sent_message import sent_message
 from kinfed.sites.site_files import load_sites
 from kinfed.sites.site_outputs import outputs_on_test
-from kinfed.sites.site_page import common_reach
+from kinfed.sites.site_page import common_reach, write_page
 from kinfed.sites.site_sentences import Wording
 from tests.command_line import kinfed as command
 from tests.sites.conftest import COLUMNS, SITES, SMALL, make_table
@@ -215,6 +215,15 @@ def test_the_page_has_a_sentence_and_rows_for_every_site(folder: Path, result: F
         assert f"models/sites/{site.site}.safetensors" in page
     assert "Never a row" in page or all(site.chosen == "alone" for site in result.sites)
     assert "<script" not in page
+
+
+def test_names_are_text_on_the_page(result: FitResult, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>"
+    first, *others = result.sites
+    write_page(replace(result, table=hostile, sites=(replace(first, site=hostile), *others)), tmp_path)
+    page = (tmp_path / "fit.html").read_text("utf-8")
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
 def test_several_files_are_one_site_each(table: Table, tmp_path: Path) -> None:
