@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kinfed.data.description import Description
-from kinfed.data.federation import SPLITS, Federation
+from kinfed.data.federation import Federation
+from kinfed.data.ragged import SPLITS
 
 
 def describe(federation: Federation, ids: Tensor | None = None) -> Description:

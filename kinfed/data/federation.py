@@ -5,36 +5,32 @@ Splits are ragged and stored in CSR form (offsets [K+1], rows): no padding, what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng, storage
 from kinfed.core.loop_memory import LoopMemory, MemoryView
-from kinfed.data.arrays import as_features, encode, groups_of, name_keys
+from kinfed.data import federation_changes, federation_files
+from kinfed.data.array_federation import fields_from_arrays
 from kinfed.data.batches import Split
-from kinfed.data.example_weights import BALANCED, BY_CLIENT, class_weight_table, read_weights, scaled_weights
+from kinfed.data.example_weights import BALANCED, BY_CLIENT, class_weight_table
 from kinfed.data.features import Features
+from kinfed.data.federation_checks import check_federation
 from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
-from kinfed.data.ragged import Ragged, hold_out
-from kinfed.data.stratified import split_stratified
-from kinfed.data.target import TaskName, read_target
-from kinfed.errors import ConfigError, DataError, StorageError
+from kinfed.data.ragged import SPLITS, Ragged
+from kinfed.data.target import TaskName
+from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinfed.data.description import Description
     from kinfed.data.torch_datasets import Datasets
-
-SPLITS = ("train", "val", "test")
-PUBLIC_EXAMPLES = "public_examples"  # in a description: how many of the clients' own examples were made public
 
 
 @dataclass
@@ -227,68 +223,22 @@ class Federation:
         example keeps it for training and validates on it too, which is noted. Clients that already have
         validation rows keep theirs. `ids` [K] are the clients' numbers in the whole federation, by which draws are
         keyed, where this is a part of it."""
-        if not 0 <= fraction < 1:
-            raise ConfigError(f"the validation share must lie in [0, 1); got {fraction}")
-        if fraction == 0:
-            return self
-        n = self.train.count
-        needs = self.val.count == 0
-        single = needs & (n == 1)
-        share = (n.to(torch.float64) * fraction + 1e-9).to(torch.int64)
-        size = torch.where(n < 5, 1, share.clamp_min(1)).minimum(n - 1) * needs
-        keys = rng.fold(rng.root(seed, "validation"), torch.arange(self.num_clients) if ids is None else ids)
-        if stratify:
-            val, train = split_stratified(self.train, size, self.labels, self.problem, keys)
-            val = val.joined(self.train.filter(single[self.train.owner]))
-        else:
-            shuffled = self.train.shuffled(keys)
-            val, _ = shuffled.split_at(size + single.to(torch.int64))
-            _, train = shuffled.split_at(size)
-        notes = list(self.notes)
-        if bool(single.any()):
-            notes.append(f"{int(single.sum())} client(s) with one example validate on that example")
-        return replace(self, train=train.ascending(), val=val.joined(self.val).ascending(), notes=notes)
+        return federation_changes.with_validation(self, fraction, seed, ids, stratify=stratify)
 
     def with_public(self, fraction: float, seed: int) -> Federation:
         """Make a random part of every client's training rows public: known to all, and no longer anyone's own. Whoever
         has few gives none and keeps at least one; rows that are validated or tested on anywhere stay as they are."""
-        if not 0 < fraction < 1:
-            raise ConfigError(f"the public share must lie in (0, 1); got {fraction}")
-        keys = rng.fold(rng.root(seed, "public"), torch.arange(self.num_clients))
-        size = (self.train.count.to(torch.float64) * fraction + 1e-9).to(torch.int64).minimum(self.train.count - 1)
-        given, _ = self.train.shuffled(keys).split_at(size)
-        judged = torch.cat([self.val.rows, self.test.rows])
-        public = torch.unique(given.rows)
-        public = public[~torch.isin(public, judged)]
-        if not len(public):
-            raise ConfigError(f"no client has enough examples to make a share of {fraction:g} of them public; raise it")
-        train = self.train.filter(~torch.isin(self.train.rows, public))
-        return replace(self, train=train, public=public, description={**self.description, PUBLIC_EXAMPLES: len(public)})
+        return federation_changes.with_public(self, fraction, seed)
 
     def with_foreign_targets(self, seed: int) -> Federation:
         """Shuffle the (val, test) pairs among clients: each is judged on another one's distribution.
 
         `description["target_of"]` says whose pair each client has now; a few may keep their own."""
-        order = rng.permutation(rng.root(seed, "foreign-targets"), self.num_clients)
-        before = self.description.get("target_of", range(self.num_clients))
-        return replace(
-            self,
-            val=self.val.take(order),
-            test=self.test.take(order),
-            description={**self.description, "foreign_targets": seed, "target_of": [before[k] for k in order.tolist()]},
-        )
+        return federation_changes.with_foreign_targets(self, seed)
 
     def pooled(self) -> Federation:
         """The data of all clients in one place: a federation of one client."""
-        train, val, test = (Ragged.of([torch.unique(self.split(name).rows)]) for name in SPLITS)
-        names, table = ["all clients"], self.class_weights
-        one = replace(
-            self, train=train, val=val, test=test, names=names, groups=None, group_names=None, class_weights=None
-        )
-        if table is None:
-            return one
-        same = bool((table == table[0]).all())
-        return replace(one, class_weights=table[:1]) if same else one.with_class_weights(BALANCED)
+        return federation_changes.pooled(self)
 
     def on(self, device: torch.device) -> Federation:
         return replace(self, features=self.features.on(device))
@@ -321,45 +271,12 @@ class Federation:
         client's name. `groups` maps a client's label to its group.
         `standardize` scales every feature by mean and deviation of all training rows; `weights` [N] are positive
         numbers by which examples count in training; `stratify` draws test rows in proportion to a client's labels."""
-        features = Features(as_features(x, tokens))
-        has_classes = num_classes is not None and task == "auto"
-        target = read_target(y, "y", "classification" if has_classes else task, codes=True)
-        labels = target.labels
-        index, names = encode(clients, "clients")
-        if not len(features) == len(labels) == len(index):
-            raise DataError(
-                f"x, y and clients must have one entry per example; got {len(features)}, {len(labels)}, {len(index)}"
-            )
-        if len(labels) == 0:
-            raise DataError("x, y and clients are empty; a federation needs at least one example")
-        owned = Ragged.grouped(torch.arange(len(index)), index, len(names))
-        if test_rows is None:
-            keys = name_keys(rng.root(seed, "test-split"), names)
-            train, test = hold_out(owned, test_fraction, keys)
-            if stratify:
-                train, test = split_stratified(owned, train.count, labels, target.problem, keys)
-        else:
-            marked = torch.as_tensor(np.asarray(test_rows))
-            if marked.dtype != torch.bool or marked.shape != labels.shape:
-                raise DataError(
-                    f"test_rows must be {len(labels)} booleans, one per example; "
-                    f"got {marked.dtype} of shape {tuple(marked.shape)}"
-                )
-            train, test = owned.filter(~marked[owned.rows]), owned.filter(marked[owned.rows])
-        group_index, group_names = groups_of(names, groups)
-        problem = fitted_problem(target.problem, labels, train)
-        if num_classes is not None:
-            if problem.is_regression:
-                raise ConfigError(f"num_classes = {num_classes}: a regression has no classes; leave it out")
-            problem = Problem.of_classes(num_classes, problem.class_names)
-        if standardize:
-            features = features.standardized(train.rows)
-        counted = None if weights is None else read_weights(weights, "weights")
-        return cls(
-            features, labels, problem, train, Ragged.empty(len(names)), test, names, group_index, group_names,
-            {"dataset": name, "partition": "given"}, [target.note] if problem.is_regression else [],
-            weights=scaled_weights(counted, train.rows),
+        fields = fields_from_arrays(
+            x, y, clients, test_fraction=test_fraction, test_rows=test_rows, num_classes=num_classes, task=task,
+            groups=groups, tokens=tokens, standardize=standardize, weights=weights, stratify=stratify, seed=seed,
+            name=name,
         )  # fmt: skip
+        return cls(**fields)
 
     @classmethod
     def from_table(
@@ -390,136 +307,17 @@ class Federation:
     def digest(self) -> str:
         """Tells this federation from any other: all examples, who has which, names and groups. Where it came from
         (description, notes) does not matter."""
-        plain = {name: getattr(self, name) for name in ("names", "group_names", "tag_names")}
-        plain["problem"] = self.problem.to_json()
-        return hashlib.sha256(f"{storage.checksum(self._arrays())} {storage.to_json(plain)}".encode()).hexdigest()[:32]
-
-    def _arrays(self) -> dict[str, Tensor]:
-        """All tensors by name."""
-        arrays = {f"{name}.{array}": getattr(self.split(name), array) for name in SPLITS for array in _RAGGED}
-        arrays |= {"raw": self.features.raw, "labels": self.labels}
-        optional = {
-            "mean": self.features.mean,
-            "std": self.features.std,
-            "vectors": self.features.vectors,
-            "groups": self.groups,
-            "tags": self.tags,
-            "public": self.public,
-            "weights": self.weights,
-            "class_weights": None if self.class_weights is None else self.class_weights.contiguous(),
-        }
-        return arrays | {name: tensor for name, tensor in optional.items() if tensor is not None}
+        return federation_files.digest(self)
 
     def save(self, folder: Path | str) -> None:
         """Write the federation to a folder, replacing one that is there."""
-        folder, arrays = Path(folder), self._arrays()
-        storage.make_folder(folder)
-        with storage.storage_errors("write", folder), storage.draft(folder) as new:
-            checksum = storage.draft_tensors(new, arrays)
-            file = f"arrays-{checksum[:16]}.safetensors"
-            new.commit(folder / file)
-        record = {"format": _FORMAT, "version": _VERSION, "arrays": file, "checksum": checksum}
-        # The record is renamed into place last: until then a reader finds the old record and its old arrays.
-        plain = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        learnt = None if self.preprocessing is None else self.preprocessing.to_json()
-        known = {"problem": self.problem.to_json(), "preprocessing": learnt}
-        storage.write_json(folder / _RECORD, record | plain | known)
-        for old in folder.glob("arrays-*.safetensors"):
-            if old.name != file:
-                old.unlink()
+        federation_files.save(self, folder)
 
     @classmethod
     def load(cls, folder: Path | str) -> Federation:
         """Read what `save` wrote."""
-        folder = Path(folder)
-        record = storage.read_json(folder / _RECORD, "the record of a saved federation")
-        if record.get("format") != _FORMAT or record.get("version") != _VERSION:
-            raise StorageError(
-                f"{folder / _RECORD} is not a federation saved by this version of kinfed "
-                f"(format {record.get('format')!r}, version {record.get('version')!r}); save it again"
-            )
-        lacking = [name for name in ("arrays", "checksum", "problem", *_PLAIN_FIELDS) if name not in record]
-        if lacking:
-            raise StorageError(f"{folder / _RECORD} is damaged: {', '.join(lacking)} missing")
-        arrays = storage.read_tensors(folder / record["arrays"])
-        if storage.read_metadata(folder / record["arrays"])[storage.CHECKSUM] != record["checksum"]:
-            raise StorageError(f"{folder}: arrays and record come from different federations; save it again")
-        features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
-        splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
-        plain = {name: record[name] for name in _PLAIN_FIELDS}
-        learnt = record.get("preprocessing")
-        plain["preprocessing"] = None if learnt is None else TablePreprocessing.from_json(learnt)
-        return cls(
-            features, arrays["labels"], Problem.from_json(record["problem"]), **splits,
-            groups=arrays.get("groups"), tags=arrays.get("tags"), public=arrays.get("public"),
-            weights=arrays.get("weights"), class_weights=arrays.get("class_weights"), **plain,
-        )  # fmt: skip
+        return cls(**federation_files.load(folder))
 
     def check(self) -> None:
         """Refuse what would fail later or, worse, train on nonsense."""
-        clients = len(self.train)
-        if clients < 1:
-            raise DataError("a federation needs at least one client; got none")
-        for name in SPLITS:
-            ragged = self.split(name)
-            if len(ragged) != clients:
-                raise DataError(f"split {name} lists {len(ragged)} clients, train lists {clients}")
-            if len(ragged.rows) and (ragged.rows.min() < 0 or ragged.rows.max() >= len(self.features)):
-                raise DataError(f"split {name} points outside the {len(self.features)} examples")
-        if self.public is not None:
-            outside = len(self.public) and (self.public.min() < 0 or self.public.max() >= len(self.features))
-            private = torch.cat([self.split(name).rows for name in SPLITS])
-            if outside or not len(self.public) or bool(torch.isin(self.public, private).any()):
-                raise DataError("public examples are some of the data set, and in no client's train, val or test split")
-        if len(self.labels) != len(self.features):
-            raise DataError(f"{len(self.features)} examples but {len(self.labels)} labels")
-        if self.tags is not None and len(self.tags) != len(self.labels):
-            raise DataError(f"{len(self.labels)} labels but {len(self.tags)} tags")
-        if self.weights is not None and len(self.weights) != len(self.labels):
-            raise DataError(f"{len(self.labels)} labels but {len(self.weights)} weights of examples")
-        if len(self.names) != clients or len(set(self.names)) != clients:
-            raise DataError(f"every one of the {clients} clients needs a name of its own")
-        if self.groups is not None and len(self.groups) != clients:
-            raise DataError(f"{clients} clients but {len(self.groups)} group labels")
-        check_labels(self.labels, self.problem)
-        self.features.check_finite()
-        empty = (self.train.count == 0).nonzero().squeeze(1)
-        if len(empty):
-            who = ", ".join(self.names[int(k)] for k in empty[:5])
-            raise DataError(
-                f"{len(empty)} client(s) have no training example ({who}); give each at least one or leave them out"
-            )
-        trained = torch.zeros(len(self.features), dtype=torch.bool)
-        trained[self.train.rows] = True
-        leaked = trained[self.test.rows]
-        if bool(leaked.any()):
-            first = int(self.test.rows[leaked][0])
-            raise DataError(
-                f"{int(leaked.sum())} test example(s) are training examples too (first: row {first}); "
-                "accuracy on them would say nothing"
-            )
-
-
-def fitted_problem(problem: Problem, labels: Tensor, train: Ragged) -> Problem:
-    """The problem with what training rows say of a regression's target; their sums are all that clients would send."""
-    return Problem.of_numbers(labels[train.rows].numpy()) if problem.is_regression else problem
-
-
-def check_labels(labels: Tensor, problem: Problem, what: str = "labels") -> None:
-    """Refuse labels that do not fit their problem."""
-    if problem.is_regression:
-        if not labels.is_floating_point() or not bool(torch.isfinite(labels).all()):
-            raise DataError(f"{what} of a regression are finite numbers of a float type; got {labels.dtype}")
-        return
-    if labels.is_floating_point():
-        raise DataError(f"{what} of a {problem.kind} problem are whole numbers of classes; got {labels.dtype}")
-    if len(labels) and (labels.min() < 0 or labels.max() >= problem.num_classes):
-        raise DataError(
-            f"{what} must lie in 0..{problem.num_classes - 1}; found {int(labels.min())}..{int(labels.max())}"
-        )
-
-
-_FORMAT, _VERSION = "kinfed-federation", 3
-_RECORD = "federation.json"
-_RAGGED = ("offsets", "rows")
-_PLAIN_FIELDS = ("names", "group_names", "description", "notes", "tag_names")
+        check_federation(self)

@@ -14,6 +14,8 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.errors import ConfigError
 
+SPLITS = ("train", "val", "test")  # the lists of rows that a client has
+
 
 @dataclass(frozen=True, repr=False)
 class Ragged:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kinfed.core import rng
 from kinfed.data.features import Features
-from kinfed.data.federation import check_labels
+from kinfed.data.federation_checks import check_labels
 from kinfed.data.preprocessing import ReadTable
 from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError

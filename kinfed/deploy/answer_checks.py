@@ -11,7 +11,7 @@ from torch import Tensor
 from kinfed.algorithms.averaging import COUNT
 from kinfed.algorithms.base import privacy_profile
 from kinfed.core.tree import EXAMPLES, Tree
-from kinfed.data.federation import SPLITS
+from kinfed.data.ragged import SPLITS
 from kinfed.deploy.settings import Deployment
 from kinfed.deploy.wire import MessageError, Packet, message_types, plain_text, received_tensors, tree_of
 from kinfed.engine.measures import headline_measure, measures_of

@@ -20,7 +20,8 @@ from kinfed.core import storage
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
-from kinfed.data.federation import SPLITS, with_memory
+from kinfed.data.federation import with_memory
+from kinfed.data.ragged import SPLITS
 from kinfed.deploy.node_data import load_client_data
 from kinfed.deploy.node_errors import withheld_errors
 from kinfed.deploy.node_settings import NodeSettings

@@ -17,8 +17,9 @@ from kinfed.algorithms.base import AnyAlgorithm, RoundInfo
 from kinfed.core.tree import Tree
 from kinfed.data.batches import Split
 from kinfed.data.features import Features
-from kinfed.data.federation import SPLITS, Cohort, Population
+from kinfed.data.federation import Cohort, Population
 from kinfed.data.problem import Problem
+from kinfed.data.ragged import SPLITS
 from kinfed.deploy.answer_checks import AnswerChecks, check_figures, check_same_question
 from kinfed.deploy.enrol import Roster
 from kinfed.deploy.exchange import Exchange

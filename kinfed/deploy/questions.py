@@ -24,7 +24,8 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, privacy_profile
 from kinfed.core import storage
-from kinfed.data.federation import SPLITS, Cohort, Federation
+from kinfed.data.federation import Cohort, Federation
+from kinfed.data.ragged import SPLITS
 from kinfed.deploy.books import Answered, ByNoise, Page, now
 from kinfed.deploy.node_settings import NodeSettings
 from kinfed.deploy.rules import NodeRules, Refused

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm
-from kinfed.data.federation import SPLITS
+from kinfed.data.ragged import SPLITS
 from kinfed.deploy.settings import STANDARD, Deployment
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.privacy.secure_sum import LEAST_CLIENTS

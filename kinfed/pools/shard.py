@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.data.features import Features
-from kinfed.data.federation import SPLITS, Cohort, Federation
-from kinfed.data.ragged import Ragged
+from kinfed.data.federation import Cohort, Federation
+from kinfed.data.ragged import SPLITS, Ragged
 
 
 def expected_work(algorithm: AnyAlgorithm, federation: Federation) -> Tensor:

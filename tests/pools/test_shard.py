@@ -18,7 +18,8 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.mocha import Mocha
 from kinfed.core.tree import Nothing
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import SPLITS, Federation
+from kinfed.data.federation import Federation
+from kinfed.data.ragged import SPLITS
 from kinfed.engine.task import make_task
 from kinfed.errors import CheckpointError
 from kinfed.pools.local_pool import LocalPool

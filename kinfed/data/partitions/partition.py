@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.core.options import make_options
+from kinfed.data.array_federation import fitted_problem
 from kinfed.data.example_weights import scaled_weights
 from kinfed.data.features import Features
-from kinfed.data.federation import Federation, fitted_problem
+from kinfed.data.federation import Federation
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.partitions.resplit import Resplit
 from kinfed.data.preprocessing import ReadTable, TablePreprocessing

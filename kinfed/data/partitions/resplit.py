@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from kinfed.core import rng
+from kinfed.data.array_federation import fitted_problem
 from kinfed.data.arrays import name_keys
-from kinfed.data.federation import Federation, fitted_problem
+from kinfed.data.federation import Federation
 from kinfed.data.partitions.base import Assignment
 from kinfed.data.ragged import Ragged
 from kinfed.data.source import Source
