@@ -43,7 +43,7 @@ SIDES = {
     "fedjax": Entry("fedjax_side", "FedjaxSide", ("fedavg", "fedprox", "apfl")),
     "fedjax-pmap": Entry("fedjax_side", "FedjaxPmapSide", ("fedavg", "fedprox", "apfl")),
     "pfl": Entry("pfl_side", "PflSide", ("fedavg", "fedprox", "scaffold")),
-    "flower": Entry("flower_side", "FlowerSide", ("fedavg",), ("W1", "LR_MNIST")),  # its rounds take seconds
+    "flower": Entry("flower_side", "FlowerSide", ("fedavg",), ("LR_MNIST",)),  # its rounds take seconds
 }
 
 

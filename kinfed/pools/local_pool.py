@@ -32,12 +32,14 @@ from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
 from kinfed.pools.collect import join_evaluations
 from kinfed.pools.compression import Compression
+from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the time of four of 4 MB on two cores
+DEVICE_COPIES = 16  # bytes of an accelerator's memory for every byte of parameters that it trains at a time
 MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
 STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
 # Before the names of what clients keep beside the algorithm's state, among the states.
@@ -76,6 +78,7 @@ class LocalPool:
         self.workers = workers or available_cores()
         self._chunk = chunk
         self._threads: ThreadPoolExecutor | None = None
+        self._device_bytes: int | None = None
 
         def fresh(ids: Tensor) -> Tree:
             state: Tree = algorithm.init_client(task, self._cohort(ids, 0))
@@ -227,13 +230,24 @@ class LocalPool:
             if self.task.one_row_at_a_time:
                 size = 1
             else:
-                fits = max(1, CHUNK_BYTES // (4 * self.task.num_params))
+                fits = max(1, self._chunk_bytes() // (4 * self.task.num_params))
                 worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.training.batch) + 1
                 size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
                 if n:
                     size = -(-n // -(-n // size))  # as many chunks, of equal sizes: no worker waits for a large one
         for begin in range(0, n, size):
             yield begin, min(begin + size, n)
+
+    def _chunk_bytes(self) -> int:
+        """Of the parameters of a chunk: on the processor what its cache holds, on an accelerator a share of the memory
+        that it had free when it was first asked. Of each parameter there are copies: the model received and its
+        change, gradients, moments, the client's state; activations take as much again."""
+        if self._device_bytes is None:
+            free = None if self.task.device.type == "cpu" else device_memory(self.task.device)
+            self._device_bytes = (
+                CHUNK_BYTES if free is None else max(free // DEVICE_COPIES // self.workers, CHUNK_BYTES)
+            )
+        return self._device_bytes
 
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         jobs = list(jobs)

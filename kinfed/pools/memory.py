@@ -11,6 +11,8 @@ import ctypes
 import os
 from functools import cache
 
+import torch
+
 KEEP_BYTES = 64 << 20  # what may lie free at the end of the heap, and from where a tensor has pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names in malloc.h
 
@@ -21,6 +23,15 @@ def physical_memory() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes that an accelerator has free, for models and what training makes of them; None where it does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    return None
 
 
 @cache
