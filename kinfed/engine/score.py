@@ -39,6 +39,17 @@ class Score:
         """[n] the value of a measure at every client; NaN where it is undefined."""
         return MEASURES[name].value(self.sums[name])
 
+    def take(self, rows: Tensor) -> Score:
+        """Of some of the clients, in that order."""
+        whole = self.error_or_rule
+
+        def error() -> Tensor:
+            assert self.error is not None
+            return self.error[rows]
+
+        sums = {name: values[rows] for name, values in self.sums.items()}
+        return Score(self.correct[rows], self.loss[rows], self.count[rows], sums, None if whole is None else error)
+
     @classmethod
     def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
         """The clients of all parts one after the other, or in that order."""

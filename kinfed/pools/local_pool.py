@@ -26,6 +26,7 @@ from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.engine.personal import task_for
+from kinfed.engine.score import Score
 from kinfed.engine.task import Task
 from kinfed.errors import CheckpointError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
@@ -151,12 +152,13 @@ class LocalPool:
                     self.algorithm, self.task, state, down, cohort, trained=self.clients.has(who), server_model=shared
                 )
             examples: Split = getattr(cohort, split)
-            scores = {name: task_for(self.task, theta).evaluate(theta, examples) for name, theta in models.items()}
+            of_server = None if shared is None else self.task.evaluate(shared, examples)
+            scores = {name: self._score(theta, examples, shared, of_server) for name, theta in models.items()}
             deployed, *others = models
             return Evaluation(
                 who,
                 scores[deployed],
-                None if shared is None else self.task.evaluate(shared, examples),
+                of_server,
                 self.algorithm.client_figures(state),
                 models[deployed].clone() if keep_models else None,
                 {name: scores[name] for name in others},
@@ -164,6 +166,20 @@ class LocalPool:
 
         parts = list(self._map(evaluate_chunk, pieces))
         return join_evaluations(ids, pieces, parts)
+
+    def _score(self, theta: Tensor, examples: Split, shared: Tensor | None, of_server: Score | None) -> Score:
+        """Of personal models. Who deploys the server's model, as clients do that were never called, has its score."""
+        task = task_for(self.task, theta)
+        if shared is None or of_server is None or task is not self.task or shared.shape != theta.shape:
+            return task.evaluate(theta, examples)
+        same = (theta == shared).all(1).cpu()
+        if not bool(same.any()):
+            return task.evaluate(theta, examples)
+        own, equal = (~same).nonzero().squeeze(1), same.nonzero().squeeze(1)
+        if not len(own):
+            return of_server
+        score = task.evaluate(theta[own], examples.take(own))
+        return Score.joined([score, of_server.take(equal)], torch.argsort(torch.cat([own, equal])))
 
     def states(self) -> dict[str, Tensor]:
         states = self.clients.named()

@@ -305,6 +305,37 @@ def test_chunks_on_an_accelerator_fill_its_memory(monkeypatch: pytest.MonkeyPatc
     assert on_the_processor >= 10
 
 
+@pytest.mark.parametrize("path", ["stacked", "rows"])
+def test_models_equal_to_the_servers_are_scored_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clients that were never called; the others have a score of their own."""
+    pool = pool_of(FedAvg(training=WORK), path=path, chunk=6, workers=1)
+    w = pool.task.init(SEED)
+    pool.train(torch.tensor([1, 4]), start_of(pool), 1)
+    scored: list[int] = []
+    evaluate = pool.task.evaluate
+
+    def counted(theta: torch.Tensor, examples: Any) -> Any:
+        scored.append(len(theta))
+        return evaluate(theta, examples)
+
+    monkeypatch.setattr(pool.task, "evaluate", counted)
+    evaluation = pool.evaluate(torch.arange(6), start_of(pool), 1, server_model=lambda ids: w.expand(len(ids), -1))
+    monkeypatch.undo()
+    alone = pool.evaluate(torch.arange(6), start_of(pool), 1)  # no server's model, so all are computed
+    assert sorted(scored) == [2, 6]
+    assert evaluation.server_model is not None
+    for name in ("correct", "loss", "count"):
+        personal, server = (getattr(score, name) for score in (evaluation.personal, evaluation.server_model))
+        assert torch.allclose(personal, getattr(alone.personal, name), rtol=1e-6)
+        assert torch.equal(personal[[0, 2, 3, 5]], server[[0, 2, 3, 5]])
+    assert not torch.equal(evaluation.personal.loss[[1, 4]], evaluation.server_model.loss[[1, 4]])
+    for name, values in evaluation.personal.sums.items():
+        assert torch.allclose(values, alone.personal.sums[name], rtol=1e-6, equal_nan=True)
+    if alone.personal.error is not None:
+        assert torch.allclose(evaluation.personal.error, alone.personal.error, rtol=1e-5, equal_nan=True)
+    pool.close()
+
+
 def test_a_round_in_one_piece_needs_no_thread_and_gives_the_same_bits() -> None:
     before, replies = set(threading.enumerate()), []
     for chunk in (6, 2):
