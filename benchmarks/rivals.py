@@ -50,7 +50,7 @@ from kinfed.core.cache import cache_folder  # noqa: E402
 # fedjax 0.0.17 calls jax.tree_map, which later versions of jax do not have.
 JAX = ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3")
 TORCH = ("pfl==0.6.0", "flwr[simulation]==1.41.0", f"torch=={version('torch').partition('+')[0]}")
-REQUIREMENTS = {"fedjax": JAX, "fedjax-pmap": JAX, "pfl": TORCH, "flower": TORCH}  # the others run in this environment
+REQUIREMENTS = {"fedjax": JAX, "pfl": TORCH, "flower": TORCH}  # the others run in this environment
 STEPS = ("lstm", "lstm-small", "resnet18", "transformer")  # of `kinfed bench`, beside the loop
 BEGIN, END = "<!-- benchmarks/rivals.py -->", "<!-- end -->"
 
@@ -141,7 +141,7 @@ class Contestant:
         ]
         self._process = subprocess.Popen(
             command, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env=environment(name, cores), preexec_fn=lambda: use_cores(cores),
+            env=environment(cores), preexec_fn=lambda: use_cores(cores),
         )  # fmt: skip
         self.versions: dict[str, str] = self._answer()["versions"]
 
@@ -174,11 +174,10 @@ def use_cores(count: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
-def environment(name: str, cores: int) -> dict[str, str]:
+def environment(cores: int) -> dict[str, str]:
     """Of a contestant's process: as many threads as cores, and nobody's telemetry."""
-    flags = f"--xla_force_host_platform_device_count={cores}" if name == "fedjax-pmap" else ""
     return os.environ | {
-        "OMP_NUM_THREADS": str(cores), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": str(cores), "JAX_PLATFORMS": "cpu", "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0", "PFL_PYTORCH_DEVICE": "cpu",
     }  # fmt: skip
 
@@ -229,7 +228,7 @@ def do_job(name: str, python: Path, work: Work, images: Path, cores: int) -> Job
     command = [str(python), str(HERE / "contestant.py"), name, work.name, "fedavg", str(images), "--job"]
     began = time.perf_counter()
     process = subprocess.run(
-        [*command, "--cores", str(cores)], text=True, capture_output=True, env=environment(name, cores),
+        [*command, "--cores", str(cores)], text=True, capture_output=True, env=environment(cores),
         preexec_fn=lambda: use_cores(cores),
     )  # fmt: skip
     wall = time.perf_counter() - began
@@ -314,7 +313,7 @@ def main() -> None:
     parser.add_argument("--methods", default="", help="of W2, separated by commas; all where absent")
     parser.add_argument("--cores", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7, help="turns of each contestant")
-    parser.add_argument("--rivals", default="fedjax,fedjax-pmap,pfl,flower", help="separated by commas")
+    parser.add_argument("--rivals", default="fedjax,pfl,flower", help="separated by commas")
     parser.add_argument("--also", action="append", default=[], metavar="FILE:CLASS", help="contestants of your own")
     parser.add_argument("--also-python", type=Path, help="their interpreter; this one where absent")
     parser.add_argument("--cache", type=Path, default=cache_folder() / "rivals", help="folder of the environments")
@@ -358,13 +357,12 @@ def measured(
         make_images(work).save(images)
         for method in [method for method in work.methods if not chosen or method in chosen]:
             for cores in arguments.cores:
-                several = [name for name in names if cores > 1 or name != "fedjax-pmap"]
-                contest, versions = compete(work, method, cores, several, pythons, images, arguments.repeats)
+                contest, versions = compete(work, method, cores, names, pythons, images, arguments.repeats)
                 results.contests.append(contest)
                 results.versions |= versions
                 yield " ".join(contest_row(contest, names))
         if "job" in arguments.works and work.rounds:
-            for name in [name for name in names if name != "fedjax-pmap"]:
+            for name in names:
                 results.jobs.append(do_job(name, pythons[name], work, images, 1))
                 yield f"{work.name} {name}: {results.jobs[-1].wall:.1f} s"
         images.unlink()

@@ -41,7 +41,6 @@ SIDES = {
     "kinfed": Entry("kinfed_side", "KinfedSide"),
     "loop": Entry("loop_side", "LoopSide"),
     "fedjax": Entry("fedjax_side", "FedjaxSide", ("fedavg", "fedprox", "apfl")),
-    "fedjax-pmap": Entry("fedjax_side", "FedjaxPmapSide", ("fedavg", "fedprox", "apfl")),
     "pfl": Entry("pfl_side", "PflSide", ("fedavg", "fedprox", "scaffold")),
     "flower": Entry("flower_side", "FlowerSide", ("fedavg",), ("LR_MNIST",)),  # its rounds take seconds
 }

@@ -1,4 +1,7 @@
-"""Rounds of fedjax: its own FedAvg, FedProx and APFL on networks of haiku."""
+"""Rounds of fedjax: its own FedAvg, FedProx and APFL on networks of haiku.
+
+On several cores XLA spreads single operations over threads. fedjax can also deal clients among devices (pmap), but that
+fails with the versions of jax that its other parts need and haiku allows."""
 
 from __future__ import annotations
 
@@ -14,10 +17,7 @@ from work import APFL_ALPHA, FEDPROX_MU, Images, Side, Work, versions_of
 
 
 class FedjaxSide(Side):
-    backend: str | None = None  # of `for_each_client`; None: its default
-
     def __init__(self, work: Work, images: Images, method: str, cores: int) -> None:
-        fedjax.set_for_each_client_backend(self.backend)
         self._work, self._images = work, images
         train, self._test = (np.moveaxis(x, 1, -1) for x in images.standardized())  # channels come last in haiku
         offsets = images.offsets
@@ -64,12 +64,6 @@ class FedjaxSide(Side):
 
     def versions(self) -> dict[str, Any]:
         return versions_of("fedjax", "jax")
-
-
-class FedjaxPmapSide(FedjaxSide):
-    """The same with as many devices as cores, among which clients are dealt."""
-
-    backend = "pmap"
 
 
 def _network(work: Work) -> hk.Sequential:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sklearn.metrics import adjusted_rand_score
-
 from kinfed.report.chart import Figure, Trace, axis, layout, note, round_axis, subsampled
 from kinfed.report.client_groups import ClientGroups
 from kinfed.report.comparison import Method
@@ -116,6 +114,8 @@ def _sentence(history: ClusterHistory) -> str:
             text += f" {moves[-1]} changed {noun} between the last two evaluated rounds."
     placed = [m for m, label in enumerate(history.last) if label != NONE]
     if groups is not None and len(sizes) > 1 and len({groups[m] for m in placed}) > 1:
+        from sklearn.metrics import adjusted_rand_score  # slow to import, and most runs have no known groups
+
         score = adjusted_rand_score([groups[m] for m in placed], [history.last[m] for m in placed])
         text += (
             f" They agree with the groups that the data were made of by {score:.2f} (adjusted Rand index: 1 if they "
