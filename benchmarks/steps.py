@@ -5,7 +5,8 @@
     python benchmarks/steps.py user-dropout lstm --threads 1 --repeats 15
 
 Every workload is one of `kinfed bench`: both sides take turns, and must first agree after twenty steps on the same
-batches, with the same draws where the model draws. The page's table is replaced as a whole, never by hand.
+batches, with the same draws where the model draws. The page's table is never written by hand: rows that are measured
+replace those of the same workload and cores, and all others stay, as long as machine, torch and Python are the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from kinfed.bench import STEP_WORKLOADS, BenchResult, StepComparison, run_benchmarks
@@ -21,22 +22,14 @@ from kinfed.core import storage
 
 BEGIN, END = "<!-- benchmarks/steps.py -->", "<!-- end -->"
 HEADINGS = ("workload", "backend", "parameters", "cores", "loop", "kinfed", "ratio", "range", "difference", "turns")
+PROVENANCE = ("load", "date")  # of the machine while the row was measured, in waiting processes; when that was
+Rows = dict[tuple[str, str], tuple[str, ...]]  # cells by workload and cores
 
 
-def markdown(results: Sequence[BenchResult], load: tuple[float, float]) -> str:
-    """The table and where it comes from; `load` of the machine before and after, in waiting processes."""
-    rows = [cells(comparison) for result in results for comparison in result.steps]
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|" + "---:|" * (len(HEADINGS) - 2)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    machine = results[0].machine
-    lines += [
-        "",
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, Python {machine['python']}, "
-        f"{datetime.date.today()}; load {load[0]:.1f} to {load[1]:.1f} while it was measured. Times on one core are of "
-        "the processor, on several of the clock, which a busy machine spoils.",
-    ]
-    titles = dict.fromkeys(f"* `{c.workload}`: {c.title}" for result in results for c in result.steps)
-    return "\n".join([*lines, "", *titles])
+def measured_rows(result: BenchResult, load: float) -> Rows:
+    when = (f"{load:.1f}", datetime.date.today().isoformat())
+    rows = [(*cells(comparison), *when) for comparison in result.steps]
+    return {(row[0], row[3]): row for row in rows}
 
 
 def cells(comparison: StepComparison) -> tuple[str, ...]:
@@ -53,6 +46,36 @@ def cells(comparison: StepComparison) -> tuple[str, ...]:
         f"{comparison.disagreement:.0e}",
         str(len(ratios)),
     )
+
+
+def machine_line(machine: Mapping[str, str | int]) -> str:
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, Python {machine['python']}. "
+        "Times on one core are of the processor, on several of the clock, which a busy machine spoils; load: processes "
+        "that ran or waited."
+    )
+
+
+def markdown(rows: Rows, machine: str) -> str:
+    """The table in the order of the workloads, the machine, and what the workloads are."""
+    headings = (*HEADINGS, *PROVENANCE)
+    order = [f"`{name}`" for name in STEP_WORKLOADS]
+    lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
+    lines += [
+        f"| {' | '.join(rows[key])} |" for key in sorted(rows, key=lambda key: (order.index(key[0]), int(key[1])))
+    ]
+    measured = {name for name, _ in rows}
+    titles = [f"* `{name}`: {w.title}" for name, w in STEP_WORKLOADS.items() if f"`{name}`" in measured]
+    return "\n".join([*lines, "", machine, "", *titles])
+
+
+def rows_of(page: Path, machine: str) -> Rows:
+    """What the page has already; nothing where another machine measured it."""
+    table = page.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    if machine not in table:
+        return {}
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return {(row[0], row[3]): tuple(row) for row in lines}
 
 
 def put_into(page: Path, table: str) -> None:
@@ -74,16 +97,16 @@ def main() -> None:
     parser.add_argument("--weights", default="", help="folder with MiniLM's weights; random ones where absent")
     parser.add_argument("--page", type=Path, help="Markdown page to put the table into")
     arguments = parser.parse_args()
-    before = os.getloadavg()[0]
-    results = []
+    rows: Rows = {}
     for name in arguments.workloads:
-        results.append(run_benchmarks([name], arguments.repeats, arguments.threads, weights=arguments.weights))
-        for comparison in results[-1].steps:
-            print(" ".join(cells(comparison)), flush=True)
-        table = markdown(results, (before, os.getloadavg()[0]))
+        result = run_benchmarks([name], arguments.repeats, arguments.threads, weights=arguments.weights)
+        machine = machine_line(result.machine)
+        measured = measured_rows(result, os.getloadavg()[0])
+        print("\n".join(" ".join(row) for row in measured.values()), flush=True)
+        rows |= measured
         if arguments.page is not None:  # after each: what was measured stays if this is stopped
-            put_into(arguments.page, table)
-    print(table)
+            put_into(arguments.page, markdown(rows_of(arguments.page, machine) | measured, machine))
+    print(markdown(rows, machine))
 
 
 if __name__ == "__main__":
