@@ -103,6 +103,8 @@ MINUTES: dict[str, float] = {
     "cgpfl-table1": 60,
     "adapters-text": 25,
     "fedbn-features": 60,
+    "kin-ablation": 10,
+    "kin-everywhere": 81,
     "methods-cifar10": 90,
     "sites": 8,
 }
