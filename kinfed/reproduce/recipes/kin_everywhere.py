@@ -177,7 +177,8 @@ RECIPE = Recipe(
     ],
     stand_ins={
         "smoke": "Two federations of digits, two rounds of two steps.",
-        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds. Of CIFAR-10 20 rounds, 10 clients, 3 seeds.",
+        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds. "
+        "Of CIFAR-10 20 rounds, 10 clients, 3 seeds.",
     },
     method_figures=[("rotation", "kin"), ("hospitals", "kin")],
 )
