@@ -227,7 +227,8 @@ def _task_for(
     if example is not None and batch is not None and runs_batched(module) and few_positions(example, batch):
         return BatchedTask(build, device, module=module, objective=objective)
     has_state = layout.has_statistics or bool(still_buffers(module))
-    gains_nothing = has_state or drops(module) or layout.num_params > FEW_PARAMETERS
+    weights = sum(p.numel() for p in module.parameters())  # frozen ones too: their products are the work of a step
+    gains_nothing = has_state or drops(module) or weights > FEW_PARAMETERS
     if gains_nothing or any(isinstance(child, _ROW_BY_ROW) for child in module.modules()):
         return RowsTask(build, device, module=module, objective=objective)
     return VmapTask(build, device, module=module, objective=objective)

@@ -9,7 +9,7 @@ import torch
 from conftest import MakeBatch
 from torch import Tensor, nn
 
-from kinfed.engine.task import make_task
+from kinfed.engine.task import FEW_PARAMETERS, make_task
 from kinfed.errors import ModelError
 
 
@@ -111,3 +111,15 @@ def test_patterns_that_freeze_nothing_or_everything_are_refused() -> None:
         make_task(normalized, frozen=("body*",))
     with pytest.raises(ModelError, match="no parameters to train"):
         make_task(normalized, frozen=("*",))
+
+
+def test_frozen_weights_count_where_many_clients_at_once_are_too_much() -> None:
+    """A few trained parameters above a large frozen body: the body's products are the work of a step."""
+    wide = 200
+    small, large = (
+        make_task(lambda n=n: nn.Sequential(nn.Linear(6, n), nn.GELU(), nn.Linear(n, n), nn.GELU(), nn.Linear(n, 3)),
+                  frozen=("2",))
+        for n in (8, wide)
+    )  # fmt: skip
+    assert (small.backend, large.backend) == ("vmap", "rows")
+    assert large.num_params < FEW_PARAMETERS < wide * wide
