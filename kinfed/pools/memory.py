@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # the command line imports this file before it knows whether it needs torch
 
 KEEP_BYTES = 64 << 20  # what may lie free at the end of the heap, and from where a tensor has pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names in malloc.h
@@ -27,6 +29,8 @@ def physical_memory() -> int | None:
 
 def device_memory(device: torch.device) -> int | None:
     """Bytes that an accelerator has free, for models and what training makes of them; None where it does not tell."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
