@@ -193,6 +193,8 @@ def gains(comparison: Comparison, method: Method) -> list[Gain]:
                 errors = client.values.get("personal_error"), other.get("personal_error")
                 error = None if None in errors else math.hypot(*(float(e or 0.0) for e in errors))
                 gain = comparison.style.gain(own, alone)
+                if error == 0 and gain:
+                    error = None  # all rows judged alike by either model: drawing them anew says nothing of chance
                 sizes = client.n_train, client.n_test
                 entries.append(Gain(client.client, trial.seed, *sizes, gain, alone, own, error))
     return sorted(entries, key=lambda g: (-g.gain, g.seed, g.client))

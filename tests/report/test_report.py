@@ -398,6 +398,16 @@ def test_clients_are_counted_once_whatever_the_number_of_seeds_and_named() -> No
     assert [row[5].text for row in table.rows] == ["+30.0", "\u221210.0"]
 
 
+def test_rows_that_are_all_judged_alike_give_no_interval() -> None:
+    """One test row, wrong alone and right together: drawing it anew has no spread, which is not certainty."""
+    trials = (trial("local", 0, 0.5, {"a": 0.0, "b": 1.0}), trial("ditto", 0, 1.0, {"a": 1.0, "b": 1.0}))
+    for one in trials:
+        for client in one.clients:
+            client.values["personal_error"] = 0.0
+    (made,) = compare([run_of(*trials)])
+    assert {g.client: g.error for g in gains(made, made.methods[1])} == {"a": None, "b": 0.0}
+
+
 def test_rounding_in_the_file_is_no_gain() -> None:
     trials = (trial("local", 0, 0.7, {"a": 2 / 3}), trial("ditto", 0, 0.8, {"a": 0.66666667}))
     (made,) = compare([run_of(*trials)])
