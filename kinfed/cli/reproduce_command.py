@@ -55,20 +55,20 @@ def reproduce(
         raise ConfigError("--all takes all parts of every recipe, one core each: leave out --only and --workers")
     if processes is not None and not every:
         raise ConfigError("--processes is for --all; one recipe has --workers")
-    chosen = None if seeds is None else integers("--seeds", seeds)
+    seed_numbers = None if seeds is None else integers("--seeds", seeds)
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
     failures: dict[str, str] = {}
     if name is None:
-        failures = _all_recipes(scale, chosen, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
+        failures = _all_recipes(scale, seed_numbers, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
     else:
         recipe = load_recipe(name)
         if only is not None:
             recipe = recipe.limited_to(only.split(","), scale)
-        _one_recipe(recipe, scale, chosen, out, settings)
+        _one_recipe(recipe, scale, seed_numbers, out, settings)
     finished = [
-        measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=chosen, settings=settings)
+        measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=seed_numbers, settings=settings)
         for recipe in map(load_recipe, RECIPES)
-        if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", chosen, settings)
+        if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", seed_numbers, settings)
     ]
     say(f"index    {write_site(finished, out)}")
     if publish is not None:

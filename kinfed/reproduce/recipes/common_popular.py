@@ -3,10 +3,10 @@ cores; published figures are not repeated, because they are of other data, netwo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinfed.reproduce.recipe import Claim, Question, Scale
+from kinfed.reproduce.recipe import Claim, Question, ResultColumn, ResultTable, Scale
 
 ABSTRACT = "Abstract"  # of the paper: where the claim stands in words
 
@@ -39,11 +39,17 @@ SMALL_IMAGES = (
 )
 
 
+def personal_table(title: str, part: str, methods: Mapping[str, str]) -> ResultTable:
+    """Accuracy of the personal models and of the tenth of clients with the lowest, of every method."""
+    metrics = {"Accuracy": "personal.accuracy", "Worst 10 %": "personal.worst10"}
+    return ResultTable(title, methods, ResultColumn.by_metric(part, metrics))
+
+
 def beyond_rivals(part: str, row: str, name: str, rivals: Iterable[str]) -> list[Question]:
     """Questions of ours that the papers of these methods leave open: is the method above fine-tuning, and above
     training alone?"""
-    asked = {"fedavg": "fine-tuned FedAvg", "local": "every client alone"}
-    return [Question.above(f"{name} above {asked[rival]}", part, row, [rival]) for rival in rivals]
+    rival_names = {"fedavg": "fine-tuned FedAvg", "local": "every client alone"}
+    return [Question.above(f"{name} above {rival_names[rival]}", part, row, [rival]) for rival in rivals]
 
 
 def above_alternatives(part: str, row: str, name: str, rivals: Iterable[str]) -> Claim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Recipe, ResultColumn, ResultTable, RunPart
+from kinfed.reproduce import Recipe, RunPart
 from kinfed.reproduce.recipe import FEDALA, Scale
 from kinfed.reproduce.recipes.common_popular import (
     NO_NUMBERS,
@@ -12,6 +12,7 @@ from kinfed.reproduce.recipes.common_popular import (
     above_alternatives,
     beyond_rivals,
     image_settings,
+    personal_table,
 )
 
 METHODS = {
@@ -47,13 +48,7 @@ RECIPE = Recipe(
     about="20 clients with class shares from Dirichlet(0.1), all active. Before it trains, a client mixes the server’s "
     "model with its own, parameter by parameter in the last layer, by what lowers its loss.",
     parts=parts,
-    tables=[
-        ResultTable(
-            "Personal models, CIFAR-10 (%)",
-            METHODS,
-            ResultColumn.by_metric(PART, {"Accuracy": "personal.accuracy", "Worst 10 %": "personal.worst10"}),
-        ),
-    ],
+    tables=[personal_table("Personal models, CIFAR-10 (%)", PART, METHODS)],
     claims=[
         above_alternatives(PART, "fedala", "FedALA", RIVALS),
         *beyond_rivals(PART, "fedala", "FedALA", ["fedavg", "local"]),

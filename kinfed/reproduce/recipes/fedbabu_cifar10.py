@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Recipe, ResultColumn, ResultTable, RunPart
+from kinfed.reproduce import Recipe, RunPart
 from kinfed.reproduce.recipe import FEDBABU, Scale
 from kinfed.reproduce.recipes.common_popular import (
     NO_NUMBERS,
@@ -12,6 +12,7 @@ from kinfed.reproduce.recipes.common_popular import (
     above_alternatives,
     beyond_rivals,
     image_settings,
+    personal_table,
 )
 
 METHODS = {
@@ -41,13 +42,7 @@ RECIPE = Recipe(
     about="100 clients with class shares from Dirichlet(0.3), a tenth active. FedBABU’s head stays as it was drawn "
     "while the body is trained; before it is judged, every client fine-tunes the whole model.",
     parts=parts,
-    tables=[
-        ResultTable(
-            "Personal models, CIFAR-10 (%)",
-            METHODS,
-            ResultColumn.by_metric(PART, {"Accuracy": "personal.accuracy", "Worst 10 %": "personal.worst10"}),
-        ),
-    ],
+    tables=[personal_table("Personal models, CIFAR-10 (%)", PART, METHODS)],
     claims=[
         above_alternatives(PART, "fedbabu", "FedBABU", RIVALS),
         *beyond_rivals(PART, "fedbabu", "FedBABU", ["fedavg", "local"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Recipe, ResultColumn, ResultTable, RunPart
+from kinfed.reproduce import Recipe, RunPart
 from kinfed.reproduce.recipe import FEDREP, Scale
 from kinfed.reproduce.recipes.common_popular import (
     NO_NUMBERS,
@@ -12,6 +12,7 @@ from kinfed.reproduce.recipes.common_popular import (
     above_alternatives,
     beyond_rivals,
     image_settings,
+    personal_table,
 )
 
 METHODS = {
@@ -41,13 +42,7 @@ RECIPE = Recipe(
     about="100 clients of two classes each, a tenth active; the body is shared, the last layer is the client’s own and "
     "is trained first.",
     parts=parts,
-    tables=[
-        ResultTable(
-            "Personal models, CIFAR-10 (%)",
-            METHODS,
-            ResultColumn.by_metric(PART, {"Accuracy": "personal.accuracy", "Worst 10 %": "personal.worst10"}),
-        ),
-    ],
+    tables=[personal_table("Personal models, CIFAR-10 (%)", PART, METHODS)],
     claims=[
         above_alternatives(PART, "fedrep", "FedRep", RIVALS),
         *beyond_rivals(PART, "fedrep", "FedRep", ["fedavg", "local"]),

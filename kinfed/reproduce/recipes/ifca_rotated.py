@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
+from kinfed.reproduce import Claim, Question, Recipe, RunPart
 from kinfed.reproduce.recipe import IFCA, Scale
-from kinfed.reproduce.recipes.common_popular import ABSTRACT, NO_NUMBERS, ONE_RATE
+from kinfed.reproduce.recipes.common_popular import ABSTRACT, NO_NUMBERS, ONE_RATE, personal_table
 
 METHODS = {
     "local": "Local models",
@@ -47,13 +47,7 @@ RECIPE = Recipe(
     about="Clients of four groups whose images are turned by 0, 90, 180 and 270 degrees; a network with one hidden "
     "layer. IFCA starts at random, as the others; the global model is FedAvg’s, local models are trained alone.",
     parts=parts,
-    tables=[
-        ResultTable(
-            "Test accuracy (%)",
-            METHODS,
-            ResultColumn.by_metric(PART, {"Accuracy": "personal.accuracy", "Worst 10 %": "personal.worst10"}),
-        ),
-    ],
+    tables=[personal_table("Test accuracy (%)", PART, METHODS)],
     claims=[
         Claim.above(
             "IFCA above the baselines, a global model and local models",
