@@ -1,4 +1,4 @@
-"""The tables about methods: results, leads, gains, and the CSV files that a page carries."""
+"""The tables about methods on a page: results, leads, and the gains of clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kinfed.report.comparison import Comparison, Method
 from kinfed.report.formats import format_number, natural_order
 from kinfed.report.metric_style import MetricStyle, metric_style
 from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
-from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
+from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.runs.baseline import Baseline
 from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
@@ -336,67 +336,3 @@ def _baseline_cell(client: str, style: MetricStyle, baselines: Mapping[int, Base
     if entry is None:
         return TableCell("–")
     return TableCell(format_number(style.scale * entry.mean, style.digits), sort_value=entry.mean)
-
-
-def results_csv(comparison: Comparison) -> str:
-    """One line per method: mean, standard deviation and number of seeds of every figure, in the stored units."""
-    rows: list[list[object]] = []
-    for method in comparison.methods:
-        row: list[object] = [method.run.label, method.algorithm, method.final_round, len(method.complete_trials)]
-        for column in ALL_COLUMNS:
-            scale = column.scale if column in COST_COLUMNS else 1.0  # bytes are in megabytes everywhere
-            entry = average(column.values(method))
-            row += ["", ""] if entry is None else [_number(entry.mean, scale), _number(entry.sd, scale)]
-        rows.append(row)
-    keys = (key for column in ALL_COLUMNS for key in (column.key, f"{column.key}_sd"))
-    return csv_text(["run", "algorithm", "rounds", "seeds", *keys], rows)
-
-
-_METRIC_KEYS = [(kind, metric) for kind in KINDS for metric in METRICS]
-
-
-def seeds_csv(comparison: Comparison) -> str:
-    """One line per method and seed."""
-    rows = []
-    for method in comparison.methods:
-        for trial in method.trials:
-            final, megabytes = trial.final, trial.final.bytes / 1e6
-            figures = [final.metrics.get(kind, {}).get(metric) for kind, metric in _METRIC_KEYS]
-            figures += [megabytes / max(final.rounds, 1), megabytes, final.seconds]
-            done = "yes" if trial.finished else "no"
-            start = [method.run.label, method.algorithm, trial.seed, final.round, done]
-            rows.append([*start, *map(_number, figures)])
-    return csv_text(["run", "algorithm", "seed", "round", "finished", *(c.key for c in ALL_COLUMNS)], rows)
-
-
-def rounds_csv(comparison: Comparison) -> str:
-    """One line per method, seed and round."""
-    header = ["run", "algorithm", "seed", "round", "seconds", "active", "dropped", "bytes_down", "bytes_up"]
-    rows = [
-        [
-            *(method.run.label, method.algorithm, trial.seed, entry.number, _number(entry.seconds)),
-            *(entry.active, entry.dropped, _number(entry.bytes_down), _number(entry.bytes_up)),
-            *(_number(entry.metrics.get(kind, {}).get(metric)) for kind, metric in _METRIC_KEYS),
-        ]
-        for method in comparison.methods
-        for trial in method.trials
-        for entry in trial.rounds
-    ]
-    return csv_text([*header, *(f"{kind}_{metric}" for kind, metric in _METRIC_KEYS)], rows)
-
-
-def clients_csv(comparison: Comparison) -> str:
-    """One line per method, seed and client, after the final round."""
-    every = [
-        (method, trial, client) for method in comparison.methods for trial in method.trials for client in trial.clients
-    ]
-    names = list(dict.fromkeys(name for _, _, client in every for name in client.values))
-    rows = []
-    for method, trial, client in every:
-        start = [method.run.label, method.algorithm, trial.seed, client.client, client.n_train, client.n_test]
-        rows.append([*start, *(_number(client.values.get(name)) for name in names)])
-    return csv_text(["run", "algorithm", "seed", "client", "n_train", "n_test", *names], rows)
-
-
-def _number(value: float | None, scale: float = 1.0) -> str:
-    return "" if value is None else f"{value * scale:.10g}"

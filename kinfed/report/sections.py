@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kinfed.report import class_map, figures, method_tables
+from kinfed.report import class_map, csv_downloads, figures, method_tables
 from kinfed.report.clock_figures import metric_over_time
 from kinfed.report.comparison import Comparison
 from kinfed.report.gain_figures import gain_against_size, sorted_gains
@@ -192,10 +192,10 @@ def _tables(comparison: Comparison) -> Values | None:
     results = method_tables.results_table(comparison)
     return {
         "files": [
-            Download("methods.csv", "one line per method", method_tables.results_csv(comparison)),
-            Download("seeds.csv", "one line per method and seed", method_tables.seeds_csv(comparison)),
-            Download("rounds.csv", "one line per method, seed and round", method_tables.rounds_csv(comparison)),
-            Download("clients.csv", "one line per method, seed and client", method_tables.clients_csv(comparison)),
+            Download("methods.csv", "one line per method", csv_downloads.results_csv(comparison)),
+            Download("seeds.csv", "one line per method and seed", csv_downloads.seeds_csv(comparison)),
+            Download("rounds.csv", "one line per method, seed and round", csv_downloads.rounds_csv(comparison)),
+            Download("clients.csv", "one line per method, seed and client", csv_downloads.clients_csv(comparison)),
             Download("results.tex", "the table of results for LaTeX with booktabs", results.latex()),
         ],
         "markdown": results.markdown(),
