@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shlex
@@ -55,6 +56,48 @@ def test_links_in_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text("utf-8")):
             if target != "changelog.md":  # a page of the site alone
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module or what one holds."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                thing = getattr(thing, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+FORMER_NAMES = {"CHANGELOG.md", "docs/upgrading.md"}  # they say what a name was before
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_names_of_the_package_in_documents_exist(document: Path) -> None:
+    if document.relative_to(ROOT).as_posix() in FORMER_NAMES:
+        return
+    for name in re.findall(r"`(kinfed(?:\.\w+)+)[(`]", document.read_text("utf-8")):
+        assert name == "kinfed.plugins" or resolves(name), f"{document.name}: {name}"  # the group of entry points
+
+
+@pytest.mark.parametrize("family", ["selffl", "fedfomo", "cgpfl"])
+def test_the_table_of_formulas_names_code_that_exists(family: str) -> None:
+    """The first table of a founding paper's page ends with where each formula is computed."""
+    text = (ROOT / "docs" / f"{family}.md").read_text("utf-8")
+    rows = [line.split("|")[1:-1] for line in text[text.index("\n| ") :].split("\n\n")[0].strip().splitlines()[2:]]
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row[-1])]
+    assert len(named) >= 4
+    folder = Path(importlib.import_module(f"kinfed.algorithms.{family}").__path__[0])
+    modules = [f"kinfed.algorithms.{family}.{file.stem}" for file in folder.glob("*.py")]
+    for name in named:
+        homes = [f"kinfed.algorithms.{family}", *modules]
+        assert any(resolves(f"{home}.{name}") for home in homes), f"docs/{family}.md: {name}"
 
 
 def commands(document: Path) -> list[list[str]]:
