@@ -125,7 +125,6 @@ METHODS = {
     "apfl": {"alpha": 0.4, "alpha_every_step": True},
     "pfedme": {"lam": 5.0, "inner_decay": 0.01},
     "perfedavg": {},
-    "cgpfl": {"contexts": 2, "lam": 5.0},
 }
 
 
