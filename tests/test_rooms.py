@@ -41,6 +41,7 @@ OPTIONAL: dict[str, set[str]] = {
         "engine.lstm_cells",
         "engine.fused_steps",
         "engine.fused_choice",
+        "engine.fused_moves",
         "engine.fused_kernels",
     },
     "tokenizers": {"data.sources.wordpiece"},

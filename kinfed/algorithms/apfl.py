@@ -27,6 +27,9 @@ from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
     DeltaUp,
+    GradientStep,
+    Learn,
+    Mix,
     ModelDown,
     ModelState,
     Population,
@@ -37,14 +40,13 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
-    each_step,
     example_counts,
-    gradient,
     gradient_steps,
     mean_update,
+    mixture,
     option,
     own_or_server,
-    toward_zero,
+    train_models,
 )
 
 
@@ -79,23 +81,22 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         batches = data.train.batches(self.training)
         eta, decay = batches.lr, self.training.weight_decay
         w, v, alpha = down.w.clone(), own_statistics(task, client, down.w), client.alpha.clone()
-        for batch, (w_m, v_m, a) in each_step(batches, w, v, alpha):
-            mixed = mixture(v_m, w_m, a, task.trainable)
-            g = gradient(task, mixed, batch, decay, training=True)  # ∇f(v̄)
-            step = g * (eta * a)[:, None].to(g.dtype)
-            if self.adaptive and (self.alpha_every_step or batch.step == 0):
-                slope = (g * (v_m - w_m)).sum(1, dtype=torch.float64)  # ⟨∇f(v̄), v − w⟩
-                a.sub_(eta * slope).clamp_(0, 1)
-            v_m.sub_(step)
-            v_m[:, task.trainable.stop :] = mixed[:, task.trainable.stop :]
-            task.descend_(w_m, batch, eta, toward_zero(w_m, decay))
-        return Client(v, alpha, torch.ones_like(client.seen)), DeltaUp(w - down.w, example_counts(self.weights, data))
+        learn = Learn("alpha", "w", "v", eta, first_only=not self.alpha_every_step)  # α ← α − η ⟨∇f(v̄), v − w⟩
+        moves = (
+            Mix("mixed", "w", "v", "alpha"),  # v̄ = α v + (1 − α) w
+            GradientStep("v", eta, at="mixed", number="alpha", decay=decay, learn=learn if self.adaptive else None),
+            GradientStep("w", eta, decay=decay),
+        )
+        train_models(task, [batches], moves, {"w": w, "v": v}, {"alpha": alpha})
+        return Client(v, alpha, torch.ones_like(client.seen)), DeltaUp(
+            w.sub_(down.w), example_counts(self.weights, data)
+        )
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(server.w + mean_update(up.delta, up.count))
 
     def personalize(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> Tensor:
-        return mixture(own_statistics(task, client, down.w), down.w, client.alpha, task.trainable)
+        return mixture(down.w, own_statistics(task, client, down.w), client.alpha, task.trainable)
 
     def server_models(self, server: ModelState) -> ServerModels:
         return ServerModels(server.w[None])
@@ -105,13 +106,6 @@ class APFL(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
 
     def privacy(self, count: Tensor) -> PrivacyProfile:
         return gradient_steps({2: self.training.num_steps(count)}, weights=self.weights)
-
-
-def mixture(v: Tensor, w: Tensor, alpha: Tensor, trainable: slice) -> Tensor:
-    """α v + (1 − α) w, exactly w at α = 0; with the running statistics of v."""
-    mixed = torch.lerp(w, v, alpha[:, None].to(w.dtype))
-    mixed[:, trainable.stop :] = v[:, trainable.stop :]
-    return mixed
 
 
 def own_statistics(task: Task, client: Client, w: Tensor) -> Tensor:

@@ -35,8 +35,10 @@ from kinfed.engine.class_sums import ClassSums
 from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.cut import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
 from kinfed.engine.head import Head
+from kinfed.engine.moves import GradientStep, Learn, Mix
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
+from kinfed.engine.train_models import mixture, train_models
 from kinfed.errors import ConfigError
 
 __all__ = [
@@ -52,8 +54,11 @@ __all__ = [
     "DeltaUp",
     "Deltas",
     "Federation",
+    "GradientStep",
     "Head",
+    "Learn",
     "LocalTraining",
+    "Mix",
     "ModelDown",
     "ModelState",
     "Nothing",
@@ -81,6 +86,7 @@ __all__ = [
     "logit_delta",
     "mean_losses",
     "mean_update",
+    "mixture",
     "on_rows",
     "option",
     "option_values",
@@ -92,6 +98,7 @@ __all__ = [
     "sgd",
     "take_rows",
     "toward_zero",
+    "train_models",
     "weighted_mean",
     "weighted_sum",
 ]

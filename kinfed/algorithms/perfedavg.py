@@ -30,8 +30,11 @@ from torch import Tensor
 
 from kinfed.algorithms.facade import (
     Algorithm,
+    Batches,
     Cohort,
     DeltaUp,
+    GradientStep,
+    Mix,
     ModelDown,
     ModelState,
     Nothing,
@@ -48,6 +51,7 @@ from kinfed.algorithms.facade import (
     option,
     sgd,
     toward_zero,
+    train_models,
 )
 
 
@@ -76,23 +80,37 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         return ModelDown(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Nothing, down: ModelDown, data: Cohort) -> tuple[Nothing, DeltaUp]:
-        batches = data.train.batches(self.training)
-        streams = ("meta", "hessian") if self.variant == "hf" else ("meta",)
-        others = [data.train.batches(self.training, stream=name) for name in streams]
+        batches, meta = (data.train.batches(self.training, stream=name) for name in ("batches", "meta"))
         alpha, beta = self._rates(batches.lr)
         decay = self.training.weight_decay
         w = down.w.clone()
-        for (b, [x]), (_, b1), *rest in zip(each_step(batches, w), *others, strict=True):
+        if self.variant == "hf":
+            hessian = data.train.batches(self.training, stream="hessian")
+            self._hessian_free_steps(task, w, (batches, meta, hessian), alpha, beta)
+        else:
+            moves = (
+                Mix("tilde", "w", "w", 0.0),
+                GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
+                GradientStep("w", beta, at="tilde", decay=decay, stream=1),  # w ← w − β g(w̃; b')
+            )
+            train_models(task, [batches, meta], moves, {"w": w})
+        return Nothing(), DeltaUp(w.sub_(down.w), None)
+
+    def _hessian_free_steps(
+        self, task: Task, w: Tensor, streams: tuple[Batches, Batches, Batches], alpha: float, beta: float
+    ) -> None:
+        """In place."""
+        batches, meta, hessian = streams
+        decay = self.training.weight_decay
+        for (b, [x]), (_, b1), (_, b2) in zip(each_step(batches, w), meta, hessian, strict=True):
             tilde = x.clone()
             task.descend_(tilde, b, alpha, toward_zero(x, decay))
             v = gradient(task, tilde, b1, decay, training=True)
-            for _, b2 in rest:  # one with "hf", none with "fo"
-                delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
-                plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
-                v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
+            delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
+            plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
+            v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
             x.add_(v, alpha=-beta)
             x[:, task.trainable.stop :] = tilde[:, task.trainable.stop :]
-        return Nothing(), DeltaUp(w - down.w, None)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(server.w + mean_update(up.delta, up.count))

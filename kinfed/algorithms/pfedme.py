@@ -24,10 +24,11 @@ from torch import Tensor
 
 from kinfed.algorithms.facade import (
     Algorithm,
-    Batch,
     Cohort,
     ConfigError,
     DeltaUp,
+    GradientStep,
+    Mix,
     ModelDown,
     ModelState,
     Population,
@@ -37,12 +38,12 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
-    each_step,
     example_counts,
     extrapolated,
     gradient_steps,
     mean_update,
     option,
+    train_models,
 )
 
 
@@ -97,21 +98,15 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
         batches = data.train.batches(self.training)
         eta, eta_p = batches.lr, self._inner_lr(batches.lr)
         w, theta = down.w.clone(), down.w.clone()
-        for batch, (w_m, x) in each_step(batches, w, theta):
-            self._inner_steps(task, x, batch, eta_p, w_m)
-            w_m[:, task.trainable].lerp_(x[:, task.trainable], eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
-            w_m[:, task.trainable.stop :] = x[:, task.trainable.stop :]
-        return Client(None if self.recompute else theta), DeltaUp(w - down.w, example_counts(self.weights, data))
+        outer = Mix("w", "w", "theta", eta * self.lam)  # w_m ← w_m − η λ (w_m − θ̂)
+        train_models(task, [batches], [self._inner(eta_p), outer], {"w": w, "theta": theta})
+        up = DeltaUp(w.sub_(down.w), example_counts(self.weights, data))
+        return Client(None if self.recompute else theta), up
 
-    def _inner_steps(self, task: Task, x: Tensor, batch: Batch, lr: float, center: Tensor) -> None:
+    def _inner(self, lr: float) -> GradientStep:
         """K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_m)) on one batch."""
         decay = self.inner_decay + self.training.weight_decay
-        if decay:
-            # λ (θ − w) + κ θ = (λ + κ) (θ − w λ/(λ + κ))
-            total = self.lam + decay
-            task.descend_often_(x, batch, self.inner_steps, lr, (total, center * (self.lam / total)))
-        else:
-            task.descend_often_(x, batch, self.inner_steps, lr, (self.lam, center))
+        return GradientStep("theta", lr, decay=decay, pull=(self.lam, "w"), times=self.inner_steps)
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(extrapolated(server.w, mean_update(up.delta, up.count), self.beta, round.trainable))
@@ -121,8 +116,7 @@ class PFedMe(Algorithm[ModelState, Client, ModelDown, DeltaUp]):
             return client.theta
         theta = down.w.clone()
         batches = data.train.batches(self.training.with_steps(1), stream="adapt")
-        for batch, (x, w) in each_step(batches, theta, down.w.clone()):
-            self._inner_steps(task, x, batch, self._inner_lr(batches.lr), w)
+        train_models(task, [batches], [self._inner(self._inner_lr(batches.lr))], {"w": down.w, "theta": theta})
         return theta
 
     def server_models(self, server: ModelState) -> ServerModels:

@@ -47,6 +47,7 @@ from kinfed.algorithms.facade import (
     option,
     own_or_server,
     sgd,
+    weighted_mean,
 )
 
 
@@ -103,9 +104,9 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
 
     def aggregate(self, server: Server, ids: Tensor, up: Up, round: RoundInfo) -> Server:
         w = extrapolated(server.w, mean_update(up.delta, None), self.server_lr, round.trainable)
-        change = _control_change(up, server.c)
-        total = change.sum(0, dtype=torch.float64) / round.population.num_clients  # (1/N) Σ_A (c_m⁺ − c_m)
-        return Server(w, server.c + total.to(server.c.dtype))
+        change = -server.c - _mean_gradient(up, server.c.shape[0])  # of the active clients, on average
+        moved = int((up.length > 0).sum()) / round.population.num_clients
+        return Server(w, server.c + moved * change)  # c ← c + (1/N) Σ_A (c_m⁺ − c_m)
 
     def personalize(self, task: Task, client: Client, down: Down, data: Cohort) -> Tensor:
         return own_or_server(client.seen, client.y, down.w)
@@ -119,7 +120,15 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
 
 
 def _control_change(up: Up, c: Tensor) -> Tensor:
-    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T] or [T]; 0 for those who took no step and learnt nothing."""
-    length = up.length.to(up.delta)[:, None]
-    change = -c - up.delta[:, : c.shape[-1]] / length
-    return torch.where(length > 0, change, 0.0)
+    """[n, T]: c_m⁺ − c_m = −c − Δ_m / (K_m η), for c [n, T]; 0 for those who took no step and learnt nothing."""
+    change = (up.delta[:, : c.shape[1]] / -up.length.to(up.delta)[:, None]).sub_(c)
+    change[(up.length <= 0).to(change.device)] = 0.0
+    return change
+
+
+def _mean_gradient(up: Up, trainable: int) -> Tensor:
+    """[T]: the mean of Δ_m / (K_m η) over those who took a step; 0 where nobody did."""
+    weight = torch.where(up.length > 0, 1 / up.length, 0.0)
+    steps = int((up.length > 0).sum())
+    delta = up.delta[:, :trainable]
+    return weighted_mean(delta, weight) * (float(weight.sum()) / steps) if steps else torch.zeros_like(delta[0])

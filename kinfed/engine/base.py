@@ -7,7 +7,7 @@ one model per row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import Head
 from kinfed.engine.measures import Judged, client_sums, headline_measure, measures_of, standard_errors
+from kinfed.engine.moves import Move
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.score import OutputCollector, Score
 from kinfed.errors import ModelError
@@ -157,6 +158,20 @@ class Task(ABC):
         """All steps of `sgd` (which see) in place, where the task `runs_whole_loops`. `moments` of the optimizer
         (kinfed.engine.optimizers) change in place, too."""
         raise NotImplementedError(f"{type(self).__name__} trains batch by batch")
+
+    def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
+        """Whether `move_` takes all steps on these batches and models."""
+        return False
+
+    def move_(
+        self,
+        streams: Sequence[Batches],
+        moves: Sequence[Move],
+        models: Mapping[str, Tensor],
+        numbers: Mapping[str, Tensor],
+    ) -> None:
+        """All of `train_models` (kinfed.engine.train_models) in place, where the task `runs_moves`."""
+        raise NotImplementedError(f"{type(self).__name__} moves models batch by batch")
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """[n, B] the loss of every example."""

@@ -19,11 +19,23 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from kinfed.engine import fused_choice, fused_recurrent, fused_steps, lstm_cells, products, tiles, vector_code
+from kinfed.engine import (
+    fused_choice,
+    fused_moves,
+    fused_program,
+    fused_recurrent,
+    fused_steps,
+    lstm_cells,
+    products,
+    tiles,
+    vector_code,
+)
 from kinfed.engine.fused_choice import add_losses, backward, delta_of_loss, forward
-from kinfed.engine.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_example
+from kinfed.engine.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_batch, read_example
 
-_CODE = (vector_code, tiles, products, lstm_cells, fused_steps, fused_recurrent, fused_choice)  # in kernels
+_CODE = (  # in kernels
+    vector_code, tiles, products, lstm_cells, fused_steps, fused_recurrent, fused_choice, fused_program, fused_moves,
+)  # fmt: skip
 _LOCK = threading.Lock()
 # Of numba's cache: no place for it, files that cannot be read or written, and such as hold something else. Mistakes in
 # the code that is compiled are numba's own errors, none of these.
@@ -41,7 +53,7 @@ _CACHE_ERRORS = (
 
 _INT = types.intp
 _INTS, _FLOATS, _SINGLES, _BYTES = (kind[::1] for kind in (types.int64, types.float64, types.float32, types.uint8))
-_NET, _SINGLE_ROWS = types.int64[:, ::1], types.float32[:, ::1]
+_NET, _SINGLE_ROWS, _FLOAT_ROWS = (kind[:, ::1] for kind in (types.int64, types.float32, types.float64))
 _NETS = {"dense": _NET, "recurrent": types.Tuple((_NET, types.int64))}
 _TARGETS = {"classes": types.int64, "numbers": types.float32}
 _ROWS = (_INT, _INT)  # address, and numbers from row to row
@@ -49,6 +61,7 @@ _SHAPE = (_INT, _INT, _INT)  # length, width, classes
 _SOURCE = (_INT, _INT, _SINGLES, _SINGLES, _INT)  # raw, kind, mean, factor, vectors
 # rows, start, count, steps, order, offset, importance, batch, by_epoch
 _WINDOWS = (*[_INTS] * 6, _SINGLES, _INT, types.boolean)
+_STREAMS = (*[_INTS] * 4, _NET, _INTS, _SINGLES, _INT, types.boolean)  # the same with `order` of several streams
 _TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS, _FLOATS)  # rates, lams, center, drift, rule, loss_rule
 
 
@@ -60,8 +73,8 @@ def _kernel(name: str, network: str, target: str) -> Callable[..., None]:
 
 
 def compiled_kernel(name: str, network: str, target: str) -> Callable[..., None]:
-    """`train`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, compiled at the first
-    call; threads that come at the same time wait."""
+    """`train`, `move`, `step` or `score` of a `dense` or `recurrent` network for `classes` or `numbers`, compiled at
+    the first call; threads that come at the same time wait."""
     with _LOCK:
         return _kernel(name, network, target)
 
@@ -95,31 +108,18 @@ def _make_train(stamp: str) -> Callable[..., None]:
         mask, first, first_row, second, second_row, taken, gradient,
         x, hidden, delta, spare, y, weight,
     ):  # fmt: skip
-        """All local steps of every client, on the windows of kinfed.data.windows: theta changes in place.
-        `importance` is of every entry of `rows`, or empty where all count alike."""
+        """All local steps of every client, on the windows of kinfed.data.windows: theta changes in place."""
         stamp  # noqa: B018  (closed over)
         columns, nothing = len(mask), np.int64(0)
         for i in range(len(steps)):
             row = theta + 4 * i * theta_row
             near = center + 4 * i * center_row
             along = drift + 4 * i * drift_row
-            per_epoch = (count[i] + batch - 1) // batch
             for s in range(steps[i]):
-                if by_epoch:
-                    inside = (s % per_epoch) * batch
-                    size = min(batch, count[i] - inside)
-                    position = (s // per_epoch) * count[i] + inside
-                else:
-                    size = min(batch, count[i])
-                    position = s * size
-                for b in range(size):
-                    place = start[i] + order[offset[i] + position + b]
-                    number = rows[place]
-                    read_example(raw, kind, number, mean, factor, vectors, length, width, size * width,
-                                 x + 4 * b * width)  # fmt: skip
-                    y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
-                    if len(importance) > 0:
-                        weight[b] *= importance[place]
+                size = read_batch(
+                    s, start[i], count[i], batch, by_epoch, order, offset[i], rows, importance, labels,
+                    raw, kind, mean, factor, vectors, length, width, x, y, weight,
+                )  # fmt: skip
                 outputs = forward(net, row, x, hidden, spare, size)
                 delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
                 if rule[KIND] == PLAIN:
@@ -208,6 +208,13 @@ _KERNELS: dict[str, tuple[Callable[[str], Callable[..., None]], Callable[[Any, A
         lambda net, y: (
             net, _NET, *_ROWS, *_SHAPE, *_SOURCE, y[::1], *_WINDOWS, *_TERMS, _BYTES, *_ROWS, *_ROWS, _SINGLES, _INT,
             *_memory(y),
+        ),
+    ),
+    "move": (
+        fused_moves.make_kernel,
+        lambda net, y: (
+            net, _NET, *_SHAPE, *_SOURCE, y[::1], *_STREAMS, _INTS, _INTS, _FLOAT_ROWS, _NET, _FLOAT_ROWS, _FLOATS,
+            _INT, _INT, *_memory(y),
         ),
     ),
     "step": (

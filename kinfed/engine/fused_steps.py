@@ -68,6 +68,31 @@ def read_example(raw, kind, number, mean, factor, vectors, length, width, distan
 
 
 @compiled
+def read_batch(
+    s, start, count, batch, by_epoch, order, offset, rows, importance, labels,
+    raw, kind, mean, factor, vectors, length, width, x, y, weight,
+):  # fmt: skip
+    """The examples of a client's step s to x, y and weight, as kinfed.data.windows says: how many there are.
+    `importance` is of every entry of `rows`, or empty where all count alike."""
+    if by_epoch:
+        per_epoch = (count + batch - 1) // batch
+        inside = (s % per_epoch) * batch
+        size = min(batch, count - inside)
+        position = (s // per_epoch) * count + inside
+    else:
+        size = min(batch, count)
+        position = s * size
+    for b in range(size):
+        place = start + order[offset + position + b]
+        number = rows[place]
+        read_example(raw, kind, number, mean, factor, vectors, length, width, size * width, x + 4 * b * width)
+        y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
+        if len(importance) > 0:
+            weight[b] *= importance[place]
+    return size
+
+
+@compiled
 def dense_forward(net, row, x, hidden, batch):
     """Outputs of every layer, activated, in `hidden`; those of the last one are the logits, whose address is given."""
     below = x

@@ -9,7 +9,7 @@ the number of threads, bit for bit.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from kinfed.data.features import Features
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.fused_net import FusedNet, Shape, fused_net
+from kinfed.engine.fused_program import make_program
+from kinfed.engine.moves import Move
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.score import OutputCollector, Score
 from kinfed.engine.stacked_net import StackedNet
@@ -103,6 +105,38 @@ class FusedTask(StackedTask):
             columns, *_rows(first), *_rows(moments.get("second")), taken.numpy(), gradient.ctypes.data,
             *work.addresses,
         )  # fmt: skip
+
+    def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
+        return all(map(self.runs_whole_loops, streams)) and all(map(_is_readable, models.values()))
+
+    def move_(
+        self,
+        streams: Sequence[Batches],
+        moves: Sequence[Move],
+        models: Mapping[str, Tensor],
+        numbers: Mapping[str, Tensor],
+    ) -> None:
+        batches, program = streams[0], make_program(moves, models, numbers)
+        split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
+        shape = self._shape(split.features.shape)
+        work = _WorkMemory(
+            self._fused, shape, min(training.batch, int(split.count.max()) if len(split.count) else 0), split.labels
+        )
+        spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
+        kept = [_rows(model) for model in models.values()]
+        passing = [(row.ctypes.data, 0) for row in spare]
+        places = np.array(kept + passing, np.int64).T.copy()
+        values = np.array([number.numpy() for number in numbers.values()]).reshape(len(numbers), len(split.count))
+        self._compiled("move")(
+            self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs,
+            *_source(split.features), split.labels.numpy(), split.rows.numpy(), windows[0].start, windows[0].count,
+            batches.steps.numpy(), np.array([window.order for window in windows]), windows[0].offset,
+            _NO_NUMBERS if split.weights is None else split.weights.numpy(), training.batch, windows[0].by_epoch,
+            *places, values, program.what, program.amount, self._loss_rule, passing[-1][0] if program.learns else 0,
+            self.num_params, *work.addresses,
+        )  # fmt: skip
+        for number, value in zip(numbers.values(), values, strict=True):
+            number.copy_(torch.from_numpy(value))
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if cut is not None or not self._fits(theta, batch):

@@ -3,6 +3,7 @@
     dot_tile(m, n)            C[i, j] = Σ_k A[i, k] B[j, k]                   i < m, j < n
     outer_tile(m, vectors)    C[i, j] += scale Σ_k A[i, k] B[k, j]            i < m, j < 8 vectors
     turned_tile               C[j, i] = A[i, j]                               i, j < 8
+    slope_tile                 s = Σ_i g[i] (b[i] - a[i])
 
 Batches of local training are small, and packing matrices for a library's product takes as long as the product: these
 tiles read them where they are. What a number of the result is summed from, and in which order, depends neither on the
@@ -110,3 +111,33 @@ def turned_tile(context: Any, a: Any, a_row: Any, c: Any, c_row: Any) -> Any:
             emit.store(row, emit.row(emit.pointer(c), c_row, j), None)
 
     return types.void(*[types.intp] * 4), calling("kinfed_turned_8_8", body)
+
+
+@intrinsic
+def slope_tile(context: Any, g: Any, a: Any, b: Any, count: Any, out: Any) -> Any:
+    """Four vectors of sums, which do not wait for each other; the numbers behind the last four go to the first one."""
+
+    def body(builder: Builder, args: list[Value]) -> None:
+        emit = Emitter(builder)
+        g, a, b, count, out = args
+        pointers = [emit.pointer(address) for address in (g, a, b)]
+        whole = builder.and_(count, whole_number(-4 * LANES))
+
+        def term(at: Value, total: Value, mask: Value | None) -> Value:
+            along, base, toward = (emit.load(emit.at(pointer, at), mask) for pointer in pointers)
+            return emit.multiply_add(along, builder.fsub(toward, base), total)
+
+        def four(at: Value, sums: list[Value]) -> list[Value]:
+            return [term(builder.add(at, whole_number(LANES * v)), total, None) for v, total in enumerate(sums)]
+
+        def one(at: Value, sums: list[Value]) -> list[Value]:
+            left = emit.first_lanes(builder.sub(rest, at))
+            return [term(builder.add(whole, at), sums[0], left)]
+
+        sums = emit.loop(whole, 4 * LANES, [ZERO] * 4, four)
+        rest = builder.sub(count, whole)
+        (first,) = emit.loop(rest, LANES, sums[:1], one)
+        total = builder.fadd(builder.fadd(first, sums[1]), builder.fadd(sums[2], sums[3]))
+        builder.store(emit.sum_of_lanes(total), emit.pointer(out))
+
+    return types.void(*[types.intp] * 5), calling("kinfed_slope", body)

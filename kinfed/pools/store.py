@@ -80,7 +80,8 @@ class ClientStore(Generic[Client]):
             return
         capacity = min(max(capacity, 2 * capacity_before), len(self.slot))
         row_bytes = sum(t[:1].numel() * t.element_size() for t in like.named().values())
-        allocate = torch.Tensor.new_zeros if capacity * row_bytes <= self._bound else self._allocate
+        # Not zeros: rows are written before they are read, and those of clients never seen take no memory until then.
+        allocate = torch.Tensor.new_empty if capacity * row_bytes <= self._bound else self._allocate
         tensors = {name: allocate(t, (capacity, *t.shape[1:])) for name, t in like.named().items()}
         rows = like.like(tensors)
         if self._rows is not None:
@@ -89,7 +90,7 @@ class ClientStore(Generic[Client]):
 
     def _allocate(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         if self._folder is None:
-            return like.new_zeros(shape)
+            return like.new_empty(shape)
         count = math.prod(shape)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

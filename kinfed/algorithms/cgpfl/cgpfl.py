@@ -39,6 +39,8 @@ from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
     ConfigError,
+    GradientStep,
+    Mix,
     ModelDown,
     Population,
     PrivacyProfile,
@@ -48,11 +50,11 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     best_fit,
-    each_step,
     gradient_steps,
     option,
     own_or_server,
     rng,
+    train_models,
     weighted_mean,
 )
 from kinfed.core.kernels import coordinates, pairwise_distances
@@ -158,15 +160,14 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, Up]:
         batches = data.train.batches(self.training)
         eta, pull = self._inner_lr(batches.lr), self._pull(batches.lr)
-        # With weight decay κ: λ (θ − ω) + κ θ = (λ + κ) (θ − ω λ/(λ + κ))
-        hold = self.lam + self.training.weight_decay
-        omega, trainable = down.w.clone(), task.trainable
+        omega, trainable, decay = down.w.clone(), task.trainable, self.training.weight_decay
         theta = down.w.clone() if self.restart else own_or_server(client.seen, client.theta, down.w)
-        for batch, (w, x) in each_step(batches, omega, theta):
-            centre = w * (self.lam / hold) if self.training.weight_decay else w
-            task.descend_often_(x, batch, self.inner_steps, eta, (hold, centre))  # θ ← θ − η (∇f(θ) + λ (θ − ω))
-            w[:, trainable].lerp_(x[:, trainable], pull)  # ω ← ω − β (2/N) (ω − θ)
-            w[:, trainable.stop :] = x[:, trainable.stop :]
+        moves = (
+            # θ ← θ − η (∇f(θ) + λ (θ − ω))
+            GradientStep("theta", eta, decay=decay, pull=(self.lam, "omega"), times=self.inner_steps),
+            Mix("omega", "omega", "theta", pull),  # ω ← ω − β (2/N) (ω − θ)
+        )
+        train_models(task, [batches], moves, {"omega": omega, "theta": theta})
         apart = (theta - down.w)[:, trainable].square().sum(1, dtype=torch.float64)
         return Client(theta, torch.ones_like(client.seen), apart), Up(omega)
 

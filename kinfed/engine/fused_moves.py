@@ -1,0 +1,123 @@
+"""Moves of several models (kinfed.engine.moves), compiled: all batches of every client in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit
+
+from kinfed.engine.fused_choice import backward, delta_of_loss, forward
+from kinfed.engine.fused_program import (
+    AT,
+    BASE,
+    DECAY,
+    FIRST_ONLY,
+    KIND,
+    LAM,
+    LEARN_RATE,
+    LEARNT,
+    MIX,
+    NONE,
+    NUMBER,
+    OTHER,
+    RATE,
+    RESULT,
+    STREAM,
+    TIMES,
+    TOWARD,
+)
+from kinfed.engine.fused_steps import floats, read_batch
+from kinfed.engine.tiles import slope_tile
+
+TOGETHER = 4096  # numbers whose slope is summed in their own type
+
+compiled = njit(nogil=True, error_model="numpy")
+
+
+@compiled
+def mix(result, base, toward, share, count):
+    """As torch.lerp: exactly `base` at share 0, and exactly `toward` at 1."""
+    out, a, b = floats(result, count), floats(base, count), floats(toward, count)
+    near, far = np.float32(share), np.float32(1.0) - np.float32(share)
+    if near < np.float32(0.5):
+        for i in range(count):
+            out[i] = a[i] + near * (b[i] - a[i])
+    else:
+        for i in range(count):
+            out[i] = b[i] - far * (b[i] - a[i])
+
+
+@compiled
+def add_scaled(target, source, scale, count):
+    """target <- target + scale * source."""
+    x, y, factor = floats(target, count), floats(source, count), np.float32(scale)
+    for i in range(count):
+        x[i] += factor * y[i]
+
+
+@compiled
+def slope(gradient, base, toward, count, sums):
+    """⟨gradient, toward - base⟩, whose parts are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), 4 * begin
+        slope_tile(gradient + place, base + place, toward + place, size, sums)
+        total += np.float64(part[0])
+    return total
+
+
+@compiled
+def number_of(numbers, which, i):
+    """A client's number; 1 where there is none."""
+    return 1.0 if which == NONE else numbers[which, i]
+
+
+def make_kernel(stamp: str) -> Callable[..., None]:
+    def move_models(
+        net, trains, length, width, classes, raw, kind, mean, factor, vectors, labels,
+        rows, start, count, steps, order, offset, importance, batch, by_epoch,
+        models, model_rows, numbers, what, amount, loss_rule, gradient, columns,
+        x, hidden, delta, spare, y, weight,
+    ):  # fmt: skip
+        """All moves (kinfed.engine.moves) with every batch of every client: models [M] are addresses, with so many
+        numbers from row to row, `order` [streams, ..] is of several streams, of batches of the same sizes."""
+        stamp  # noqa: B018  (closed over)
+        address, nothing = np.empty_like(models), np.int64(0)
+        for i in range(len(steps)):
+            for place in range(len(models)):
+                address[place] = models[place] + 4 * i * model_rows[place]
+            for s in range(steps[i]):
+                size, stream = nothing, np.int64(-1)
+                for m in range(len(what)):
+                    move, by = what[m], amount[m]
+                    model, at = address[move[RESULT]], address[move[AT]]
+                    rate = by[RATE] * number_of(numbers, move[NUMBER], i)
+                    if move[KIND] == MIX:
+                        mix(model, at, address[move[OTHER]], rate, columns)
+                        continue
+                    if move[STREAM] != stream:
+                        stream = move[STREAM]
+                        size = read_batch(
+                            s, start[i], count[i], batch, by_epoch, order[stream], offset[i], rows, importance, labels,
+                            raw, kind, mean, factor, vectors, length, width, x, y, weight,
+                        )  # fmt: skip
+                    learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
+                    center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
+                    target, scale = (gradient, 1.0) if learns else (model, -rate)
+                    if learns:
+                        floats(gradient, columns)[:] = np.float32(0.0)
+                    for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
+                        outputs = forward(net, at, x, hidden, spare, size)
+                        delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
+                        backward(net, trains, at, target, scale, x, hidden, delta, spare, size,
+                                 rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
+                    if model != at and by[DECAY] != 0:
+                        add_scaled(target, at, scale * by[DECAY], columns)
+                    if learns:  # `spare` is free between two gradients
+                        along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
+                        number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
+                        numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                        add_scaled(model, gradient, -rate, columns)
+
+    return move_models

@@ -1,0 +1,74 @@
+"""Local training that moves several models with every batch, stated as a list of moves.
+
+    Mix("mixed", "w", "v", "alpha")                             mixed ← w + α (v − w)
+    GradientStep("v", eta, at="mixed", number="alpha")          v ← v − η α ∇f(mixed)
+    GradientStep("theta", eta, pull=(lam, "w"), times=5)        θ ← θ − η (∇f(θ) + λ (θ − w)), five times
+
+A method says what one batch does, and kinfed.engine.train_models does it with every batch of every client. Models are
+rows [n, P] by name; names that only moves know stand for models that last for one batch. Numbers are one per client,
+[n] float64, by name.
+
+Running statistics (of BatchNorm, say) are measured, not mixed: a mixture has those of the model it goes toward, and a
+model that descends along the gradient at another takes over that one's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mix:
+    """result ← base + share · (toward − base): exactly `base` at share 0, and exactly `toward` at 1."""
+
+    result: str
+    base: str
+    toward: str
+    share: float | str  # or the name of a number
+
+
+@dataclass(frozen=True)
+class Learn:
+    """number ← number − rate · ⟨g, toward − base⟩, held in [0, 1]: along the loss of `Mix(.., base, toward, number)`
+    where g is its gradient."""
+
+    number: str
+    base: str
+    toward: str
+    rate: float
+    first_only: bool = False  # with the first batch of a round alone
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """model ← model − rate · number · g,   g = ∇f(at) + decay · at + lam · (model − center),  with pull = (lam, center)
+
+    `at` is the model itself unless named; a pull needs that. What `learn` changes is changed with the same g, and both
+    begin where the batch found them."""
+
+    model: str
+    rate: float
+    at: str | None = None
+    number: str | None = None
+    decay: float = 0.0
+    pull: tuple[float, str] | None = None
+    times: int = 1  # on the same batch
+    stream: int = 0  # which of several sequences of batches
+    learn: Learn | None = None
+
+    def __post_init__(self) -> None:
+        apart = self.at is not None and self.at != self.model
+        if apart and (self.pull is not None or self.times != 1):
+            raise ValueError("a model that descends along the gradient at another has no pull, and does so once")
+        if not apart and (self.number is not None or self.learn is not None):
+            raise ValueError("a number takes part where the gradient is taken at another model: name it with `at`")
+
+
+Move = Mix | GradientStep
+
+
+def changes(move: Move) -> set[str]:
+    """The models and numbers that a move changes."""
+    if isinstance(move, Mix):
+        return {move.result}
+    return {move.model} if move.learn is None else {move.model, move.learn.number}
