@@ -219,6 +219,10 @@ class Task(ABC):
         error = partial(standard_errors, headline, judged, part.ids)
         return replace(score, sums=client_sums(judged, headline), error_or_rule=error)
 
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
+        return len(part.count) == 1
+
     @property
     def plain_task(self) -> Task:
         """The task of the models that methods start from; that of wider rows is made of it."""

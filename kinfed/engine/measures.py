@@ -21,7 +21,7 @@ bootstrap), where a client has few: an accuracy from eight rows should say how l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -92,10 +92,45 @@ class Judged:
         return np.bincount(self.owner, minlength=self.clients)
 
     def rows(self, index: np.ndarray) -> Judged:
-        start, weight = (None if one is None else one[index] for one in (self.start_output, self.weight))
-        return Judged(
-            self.output[index], self.target[index], self.owner[index], self.clients, self.problem, start, weight
-        )
+        """Some of the examples, of the same clients."""
+        return Drawn(self, index, self.owner[index], self.clients)
+
+
+class Drawn(Judged):
+    """The examples of `whole` at `index`, any number of times each, of other owners. What a measure asks of them is
+    looked up there: a bootstrap computes it once for every example, not for every draw."""
+
+    def __init__(self, whole: Judged, index: np.ndarray, owner: np.ndarray, clients: int) -> None:
+        weight = None if whole.weight is None else whole.weight[index]
+        vars(self).update(
+            _whole=whole, _index=index, target=whole.target[index], owner=owner, clients=clients,
+            problem=whole.problem, weight=weight,
+        )  # fmt: skip
+
+    @cached_property
+    def output(self) -> np.ndarray:  # type: ignore[override]
+        return np.asarray(self._whole.output[self._index])
+
+    @cached_property
+    def start_output(self) -> np.ndarray | None:  # type: ignore[override]
+        start = self._whole.start_output
+        return None if start is None else np.asarray(start[self._index])
+
+    @cached_property
+    def probability(self) -> np.ndarray:
+        return np.asarray(self._whole.probability[self._index])
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        return np.asarray(self._whole.truth[self._index])
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        return np.asarray(self._whole.predicted[self._index])
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        return np.asarray(self._whole.residual[self._index])
 
 
 Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
@@ -177,8 +212,8 @@ def _auroc(d: Judged) -> Sums:
     for c in np.unique(d.target):
         # Only of clients that have the class: with many classes, and few of them at each client, that is what it costs.
         rows = np.flatnonzero((d.total(d.target == c) > 0)[d.owner])
-        part = replace(d, output=d.probability[:, c, None], start_output=None).rows(rows)
-        right, pairs = _ordered_pairs(part, part.output[:, 0], part.target == c)
+        part = d.rows(rows)
+        right, pairs = _ordered_pairs(part, part.probability[:, c], part.target == c)
         defined = pairs > 0
         total += np.divide(right, pairs, out=np.zeros_like(right), where=defined)
         classes += defined
@@ -416,9 +451,9 @@ def bootstrap_draws(
         u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]
         index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
         # Every replicate of a client is judged like a client of its own.
-        drawn = judged.rows(index.reshape(-1))
         apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
-        sums = np.stack(measure.sums(replace(drawn, owner=apart, clients=len(turn) * judged.clients)), 1)
+        drawn = Drawn(judged, index.reshape(-1), apart, len(turn) * judged.clients)
+        sums = np.stack(measure.sums(drawn), 1)
         values.append(measure.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
     return torch.cat(values)
 
