@@ -112,7 +112,7 @@ class Tree:
             if _shares_memory(tensor):
                 raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
-            value = theirs[name].to(tensor.dtype)
+            value = theirs[name].to(tensor.device, tensor.dtype)  # states may be elsewhere than what computes them
             if _names_rows(index):
                 _put_rows(tensor, index, value)
             else:
