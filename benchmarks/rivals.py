@@ -1,18 +1,20 @@
 """kinfed beside other libraries for simulations, in one run: the same rounds, taken in turns, on the same cores.
 
-    python benchmarks/rivals.py                                        all workloads on one core and on two: 45 minutes
+    python benchmarks/rivals.py                                        all workloads on one core and on two
     python benchmarks/rivals.py W1 LR_MNIST --cores 1 --repeats 9
     python benchmarks/rivals.py --page docs/speed.md                   puts the tables between the page's marks
     python benchmarks/rivals.py W2 --json b.json --with a.json         with what an earlier run measured
     python benchmarks/rivals.py W1 --also my_side.py:MySide --also-python ~/other/bin/python
 
-The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder, 2.3 GB,
-a few minutes); kinfed and the plain PyTorch loop run in the present one. Every contestant is a process that loads the data, computes
-one turn to warm up, and then computes a turn whenever it is asked, while all others wait. The least time of all turns
-counts: of the processor on one core, of the clock on several. No row takes much longer than --seconds: of slow rounds
-there are fewer turns, but at least LEAST_TURNS. Each contestant tests its server's model at the end, so
-that one sees that all have done the same work. The limit of the machine is measured right after the turns: the
-products of a round at the rate of its largest product, and one pass over the batches.
+The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder:
+2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes.
+
+Every contestant is a process that loads the data, computes one turn to warm up, and then computes a turn whenever it
+is asked, while all others wait. The least time of all turns counts: of the processor on one core, of the clock on
+several. No row takes much longer than --seconds: of slow rounds there are fewer turns, but at least LEAST_TURNS. Each
+contestant tests its server's model at the end, so that one sees that all have done the same work. The limit of the
+machine is measured right after the turns: the products of a round at the rate of its largest product, and one pass
+over the batches.
 
 A contestant of your own is a class like contestants/work.py's Side.
 """

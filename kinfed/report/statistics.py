@@ -18,7 +18,8 @@ data: what is clear here may be otherwise on other clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -235,3 +236,16 @@ def summarize_gains(values: list[Gain]) -> GainSummary:
         median=median(gains),
         lowest=min(gains),
     )
+
+
+def adjusted_rand(one: Sequence[int], other: Sequence[int]) -> float:
+    """The adjusted Rand index of two groupings of the same things (Hubert and Arabie 1985): 1 where they are the same,
+    about 0 where they have nothing to do with each other. By pairs: together in both, in one of them, in neither."""
+
+    def pairs(groups: Iterable[Hashable]) -> int:
+        return sum(size * (size - 1) // 2 for size in Counter(groups).values())
+
+    both, in_one, in_other = pairs(zip(one, other, strict=True)), pairs(one), pairs(other)
+    expected = in_one * in_other / max(math.comb(len(one), 2), 1)
+    largest = (in_one + in_other) / 2
+    return 1.0 if largest == expected else (both - expected) / (largest - expected)
