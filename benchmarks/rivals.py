@@ -6,12 +6,15 @@
     python benchmarks/rivals.py W2 --json b.json --with a.json         with what an earlier run measured
     python benchmarks/rivals.py W1 --also my_side.py:MySide --also-python ~/other/bin/python
 
-The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder);
-kinfed and the plain PyTorch loop run in the present one. Every contestant is a process that loads the data, computes
-one turn to warm up, and then computes a turn whenever it is asked, while all others wait. The least time of all turns
-counts: of the processor on one core, of the clock on several. Each contestant tests its server's model at the end, so
-that one sees that all have done the same work. The limit of the machine is measured right after the turns: the
-products of a round at the rate of its largest product, and one pass over the batches.
+The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder:
+2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes.
+
+Every contestant is a process that loads the data, computes one turn to warm up, and then computes a turn whenever it
+is asked, while all others wait. The least time of all turns counts: of the processor on one core, of the clock on
+several. No row takes much longer than --seconds: of slow rounds there are fewer turns, but at least LEAST_TURNS. Each
+contestant tests its server's model at the end, so that one sees that all have done the same work. The limit of the
+machine is measured right after the turns: the products of a round at the rate of its largest product, and one pass
+over the batches.
 
 A contestant of your own is a class like contestants/work.py's Side.
 """
@@ -52,6 +55,8 @@ JAX = ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3")
 TORCH = ("pfl==0.6.0", "flwr[simulation]==1.41.0", f"torch=={version('torch').partition('+')[0]}")
 REQUIREMENTS = {"fedjax": JAX, "pfl": TORCH, "flower": TORCH}  # the others run in this environment
 STEPS = ("lstm", "lstm-small", "resnet18", "transformer")  # of `kinfed bench`, beside the loop
+LEAST_TURNS = 3  # of each contestant
+JOB_TURNS = 3  # of whole jobs: the one with the least time of the processor counts
 BEGIN, END = "<!-- benchmarks/rivals.py -->", "<!-- end -->"
 
 
@@ -110,6 +115,7 @@ class Results:
     jobs: list[Job] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)  # of the machine, before and after everything
+    minutes: float = 0.0  # that measuring took
 
     def add_file(self, path: Path) -> None:
         """What another run has written with --json."""
@@ -121,6 +127,7 @@ class Results:
         self.jobs += [Job(**each) for each in figures["jobs"]]
         self.versions |= figures["versions"]
         self.load += figures["load"]
+        self.minutes += figures["minutes"]
 
 
 class Contestant:
@@ -200,14 +207,24 @@ def python_of(name: str, folder: Path, other: Path | None) -> Path:
 
 
 def compete(
-    work: Work, method: str, cores: int, names: Sequence[str], pythons: dict[str, Path], images: Path, repeats: int
+    work: Work,
+    method: str,
+    cores: int,
+    names: Sequence[str],
+    pythons: dict[str, Path],
+    images: Path,
+    repeats: int,
+    seconds: float,
 ) -> tuple[Contest, dict[str, str]]:
-    """All contestants that have the method, in turns."""
+    """All contestants that have the method, in turns, for so many seconds or a little longer."""
     present = [name for name in names if method in entry_of(name).methods and work.name in entry_of(name).works]
     sides = [Contestant(name, pythons[name], work, method, images, cores) for name in present]
     try:
         times = {side.name: Times() for side in sides}
+        began = time.monotonic()
         for repeat in range(repeats + 1):
+            if repeat > LEAST_TURNS and time.monotonic() - began > seconds:
+                break
             for place in range(len(sides)):
                 side = sides[(place + repeat) % len(sides)]  # who follows whom must not matter
                 answer = side.ask(f"rounds {work.turn}")
@@ -275,7 +292,7 @@ def markdown(results: Results, names: Sequence[str]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in sorted(results.versions.items()))
     parts = [
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, {packages}; "
-        f"{datetime.date.today()}, load {min(load):.1f} to {max(load):.1f}."
+        f"{datetime.date.today()}, load {min(load):.1f} to {max(load):.1f}, {results.minutes:.0f} minutes."
     ]
     if results.contests:
         headings = ["work", "method", "cores", *names, "to the loop", "to the fastest rival", "limit", "accuracy"]
@@ -287,6 +304,9 @@ def markdown(results: Results, names: Sequence[str]) -> str:
             [each.model, each.what, str(each.cores), f"{each.loop:.3g}", f"{each.kinfed:.3g}", f"{each.ratio:.2f}"]
             for each in results.steps
         ]  # fmt: skip
+        parts.append(
+            "Models that none of the rivals comes with, beside the loop: milliseconds per client and local step."
+        )
         parts.append(table(["model", "what", "cores", "loop", "kinfed", "to the loop"], rows, 2))
     if results.jobs:
         rows = [
@@ -313,6 +333,7 @@ def main() -> None:
     parser.add_argument("--methods", default="", help="of W2, separated by commas; all where absent")
     parser.add_argument("--cores", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7, help="turns of each contestant")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the turns of a row, where they are slow")
     parser.add_argument("--rivals", default="fedjax,pfl,flower", help="separated by commas")
     parser.add_argument("--also", action="append", default=[], metavar="FILE:CLASS", help="contestants of your own")
     parser.add_argument("--also-python", type=Path, help="their interpreter; this one where absent")
@@ -339,9 +360,11 @@ def main() -> None:
 def take_measurements(arguments: argparse.Namespace, results: Results, names: Sequence[str]) -> None:
     pythons = {name: python_of(name, arguments.cache, arguments.also_python) for name in names}
     results.load.append(os.getloadavg()[0])
+    before, began = results.minutes, time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         for part in measured(arguments, results, names, pythons, Path(place)):
             results.load.append(os.getloadavg()[0])
+            results.minutes = before + (time.monotonic() - began) / 60
             print(part, file=sys.stderr, flush=True)
             if arguments.json is not None:  # after each: what was measured stays if this is stopped
                 storage.write_atomically(arguments.json, json.dumps(asdict(results), indent=1).encode())
@@ -357,14 +380,18 @@ def measured(
         make_images(work).save(images)
         for method in [method for method in work.methods if not chosen or method in chosen]:
             for cores in arguments.cores:
-                contest, versions = compete(work, method, cores, names, pythons, images, arguments.repeats)
+                contest, versions = compete(
+                    work, method, cores, names, pythons, images, arguments.repeats, arguments.seconds
+                )
                 results.contests.append(contest)
                 results.versions |= versions
                 yield " ".join(contest_row(contest, names))
         if "job" in arguments.works and work.rounds:
-            for name in names:
-                results.jobs.append(do_job(name, pythons[name], work, images, 1))
-                yield f"{work.name} {name}: {results.jobs[-1].wall:.1f} s"
+            for cores in arguments.cores:
+                turns = [[do_job(name, pythons[name], work, images, cores) for name in names] for _ in range(JOB_TURNS)]
+                for jobs in zip(*turns, strict=True):
+                    results.jobs.append(min(jobs, key=lambda job: job.cpu))
+                    yield f"{work.name} {results.jobs[-1].contestant} {cores}: {results.jobs[-1].cpu:.1f} s"
         images.unlink()
     if steps := [name for name in arguments.works if name in STEPS]:
         results.steps += [

@@ -45,7 +45,9 @@ class FlowerSide(Side):
         def train(message: Message, context: Context) -> Message:
             return _train(work, path, message, int(context.node_config["partition-id"]))
 
-        resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": cores, "include_dashboard": False}}
+        # A cluster of its own: Ray would join any other that happens to run here.
+        ray = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+        resources = {"client_resources": {"num_cpus": 1}, "init_args": ray}
         self._turnstile.start(
             lambda: run_simulation(server, client, num_supernodes=work.clients, backend_config=resources)
         )
@@ -65,6 +67,11 @@ class FlowerSide(Side):
 
     def versions(self) -> dict[str, Any]:
         return versions_of("flwr", "ray", "torch")
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()  # the process is left without waiting for its threads, and workers would stay
 
 
 _loaded: dict[str, tuple[torch.Tensor, torch.Tensor, Any]] = {}  # of a worker process: read once

@@ -12,9 +12,6 @@ from work import DITTO_LAM, FEDPROX_MU, MEAN, PFEDME_LAM, PFEDME_STEPS, SCALE, I
 
 import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
-from kinfed.bench.machine import measure_limits
-from kinfed.bench.timing import work_of_steps
-from kinfed.bench.workload import Workload
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
@@ -57,6 +54,10 @@ class KinfedSide(Side):
     def limit(self, method: str) -> float:
         """Seconds of one core for the products of a round at the rate of its largest, measured now, and one pass over
         its batches."""
+        from kinfed.bench.machine import measure_limits  # no part of a job
+        from kinfed.bench.timing import work_of_steps
+        from kinfed.bench.workload import Workload
+
         work = self._work
         count = torch.from_numpy(self._images.offsets).diff()
         steps = work.active * float(self._loop.algorithm.training.num_steps(count).float().mean())

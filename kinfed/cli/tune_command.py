@@ -26,7 +26,7 @@ SETTINGS = (
     "lr", "batch", "steps", "epochs", "optimizer", "momentum", "nesterov", "betas", "eps", "weight_decay", "clip",
     "optimizer_state", "lr_decay", "lr_floor", "augment", "mode", "clock", "compress", "robust", "largest_norm",
     "eval_every", "device",
-    "backend", "pool", "ray_address", "workers",
+    "backend", "pool", "ray_address", "ray_gpus", "workers",
 )  # fmt: skip
 TEXTS = {
     "validation": "Share of training data to choose by (default 0.2).",

@@ -49,7 +49,7 @@ def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """What sums are added up in: Apple's GPUs have no float64."""
+    """What sums are added up in, and their results are of, on the device: float64, which Apple's GPUs do not have."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -105,7 +105,7 @@ def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
     the base's, and the difference, stay in cache."""
     height = max(IN_CACHE // max(base.shape[1], 1), 1)
     buffer = base.new_empty(min(height, len(base)) * base.shape[1])
-    out = base.new_empty(len(base), len(models), dtype=torch.float64)
+    out = base.new_empty(len(base), len(models), dtype=widest_float(base.device))
     blocks = (torch.split(tensor, height) for tensor in (out, base, *models))
     for target, origin, *others in zip(*blocks, strict=True):
         for number, rows in enumerate(others):
@@ -116,7 +116,8 @@ def squared_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
 
 def l1_distances(models: Sequence[Tensor], base: Tensor) -> Tensor:
     """[n, len(models)] float64: Σ |x − y| of the rows of each model [n, P] and those of the base."""
-    norms = [torch.linalg.vector_norm(rows - base, 1, dim=1, dtype=torch.float64) for rows in models]
+    wide = widest_float(base.device)
+    norms = [torch.linalg.vector_norm(rows - base, 1, dim=1, dtype=wide) for rows in models]
     return torch.stack(norms, 1)
 
 
@@ -151,9 +152,10 @@ def cosines(points: Tensor) -> Array:
 def pairwise_squared_distances(rows: Tensor) -> Tensor:
     """[n, n] float64: ‖a‖² + ‖b‖² − 2⟨a, b⟩, on the rows' device. The size of one row does not touch the distances of
     the others, which `coordinates` cannot promise: for rows that may be hostile."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    float_type = widest_float(rows.device)
+    gram = torch.zeros(len(rows), len(rows), dtype=float_type, device=rows.device)
     for block in torch.split(rows, max(1, GRAM // max(len(rows), 1)), 1):
-        wide = block.to(torch.float64)
+        wide = block.to(float_type)
         gram.addmm_(wide, wide.T)
     square = gram.diagonal()
     return (square[:, None] + square - 2 * gram).clamp_min_(0)
@@ -201,4 +203,4 @@ def _piece_norms(x: Tensor) -> Tensor:
 
 def _sum_of_squares(norms: Tensor) -> Tensor:
     """The squared norm of what has these norms of pieces on the last axis."""
-    return norms.to(torch.float64).square().sum(-1)
+    return norms.to(widest_float(norms.device)).square().sum(-1)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Key = int | Tensor
+Words = NDArray[np.uint64]
 
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLY_2 = 0x94D049BB133111EB - (1 << 64)
@@ -64,16 +65,19 @@ def fold(key: Key, *values: Key) -> Tensor:
             terms[:2] = [fold_number(*numbers)]
         if len(terms) == 1:
             return _tensor(terms[0])
-        words = [_words(term) for term in terms]
-        mixed = np.atleast_1d(words[0])  # numpy warns where single numbers wrap
-        for word in words[1:]:
-            mixed = _mixed(mixed + _STEP) ^ (np.atleast_1d(word) * _FACTOR + _STEP)
-            mixed = _mixed(mixed)
-        return torch.from_numpy(mixed.view(np.int64)).reshape(np.broadcast_shapes(*(word.shape for word in words)))
+        words = [np.atleast_1d(_words(term)) for term in terms]  # numpy warns where single numbers wrap
+        return torch.from_numpy(fold_words(*words).view(np.int64))  # one of them has axes: those of the result
     out = _tensor(key)
     for value in values:
         out = _mix(_mix(out + _INCREMENT) ^ (_tensor(value) * _MULTIPLY_1 + _INCREMENT))
     return out
+
+
+def fold_words(key: Words, *values: Words) -> Words:
+    """`fold` of arrays with at least one axis."""
+    for value in values:
+        key = _mixed(_mixed(key + _STEP) ^ (value * _FACTOR + _STEP))
+    return key
 
 
 def _plain_numbers(terms: Sequence[Key]) -> list[int] | None:
@@ -107,9 +111,14 @@ def at(key: Tensor, position: Tensor) -> Tensor:
     """The draws of `key` at given positions (broadcast): bits(key, n)[..., i] == at(key, i)."""
     if key.device.type != "cpu" or key.dim() + position.dim() == 0:
         return _mix(_mix(key + position * _INCREMENT) + _INCREMENT)
-    draw = _mixed(_words(key) + _words(position) * _STEP)
+    return torch.from_numpy(words_at(_words(key), _words(position)).view(np.int64))
+
+
+def words_at(key: Words, position: Words) -> Words:
+    """`at` of arrays."""
+    draw = _mixed(key + position * _STEP)
     draw += _STEP
-    return torch.from_numpy(_mixed(draw).view(np.int64))
+    return _mixed(draw)
 
 
 def to_unit(draw: Tensor) -> Tensor:
@@ -169,20 +178,20 @@ def _many_bits(key: Tensor, count: int) -> NDArray[np.int64]:
     return draw.view(np.int64)
 
 
-def _words(value: Key) -> NDArray[np.uint64]:
+def _words(value: Key) -> Words:
     """The 64 bits of every number, in the processor's memory: numpy mixes few of them in a tenth of torch's time."""
     if isinstance(value, Tensor):
         return value.to(torch.int64).contiguous().numpy().view(np.uint64)
     return np.array(value & _ALL_BITS, np.uint64)
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(x: Words) -> Words:
     """`_mix` in place, of a fresh array with at least one axis."""
     _mix_(x, np.empty_like(x))
     return x
 
 
-def _mix_(x: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
+def _mix_(x: Words, scratch: Words) -> None:
     """`_mix`, in place."""
     for bits, factor in _ROUNDS:
         np.right_shift(x, bits, out=scratch)

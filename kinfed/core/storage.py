@@ -24,28 +24,27 @@ import unicodedata
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kinfed.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_BYTES = 1 << 24
 CHECKSUM = "digest"  # its name in the metadata of a tensor file
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+_DTYPES = {  # by torch's names: who stores no tensors does not wait for torch
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _PLAIN_TYPES = frozenset({int, str, bool, type(None)})
@@ -149,7 +148,7 @@ def draft_tensors(new: Draft, tensors: Mapping[str, Tensor], metadata: Mapping[s
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _DTYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     new.write(len(text).to_bytes(8, "little") + text)
@@ -164,8 +163,8 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     state = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        if tensor.dtype not in _DTYPES or name == "__metadata__":
-            raise ValueError(f"cannot store {name!r} of type {tensor.dtype}; known: {', '.join(map(str, _DTYPES))}")
+        if str(tensor.dtype) not in _DTYPES or name == "__metadata__":
+            raise ValueError(f"cannot store {name!r} of type {tensor.dtype}; known: {', '.join(_DTYPES)}")
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         for block in _blocks(tensor):
             state.update(block)
@@ -176,6 +175,8 @@ def _blocks(tensor: Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor from its first element to its last, a few at a time."""
     if tensor.numel() == 0:
         return
+    import torch
+
     tensor = tensor.detach()
     rows = tensor.view(-1) if tensor.is_contiguous() else tensor
     row_bytes = rows[0].numel() * rows.element_size()
@@ -203,6 +204,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _open_tensors(path: Path) -> Iterator[Any]:
+    import safetensors
+
     try:
         with storage_errors("read", path), safetensors.safe_open(path, framework="pt") as file:
             yield file

@@ -18,6 +18,7 @@ messages every tensor has one row per client, so a cohort's state is the same cl
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeGuard
 
@@ -111,7 +112,7 @@ class Tree:
             if _shares_memory(tensor):
                 raise ValueError(f"{name} is an expand(): its rows share one memory; clone() the tree before put()")
         for name, tensor in ours.items():
-            value = theirs[name].to(tensor.dtype)
+            value = theirs[name].to(tensor.device, tensor.dtype)  # states may be elsewhere than what computes them
             if _names_rows(index):
                 _put_rows(tensor, index, value)
             else:
@@ -132,7 +133,17 @@ class Tree:
         return first.like({name: torch.cat([n[name] for n in names]) for name in names[0]})
 
     def to(self, device: torch.device | str) -> Self:
+        device = torch.device(device)
+        if all(tensor.device == device for tensor in self.named().values()):
+            return self
         return self.map(lambda tensor: tensor.to(device))
+
+    def apart_from(self, *others: Tree) -> Self:
+        """The same tree, in which what lies in the memory of the others is copied: it stays when they change."""
+        theirs = {tensor.untyped_storage().data_ptr() for other in others for tensor in other.named().values()}
+        if all(tensor.untyped_storage().data_ptr() not in theirs for tensor in self.named().values()):
+            return self
+        return self.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in theirs else tensor)
 
     def clone(self) -> Self:
         return self.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
@@ -156,8 +167,10 @@ class Tree:
             if tensor.is_floating_point() and tensor.numel():
                 # A row's sum is finite unless a member is not, or it overflows, which is as useless to average.
                 # Half precision overflows at 65504 already, so it is summed in float32.
-                wide = torch.promote_types(tensor.dtype, torch.float32)
-                good &= torch.isfinite(tensor.reshape(rows, -1).sum(1, dtype=wide)).cpu()
+                wide = tensor.dtype if tensor.element_size() > 2 else torch.float32
+                sums = tensor.reshape(rows, -1).sum(1, dtype=wide)
+                if not math.isfinite(sums.sum()):  # if their sum is finite, so is each of them
+                    good &= torch.isfinite(sums).cpu()
         return good
 
 

@@ -22,7 +22,6 @@ from kinfed.data.batches import Split
 from kinfed.data.example_weights import BALANCED, BY_CLIENT, class_weight_table
 from kinfed.data.features import Features
 from kinfed.data.federation_checks import check_federation
-from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import SPLITS, Ragged
 from kinfed.data.target import TaskName
@@ -30,6 +29,7 @@ from kinfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinfed.data.description import Description
+    from kinfed.data.preprocessing import TablePreprocessing
     from kinfed.data.torch_datasets import Datasets
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kinfed.core import storage
 from kinfed.data.features import Features
-from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import SPLITS, Ragged
 from kinfed.errors import StorageError
@@ -86,8 +85,11 @@ def load(folder: Path | str) -> dict[str, Any]:
     features = Features(arrays["raw"], arrays.get("mean"), arrays.get("std"), vectors=arrays.get("vectors"))
     splits: dict[str, Any] = {name: Ragged(*(arrays[f"{name}.{array}"] for array in _RAGGED)) for name in SPLITS}
     plain = {name: record[name] for name in _PLAIN_FIELDS}
-    learnt = record.get("preprocessing")
-    plain["preprocessing"] = None if learnt is None else TablePreprocessing.from_json(learnt)
+    plain["preprocessing"] = None
+    if (learnt := record.get("preprocessing")) is not None:
+        from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+
+        plain["preprocessing"] = TablePreprocessing.from_json(learnt)
     optional = {name: arrays.get(name) for name in ("groups", "tags", "public", "weights", "class_weights")}
     problem = Problem.from_json(record["problem"])
     return {"features": features, "labels": arrays["labels"], "problem": problem, **splits, **optional, **plain}

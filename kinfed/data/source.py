@@ -10,7 +10,7 @@ options, `names_clients` says that the data set is shared out by its own clients
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from torch import Tensor
 from kinfed.core import rng
 from kinfed.data.features import Features
 from kinfed.data.federation_checks import check_labels
-from kinfed.data.preprocessing import ReadTable
 from kinfed.data.problem import Problem
 from kinfed.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from kinfed.data.preprocessing import ReadTable
 
 
 @dataclass

@@ -63,21 +63,19 @@ def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[n
 
     One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
     of random bits is fixed and equal draws keep their places, so an order does not depend on who else is sorted."""
-    lengths = np.repeat(count, epochs)
-    total = int(lengths.sum())
-    segment = np.repeat(np.arange(len(lengths)), lengths)
-    begin = np.cumsum(lengths) - lengths
-    place = np.arange(total) - begin[segment]
-    client = np.repeat(np.arange(len(count)), epochs)
-    epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
-    keys = rng.fold(key[torch.from_numpy(client)], torch.from_numpy(epoch))
-    draw = rng.at(keys[torch.from_numpy(segment)], torch.from_numpy(place)).numpy()
+    client = np.arange(len(count)).repeat(epochs)
+    epoch = np.arange(len(client)) - (epochs.cumsum() - epochs).repeat(epochs)
+    keys = rng.fold_words(key.numpy().view(np.uint64)[client], epoch.view(np.uint64))
+    lengths = count[client]
+    segment = np.arange(len(client)).repeat(lengths)
+    place = np.arange(len(segment)) - (lengths.cumsum() - lengths).repeat(lengths)
+    draw = rng.words_at(keys[segment], place.view(np.uint64)).view(np.int64)
     high = max(len(lengths).bit_length(), 24)
     packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
-    sorting = np.argsort(packed)
+    sorting = packed.argsort()
     ranked = packed[sorting]
     if (ranked[1:] == ranked[:-1]).any():
-        sorting = np.argsort(packed, kind="stable")
+        sorting = packed.argsort(kind="stable")
     order = place[sorting]
-    offset = np.cumsum(count * epochs) - count * epochs
-    return order, offset
+    total = count * epochs
+    return order, total.cumsum() - total

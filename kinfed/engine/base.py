@@ -18,16 +18,17 @@ from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches, Split
 from kinfed.data.problem import Problem
 from kinfed.engine import columns
+from kinfed.engine.bootstrap import standard_errors
 from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import Head
-from kinfed.engine.measures import Judged, client_sums, headline_measure, measures_of, standard_errors
+from kinfed.engine.measures import Judged, headline_measure, measures_of
 from kinfed.engine.moves import Move
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
-from kinfed.engine.score import OutputCollector, Score
+from kinfed.engine.score import OutputCollector, Score, client_sums
 from kinfed.errors import ModelError
 
 
@@ -233,6 +234,10 @@ class Task(ABC):
             judged = replace(judged, start_output=output)
         error = partial(standard_errors, headline, judged, part.ids)
         return replace(score, sums=client_sums(judged, headline), error_or_rule=error)
+
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
+        return len(part.count) == 1
 
     @property
     def plain_task(self) -> Task:

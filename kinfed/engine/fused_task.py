@@ -188,6 +188,9 @@ class FusedTask(StackedTask):
             outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        return self._reads(part.features) and _is_readable(theta)
+
     def _step(
         self, theta: Tensor, batch: Batch, times: int, lr: float | Tensor, pull: Pull | None, out: Tensor | None
     ) -> None:

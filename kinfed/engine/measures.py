@@ -14,31 +14,26 @@ and said to be undefined, never 0.
 Examples may count by a `weight` each, as if a row of weight 2 were there twice: sums, shares and pairs are then of
 weights. Runs judge test examples without; `kinfed fit` with those of its rows.
 
-`standard_errors` is the deviation of a measure over examples drawn anew from the client's own with replacement (the
-bootstrap), where a client has few: an accuracy from eight rows should say how little it means.
+Needs no torch: pages name and describe measures, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from kinfed.core import rng
 from kinfed.data.problem import Kind, Problem
-from kinfed.engine.detection_rates import relative_sums
 from kinfed.errors import ConfigError, unknown_name
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CALIBRATION_BINS = 10
-REPLICATES = 100
-OUTPUTS_AT_ONCE = 2_000_000  # rows times classes of bootstrap draws that are judged together
-FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
-FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for measures that are slow, and how often
 
 
 @dataclass(frozen=True)
@@ -92,10 +87,45 @@ class Judged:
         return np.bincount(self.owner, minlength=self.clients)
 
     def rows(self, index: np.ndarray) -> Judged:
-        start, weight = (None if one is None else one[index] for one in (self.start_output, self.weight))
-        return Judged(
-            self.output[index], self.target[index], self.owner[index], self.clients, self.problem, start, weight
-        )
+        """Some of the examples, of the same clients."""
+        return Drawn(self, index, self.owner[index], self.clients)
+
+
+class Drawn(Judged):
+    """The examples of `whole` at `index`, any number of times each, of other owners. What a measure asks of them is
+    looked up there: a bootstrap computes it once for every example, not for every draw."""
+
+    def __init__(self, whole: Judged, index: np.ndarray, owner: np.ndarray, clients: int) -> None:
+        weight = None if whole.weight is None else whole.weight[index]
+        vars(self).update(
+            _whole=whole, _index=index, target=whole.target[index], owner=owner, clients=clients,
+            problem=whole.problem, weight=weight,
+        )  # fmt: skip
+
+    @cached_property
+    def output(self) -> np.ndarray:  # type: ignore[override]
+        return np.asarray(self._whole.output[self._index])
+
+    @cached_property
+    def start_output(self) -> np.ndarray | None:  # type: ignore[override]
+        start = self._whole.start_output
+        return None if start is None else np.asarray(start[self._index])
+
+    @cached_property
+    def probability(self) -> np.ndarray:
+        return np.asarray(self._whole.probability[self._index])
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        return np.asarray(self._whole.truth[self._index])
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        return np.asarray(self._whole.predicted[self._index])
+
+    @cached_property
+    def residual(self) -> np.ndarray:
+        return np.asarray(self._whole.residual[self._index])
 
 
 Sums = tuple[np.ndarray, np.ndarray]  # numerators [n] and denominators [n]
@@ -119,7 +149,7 @@ class Measure:
 
     def value(self, sums: Tensor) -> Tensor:
         """[...] from sums [..., 2]; NaN where it is undefined."""
-        ratio = torch.where(sums[..., 1] > 0, sums[..., 0] / sums[..., 1].clamp_min(1e-300), torch.nan)
+        ratio = (sums[..., 0] / sums[..., 1].clamp_min(1e-300)).where(sums[..., 1] > 0, math.nan)
         return ratio.sqrt() if self.finish == "root" else 1 - ratio if self.finish == "complement" else ratio
 
     def support(self, judged: Judged) -> np.ndarray:
@@ -177,8 +207,8 @@ def _auroc(d: Judged) -> Sums:
     for c in np.unique(d.target):
         # Only of clients that have the class: with many classes, and few of them at each client, that is what it costs.
         rows = np.flatnonzero((d.total(d.target == c) > 0)[d.owner])
-        part = replace(d, output=d.probability[:, c, None], start_output=None).rows(rows)
-        right, pairs = _ordered_pairs(part, part.output[:, 0], part.target == c)
+        part = d.rows(rows)
+        right, pairs = _ordered_pairs(part, part.probability[:, c], part.target == c)
         defined = pairs > 0
         total += np.divide(right, pairs, out=np.zeros_like(right), where=defined)
         classes += defined
@@ -273,6 +303,8 @@ def _calibration_error(d: Judged) -> Sums:
 def _relative_false_accepts(d: Judged) -> Sums:
     if d.start_output is None:  # of what has no start, such as a constant prediction
         return np.zeros(d.clients), np.zeros(d.clients)
+    from kinfed.engine.detection_rates import relative_sums  # with torch
+
     scores, start = (z[:, 1] - z[:, 0] for z in (d.output, d.start_output))
     return relative_sums(scores, start, d.target == 1, d.owner, d.clients)
 
@@ -379,54 +411,3 @@ def find_measure(name: str) -> Measure | None:
         return MEASURES[name]
     except KeyError:
         return None
-
-
-def client_sums(judged: Judged, headline: Measure | None = None) -> dict[str, Tensor]:
-    """[n, 2] numerators and denominators of every measure of the problem, and of the headline where it is another."""
-    measures = {one.name: one for one in (*measures_of(judged.problem), *([] if headline is None else [headline]))}
-    return {name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64)) for name, one in measures.items()}
-
-
-def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
-    """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
-    none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
-    if measure.slow and judged.clients > FEW_CLIENTS:
-        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
-    replicates = SLOW_REPLICATES if measure.slow else REPLICATES
-    return deviation_of_draws(bootstrap_draws(measure, judged, ids, replicates=replicates, most=FEW_EXAMPLES))
-
-
-def bootstrap_draws(
-    measure: Measure, judged: Judged, ids: Tensor, *, replicates: int = REPLICATES, most: int | None = None
-) -> Tensor:
-    """[R, n] the measure over examples drawn anew with replacement from every client's own; NaN where it is undefined,
-    and at clients with none or with more than `most`. Draws are named by `ids`: they are the same for all models, so
-    that differences of two models are draws of the difference."""
-    count = judged.examples
-    start = np.r_[0, np.cumsum(count)[:-1]]
-    few = (count > 0) if most is None else (count > 0) & (count <= most)
-    owner = np.repeat(np.flatnonzero(few), count[few])
-    if not len(owner):
-        return torch.full((replicates, judged.clients), torch.nan, dtype=torch.float64)
-    position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
-    keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
-    values, together = [], max(1, OUTPUTS_AT_ONCE // (len(owner) * judged.output.shape[1]))
-    for first in range(0, replicates, together):
-        turn = torch.arange(first, min(first + together, replicates))  # [r]
-        u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]
-        index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
-        # Every replicate of a client is judged like a client of its own.
-        drawn = judged.rows(index.reshape(-1))
-        apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
-        sums = np.stack(measure.sums(replace(drawn, owner=apart, clients=len(turn) * judged.clients)), 1)
-        values.append(measure.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
-    return torch.cat(values)
-
-
-def deviation_of_draws(draws: Tensor) -> Tensor:
-    """[n] the standard deviation of draws [R, n]; NaN where most of them are undefined."""
-    known = ~torch.isnan(draws)
-    number = known.sum(0)
-    mean = torch.where(known, draws, 0.0).sum(0) / number.clamp_min(1)
-    square = torch.where(known, (draws - mean) ** 2, 0.0).sum(0) / (number - 1).clamp_min(1)
-    return torch.where(number > len(draws) // 2, square.sqrt(), torch.nan)

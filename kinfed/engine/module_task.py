@@ -65,6 +65,17 @@ class ModuleTask(Task):
         task.start = None if start is None else start.detach().clone()
         return task
 
+    def on(self, device: torch.device | str) -> Self:
+        """The same task on another device, with a module of its own. This task is left as it is."""
+        task = copy.copy(self)
+        task.device = torch.device(device)
+        task.module = copy.deepcopy(self.module).to(task.device)
+        task._whole = None if self._whole is None else copy.deepcopy(self._whole).to(task.device)
+        task.start = None if self.start is None else self.start.to(task.device)
+        task._random_starts, task._per_thread = {}, threading.local()
+        task._prepare()
+        return task
+
     def as_part_of(self, whole: ModuleTask) -> Self:
         """The same task, whose rows are exported as models of `whole`: its module is the upper part of that one."""
         task = self.starting_at(whole.start)

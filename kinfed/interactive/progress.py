@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from kinfed.runs.metrics import headline_text
 from kinfed.runs.observer import Metrics, NullObserver, Observer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kinfed.runs.config import RunConfig
     from kinfed.server.loop import RoundReport
 
@@ -47,6 +46,8 @@ class LiveDisplay(NullObserver):
     """A progress bar over all rounds of all methods and seeds. Use as a context manager."""
 
     def __init__(self, console: Console, total_rounds: int, metric: str | None = None, *, transient: bool = False):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self._metric = metric
         self._progress = Progress(
             TextColumn("{task.fields[label]} seed {task.fields[seed]}", style="bold", markup=False),
@@ -143,10 +144,12 @@ def progress_display(config: RunConfig, wanted: bool | None) -> Iterator[Observe
     if (show := notebook_cell()) is not None:
         yield NotebookLine(show, rounds, metric)
         return
-    console = Console(stderr=True, markup=False, emoji=False, force_terminal=wanted)
-    if not console.is_terminal:
+    if wanted is None and not sys.stderr.isatty():
         yield NullObserver()
         return
+    from rich.console import Console  # where nobody looks on, nobody waits for it
+
+    console = Console(stderr=True, markup=False, emoji=False, force_terminal=True)
     with LiveDisplay(console, rounds, metric, transient=True) as display:
         yield display
 

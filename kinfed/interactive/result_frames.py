@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import narwhals as nw
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.runs.reader import KINDS, Kind, Metrics, Run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BACKENDS = ("pandas", "polars", "pyarrow")
 Row = dict[str, Any]
@@ -96,6 +96,9 @@ def to_native(rows: Sequence[Row], backend: str | None) -> Any:
         raise unknown_name("backend of frames", chosen, BACKENDS)
     if importlib.util.find_spec(chosen) is None:
         raise ConfigError(f"{chosen} is not installed; pip install {chosen}, or ask for one of {', '.join(BACKENDS)}")
+    import narwhals as nw
+    import pyarrow as pa  # both for frames alone
+
     present = {name for row in rows for name in row}
     names = [*(name for name in _FIRST if name in present), *sorted(present - set(_FIRST))]
     table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
@@ -108,6 +111,8 @@ def to_native(rows: Sequence[Row], backend: str | None) -> Any:
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
+    import pyarrow as pa
+
     if name in _TEXT:
         return pa.array(values, pa.string())
     if name in _YES_NO or all(isinstance(value, bool) for value in values):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kinfed.core.loop_memory import Moments
@@ -27,8 +26,11 @@ class ChunkUpdate:
 
     def finite(self) -> Tensor:
         """[n] whose update and new state can be used."""
-        trees = [self.up, self.client, *self.beside.values()]
-        return torch.stack([tree.finite_rows(len(self.piece)) for tree in trees]).all(0)
+        rows = self.piece.numel()
+        good = self.up.finite_rows(rows)
+        for tree in (self.client, *self.beside.values()):
+            good &= tree.finite_rows(rows)
+        return good
 
     def take(self, index: Tensor) -> ChunkUpdate:
         beside = {prefix: rows.take(index) for prefix, rows in self.beside.items()}
@@ -68,9 +70,8 @@ class OrderedUpdates:
         if not bool(good.all()):
             rejected = self._ids[update.piece[~good]].tolist()
             update = update.take(good.nonzero().squeeze(1))
-        # First the update: it may show the state before this round, which then changes.
         self._collector.add(update.piece, update.up, nbytes, rejected=rejected)
-        if len(update.piece):
+        if update.piece.numel():
             who = self._ids[update.piece]
             if self._keeps is None:
                 self._clients.put(who, update.client)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kinfed.core.tree import Tree
+from kinfed.core.tree import Tree, as_slice
 from kinfed.engine.task import Score
 from kinfed.pools.base import Evaluation, Reply
 from kinfed.privacy.dpsgd import Record
@@ -35,16 +35,17 @@ class ReplyCollector:
         reasons: Mapping[int, str] | None = None,
         record: Record | None = None,
     ) -> None:
-        """Updates of the clients ids[positions], one row each; `nbytes` and `rejected` (ids) of all who sent one."""
+        """Updates of the clients ids[positions], one row each; `nbytes` and `rejected` (ids) of all who sent one. `up`
+        may be kept as it is: it must not change any more."""
         self._nbytes += nbytes
         self._rejected += rejected
         self._reasons |= reasons or {}
         self._record = join_records(self._record, record)
-        if up is None or not len(positions):
+        if up is None or not positions.numel():
             return
         self._replied[positions] = True
-        if self._rows is None and len(positions) == len(self._ids):  # all at once
-            self._rows = up.take(torch.argsort(positions))
+        if self._rows is None and positions.numel() == self._ids.numel():  # all at once
+            self._rows = up if isinstance(as_slice(positions), slice) else up.take(torch.argsort(positions))
             return
         if self._rows is None:
             self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))

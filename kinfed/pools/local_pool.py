@@ -33,6 +33,7 @@ from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
 from kinfed.pools.collect import join_evaluations
 from kinfed.pools.compression import Compression
+from kinfed.pools.known_scores import KnownScores
 from kinfed.pools.memory import device_memory
 from kinfed.pools.store import ClientStore, MomentStore
 
@@ -80,6 +81,7 @@ class LocalPool:
         self._chunk = chunk
         self._threads: ThreadPoolExecutor | None = None
         self._device_bytes: int | None = None
+        self._known_scores = KnownScores(federation.num_clients)
 
         def fresh(ids: Tensor) -> Tree:
             state: Tree = algorithm.init_client(task, self._cohort(ids, 0))
@@ -120,6 +122,7 @@ class LocalPool:
                 up, unsent, nbytes = self._sent(up, who, round)
                 if unsent is not None:
                     beside[_UNSENT] = unsent
+                up = up.apart_from(state, down)  # it may show the state before this round, which then changes
             updates.add(number, ChunkUpdate(piece, client, beside, up, nbytes))
 
         for _ in self._map(train_chunk, range(len(pieces))):
@@ -153,7 +156,9 @@ class LocalPool:
                 )
             examples: Split = getattr(cohort, split)
             of_server = None if shared is None else self.task.evaluate(shared, examples)
-            scores = {name: self._score(theta, examples, shared, of_server) for name, theta in models.items()}
+            scores = {
+                name: self._score(name, split, theta, examples, shared, of_server) for name, theta in models.items()
+            }
             deployed, *others = models
             return Evaluation(
                 who,
@@ -167,18 +172,21 @@ class LocalPool:
         parts = list(self._map(evaluate_chunk, pieces))
         return join_evaluations(ids, pieces, parts)
 
-    def _score(self, theta: Tensor, examples: Split, shared: Tensor | None, of_server: Score | None) -> Score:
-        """Of personal models. Who deploys the server's model, as clients do that were never called, has its score."""
+    def _score(
+        self, name: str, split: str, theta: Tensor, examples: Split, shared: Tensor | None, of_server: Score | None
+    ) -> Score:
+        """Of personal models. Who deploys the server's model, as clients do that were never called, has its score; who
+        deploys the same model as at the last evaluation has the score of then."""
         task = task_for(self.task, theta)
         if shared is None or of_server is None or task is not self.task or shared.shape != theta.shape:
-            return task.evaluate(theta, examples)
+            return self._known_scores.score(task, name, split, theta, examples)
         same = (theta == shared).all(1).cpu()
         if not bool(same.any()):
-            return task.evaluate(theta, examples)
+            return self._known_scores.score(task, name, split, theta, examples)
         own, equal = (~same).nonzero().squeeze(1), same.nonzero().squeeze(1)
         if not len(own):
             return of_server
-        score = task.evaluate(theta[own], examples.take(own))
+        score = self._known_scores.score(task, name, split, theta[own], examples.take(own))
         return Score.joined([score, of_server.take(equal)], torch.argsort(torch.cat([own, equal])))
 
     def states(self) -> dict[str, Tensor]:

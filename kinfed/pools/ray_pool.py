@@ -29,7 +29,7 @@ from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.registry import PLUGIN_PREFIX
 from kinfed.core.tree import is_broadcast
 from kinfed.data.federation import Federation
-from kinfed.engine.task import Task
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import CheckpointError, ConfigError, PoolError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.collect import ReplyCollector, join_evaluations
@@ -45,10 +45,10 @@ except ImportError as error:
 
 from kinfed.pools.ray_processes import (
     GONE,
+    WorkerShare,
     connect,
     describe_worker,
     fetch,
-    free_cpus,
     send_tensors_as_bytes,
     start_workers,
 )
@@ -62,17 +62,24 @@ class RayCluster:
     """Workers for the runs of one process, started once and used by one pool after the other."""
 
     def __init__(
-        self, address: str | None = None, workers: int | None = None, say: Callable[[str], None] = lambda text: None
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        gpus: float = 0.0,
     ) -> None:
-        """`say`: told which worker is waited for, since when and what it does, where an answer takes long."""
+        """`say`: told which worker is waited for, since when and what it does, where an answer takes long. `gpus`: of
+        each worker, which then computes on `cuda`; a fraction shares one among several workers."""
         self._say = say
+        self._share = WorkerShare(gpus=gpus)
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             connect(address, workers)
         elif address is not None:
             raise ConfigError("this process is connected to a Ray cluster already; leave ray_address out to use it")
         send_tensors_as_bytes()
-        self.size = workers or max(int(free_cpus()), 1)  # others may use the rest
+        self.size = workers or self._share.fitting()  # others may use the rest
         self._slots: list[_WorkerSlot] = []
 
     def pool(
@@ -85,14 +92,21 @@ class RayCluster:
     ) -> RayPool:
         """A pool of these clients. The pool made before must have been closed: a worker serves one at a time."""
         if task.device.type != "cpu":
-            raise ConfigError(f"the ray pool computes on CPUs; got device {task.device}; use --device cpu")
+            raise ConfigError(
+                f"a task travels to Ray's workers from the CPU; got device {task.device}; ray_gpus gives them GPUs"
+            )
+        if self._share.gpus and not isinstance(task, ModuleTask):
+            raise ConfigError("Ray workers with GPUs train without privacy of single examples; leave ray_gpus out")
         members = balance(expected_work(algorithm, federation), min(self.size, federation.num_clients))
         missing = range(len(self._slots), len(members))
-        workers = start_workers(len(missing), num_cpus=1)
-        self._slots += [_WorkerSlot(number, worker, self._say) for number, worker in zip(missing, workers, strict=True)]
+        workers = start_workers(len(missing), self._share)
+        self._slots += [
+            _WorkerSlot(number, worker, self._say, self._share) for number, worker in zip(missing, workers, strict=True)
+        ]
         slots = self._slots[: len(members)]
         _send_plugins_as_code()
-        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, compression, federation)
+        device = "cuda" if self._share.gpus else "cpu"
+        spec = partial(_RunSpec, uuid.uuid4().hex, algorithm, task, seed, compression, device, federation)
         for slot, ids in zip(slots, members, strict=True):
             slot.prepare(spec(ids))
         return RayPool(slots, members, federation.num_clients)
@@ -125,6 +139,7 @@ class _RunSpec:
     task: Task
     seed: int
     compression: Compression | None
+    device: str  # on which the worker computes
     federation: Federation
     ids: Tensor  # of the worker's clients
 
@@ -139,6 +154,7 @@ class _WorkerSlot:
     number: int
     worker: Any  # None where the last one ended and no other could be started
     say: Callable[[str], None]
+    share: WorkerShare
     spec: _RunSpec | None = None
     snapshots: list[tuple[Tensor, Any]] = field(default_factory=list)  # ids, reference to a StateSnapshot; oldest first
 
@@ -147,7 +163,7 @@ class _WorkerSlot:
         before, self.spec, self.snapshots = self.spec, spec, []
         if self.worker is None:
             before = None
-            (self.worker,) = start_workers(1, num_cpus=0)
+            (self.worker,) = start_workers(1, self.share.without_cpus())
         if not spec.same_data(before):
             self.ask(_load_shard(spec))
         self.ask(_start_run(spec))
@@ -177,7 +193,8 @@ class _WorkerSlot:
     def _replace(self) -> None:
         assert self.spec is not None
         self.end()
-        (self.worker,) = start_workers(1, num_cpus=0)  # a machine may be gone with its CPUs; those left must do
+        # A machine may be gone with its CPUs; those left must do. Of GPUs there must be one.
+        (self.worker,) = start_workers(1, self.share.without_cpus())
         try:
             fetch(_load_shard(self.spec)(self.worker))
             fetch(_start_run(self.spec)(self.worker))
@@ -315,7 +332,9 @@ def _load_shard(spec: _RunSpec) -> Call:
 
 
 def _start_run(spec: _RunSpec) -> Call:
-    return lambda worker: worker.start_run.remote(spec.run, spec.algorithm, spec.task, spec.seed, spec.compression)
+    return lambda worker: worker.start_run.remote(
+        spec.run, spec.algorithm, spec.task, spec.seed, spec.compression, spec.device
+    )
 
 
 def _train(ids: Tensor, down: Any, round: int, effort: Tensor | None, worker: Any) -> Any:

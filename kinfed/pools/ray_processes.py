@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -72,10 +72,26 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def free_cpus() -> float:
-    """CPUs of the cluster that nobody uses at the moment."""
+@dataclass(frozen=True)
+class WorkerShare:
+    """What Ray sets aside of a cluster for one worker."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0  # a fraction: several workers share one
+
+    def fitting(self) -> int:
+        """Workers for which the cluster has room at the moment; at least one."""
+        rooms = [free(kind) / share for kind, share in (("CPU", self.cpus), ("GPU", self.gpus)) if share]
+        return max(int(min(rooms)), 1)
+
+    def without_cpus(self) -> WorkerShare:
+        return replace(self, cpus=0.0)
+
+
+def free(kind: str) -> float:
+    """CPUs or GPUs ("CPU", "GPU") of the cluster that nobody uses at the moment."""
     cluster: Any = ray  # its functions have no types
-    return float(cluster.available_resources().get("CPU", 0))
+    return float(cluster.available_resources().get(kind, 0))
 
 
 @dataclass(frozen=True)
@@ -129,12 +145,14 @@ class WorkerProcess(Worker):
             self._doing = ""
 
 
-def start_workers(count: int, num_cpus: int) -> list[Any]:
-    """New workers, spread over the cluster, each with so many CPUs to itself. Ray must not restart them by itself: one
+def start_workers(count: int, share: WorkerShare) -> list[Any]:
+    """New workers, spread over the cluster, each with its share to itself. Ray must not restart them by itself: one
     without its states would go on as if nothing had happened."""
     remote: Any = ray.remote  # whose types do not know groups
     actor = remote(concurrency_groups={SIGNS: 1})(WorkerProcess)
-    actor = actor.options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy="SPREAD")
+    actor = actor.options(
+        num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+    )  # fmt: skip
     workers = [actor.remote() for _ in range(count)]
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -146,8 +164,8 @@ def start_workers(count: int, num_cpus: int) -> list[Any]:
         for worker in workers:
             ray.kill(worker)
         raise PoolError(
-            f"not all of {count} Ray workers started within {START_SECONDS} s; the cluster has {free_cpus():g} CPUs "
-            "free: end other jobs there, or use fewer with --workers"
+            f"not all of {count} Ray workers started within {START_SECONDS} s; the cluster has {free('CPU'):g} CPUs "
+            f"and {free('GPU'):g} GPUs free: end other jobs there, or use fewer with --workers"
         ) from None
     return workers
 

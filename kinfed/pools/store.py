@@ -51,27 +51,25 @@ class ClientStore(Generic[Client]):
         put. Clients who are always called together lie side by side, so that nothing is copied for them."""
         slot = self.slot[ids]
         new = (slot < 0).nonzero().squeeze(1)
-        if self._rows is None or 0 < len(new) == len(ids):
+        if self._rows is None or 0 < new.numel() == ids.numel():
             return self._fresh(ids)
-        if borrow and not len(new):
-            return self._rows.take(as_slice(slot))
+        if not new.numel():
+            return self._rows.take(as_slice(slot) if borrow else slot)
         rows = self._rows.take(slot.clamp_min(0))
-        if len(new):
-            rows.put(new, self._fresh(ids[new]))
+        rows.put(new, self._fresh(ids[new]))
         return rows
 
     def put(self, ids: Tensor, rows: Client) -> None:
-        new = ids[self.slot[ids] < 0]
-        if len(new):
+        slot = self.slot[ids]
+        new = (slot < 0).nonzero().squeeze(1)
+        if new.numel():
             used = self._used
-            self._reserve(used + len(new), rows)
-            self.slot[new] = torch.arange(used, used + len(new))
-            self._used += len(new)
+            self._reserve(used + new.numel(), rows)
+            slot[new] = torch.arange(used, used + new.numel())
+            self.slot[ids] = slot
+            self._used += new.numel()
         if self._rows is not None:
-            # A method may hand back what it borrowed, even as another field.
-            ours = {tensor.untyped_storage().data_ptr() for tensor in self._rows.named().values()}
-            apart = rows.map(lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in ours else tensor)
-            self._rows.put(self.slot[ids], apart)
+            self._rows.put(slot, rows.apart_from(self._rows))  # a method may hand back what it borrowed
 
     def _reserve(self, capacity: int, like: Client) -> None:
         capacity_before = 0 if self._rows is None else _length(self._rows)

@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.algorithms.base import AnyAlgorithm
 from kinfed.core.loop_memory import Moments
 from kinfed.core.tree import Nothing, Tree, is_broadcast
-from kinfed.engine.task import Task
+from kinfed.engine.task import ModuleTask, Task
 from kinfed.errors import CheckpointError
 from kinfed.pools.base import Download, Evaluation, Reply
 from kinfed.pools.compression import Compression
@@ -50,12 +50,21 @@ class Worker:
         self._shard = shard
 
     def start_run(
-        self, run: str, algorithm: AnyAlgorithm, task: Task, seed: int, compression: Compression | None = None
+        self,
+        run: str,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        seed: int,
+        compression: Compression | None = None,
+        device: str = "cpu",
     ) -> None:
-        """A new run, in which no client has a state yet; `run` is its identity."""
+        """A new run, in which no client has a state yet; `run` is its identity, `device` where this worker computes."""
         self.close()
         assert self._shard is not None
         self._run = run
+        if device != "cpu":
+            assert isinstance(task, ModuleTask)  # the driver sends no other to a device
+            task = task.on(device)
         self._pool = LocalPool(algorithm, task, self._shard, seed, workers=1, compression=compression)
 
     def train(self, ids: Tensor, down: Tree, round: int, effort: Tensor | None) -> tuple[Reply, StateSnapshot]:

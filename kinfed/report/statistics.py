@@ -18,12 +18,13 @@ data: what is clear here may be otherwise on other clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 import numpy as np
-from scipy.special import stdtrit
+from numpy.typing import NDArray
 
 from kinfed.report.comparison import Comparison, Method
 from kinfed.runs.reader import finite
@@ -56,12 +57,19 @@ class Interval:
     n: int
 
 
+def student_quantile(degrees: float | NDArray[np.int64], confidence: float) -> NDArray[np.float64]:
+    """How many standard errors Student's interval reaches to either side."""
+    from scipy.special import stdtrit  # a quarter of a second to import, and a page of one seed has no interval
+
+    return np.asarray(stdtrit(degrees, 0.5 + confidence / 2))
+
+
 def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Interval | None:
     """Student's interval; None for fewer than two seeds or values that are not finite."""
     paired = average(differences)
     if paired is None or paired.sd is None:
         return None
-    reach = float(stdtrit(paired.n - 1, 0.5 + confidence / 2)) * paired.sd / math.sqrt(paired.n)
+    reach = float(student_quantile(paired.n - 1, confidence)) * paired.sd / math.sqrt(paired.n)
     return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
 
 
@@ -73,10 +81,10 @@ def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:
     where more than MOST_SEEDS would be needed, or none are enough because the mean is zero."""
     if margin.mean == 0.0:
         return None
-    t = float(stdtrit(margin.n - 1, 0.5 + confidence / 2))
+    t = float(student_quantile(margin.n - 1, confidence))
     deviation = (margin.high - margin.mean) * math.sqrt(margin.n) / t
     counts = np.arange(2, MOST_SEEDS + 1)
-    reach = stdtrit(counts - 1, 0.5 + confidence / 2) * deviation / np.sqrt(counts)
+    reach = student_quantile(counts - 1, confidence) * deviation / np.sqrt(counts)
     enough = counts[reach < abs(margin.mean)]
     return int(enough[0]) if len(enough) else None
 
@@ -124,7 +132,7 @@ def _welch(mean: float, a: Average, b: Average, confidence: float = 0.95) -> Int
     if own + other == 0:
         return Interval(mean, mean, mean, min(a.n, b.n))
     degrees = (own + other) ** 2 / (own**2 / (a.n - 1) + other**2 / (b.n - 1))
-    reach = float(stdtrit(degrees, 0.5 + confidence / 2)) * math.sqrt(own + other)
+    reach = float(student_quantile(degrees, confidence)) * math.sqrt(own + other)
     return Interval(mean, mean - reach, mean + reach, min(a.n, b.n))
 
 
@@ -228,3 +236,16 @@ def summarize_gains(values: list[Gain]) -> GainSummary:
         median=median(gains),
         lowest=min(gains),
     )
+
+
+def adjusted_rand(one: Sequence[int], other: Sequence[int]) -> float:
+    """The adjusted Rand index of two groupings of the same things (Hubert and Arabie 1985): 1 where they are the same,
+    about 0 where they have nothing to do with each other. By pairs: together in both, in one of them, in neither."""
+
+    def pairs(groups: Iterable[Hashable]) -> int:
+        return sum(size * (size - 1) // 2 for size in Counter(groups).values())
+
+    both, in_one, in_other = pairs(zip(one, other, strict=True)), pairs(one), pairs(other)
+    expected = in_one * in_other / max(math.comb(len(one), 2), 1)
+    largest = (in_one + in_other) / 2
+    return 1.0 if largest == expected else (both - expected) / (largest - expected)

@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
-
-import rich.table
-from rich.box import SIMPLE, Box
-from rich.text import Text
+from typing import TYPE_CHECKING, Literal
 
 from kinfed.core.spreadsheet import escape_formula
 from kinfed.report.palette import Style
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DRAWN = 17  # characters of an interval in text
 # Of tones, on a terminal; a page has a class of each name.
@@ -133,11 +132,16 @@ class TextTable:
     def csv(self) -> str:
         return csv_text([column.heading for column in self.columns], (map(str, row) for row in self.rows))
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich__(self) -> Table:
         return self.console()
 
-    def console(self, box: Box | None = SIMPLE) -> rich.table.Table:
-        table = rich.table.Table(title=Text(self.title), title_justify="left", title_style="dim", box=box)
+    def console(self, *, boxed: bool = True) -> Table:
+        from rich.box import SIMPLE
+        from rich.table import Table  # a page has its tables without a terminal's
+        from rich.text import Text
+
+        box = SIMPLE if boxed else None
+        table = Table(title=Text(self.title), title_justify="left", title_style="dim", box=box)
         for column in self.columns:
             # On a narrow terminal figures wrap: cut ones would be other figures.
             table.add_column(Text(column.full_heading), justify="right" if column.kind == "figure" else "left")

@@ -39,7 +39,7 @@ class FilledTable:
         return self._table([(column.heading, f"{column.heading}, paper") for column in self.columns])
 
     def console_table(self) -> rich.table.Table:
-        return self._table([(column.heading, "paper") for column in self.columns]).console(box=None)
+        return self._table([(column.heading, "paper") for column in self.columns]).console(boxed=False)
 
     def _table(self, headings: Sequence[tuple[str, str]]) -> TextTable:
         """headings: of every column, ours and the paper's."""
@@ -138,7 +138,7 @@ def verdict_table(judged: Sequence[Verdict]) -> TextTable:
 
 def console_verdicts(judged: Sequence[Verdict]) -> rich.table.Table:
     rows = [(status_cell(verdict), f"{verdict.claim}: {verdict.sentence}") for verdict in _with_evidence(judged)]
-    table = TextTable.of("claims", [TableColumn("", "text"), TableColumn("", "text")], rows).console(box=None)
+    table = TextTable.of("claims", [TableColumn("", "text"), TableColumn("", "text")], rows).console(boxed=False)
     table.show_header = False
     if missing := claims_not_run(judged):
         table.caption, table.caption_justify = f"{plural(len(missing), 'more claim')}: {NOT_RUN}", "left"

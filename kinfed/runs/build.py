@@ -14,8 +14,6 @@ from kinfed.data.partitions import make_federation
 from kinfed.data.partitions.resplit import Resplit, fold_of_federation
 from kinfed.data.problem import Problem
 from kinfed.data.registered import SOURCES, names_clients
-from kinfed.data.sources import load_source
-from kinfed.data.sources.table_files import is_table
 from kinfed.engine.columns import parse_patterns
 from kinfed.engine.measures import headline_measure
 from kinfed.engine.models import Builder, build_model, own_model
@@ -34,6 +32,9 @@ COLUMNS = ("client_column", "label_column", "group_column", "split_column", "wei
 def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
     """The clients of a run: a saved federation's folder, a user's table, or a named data set, shared out; with `folds`
     in that fold of its cross-validation."""
+    from kinfed.data.sources import load_source  # with pyarrow, which a federation in memory does not need
+    from kinfed.data.sources.table_files import is_table
+
     name, source_options = config.dataset.name, dict(config.dataset.options)
     columns = {column: getattr(config, column) for column in COLUMNS if getattr(config, column) is not None}
     if config.task != "auto":

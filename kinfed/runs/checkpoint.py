@@ -20,13 +20,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kinfed.core import storage
 from kinfed.errors import CheckpointError, StorageError
 from kinfed.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 1
 _SNAPSHOT = re.compile(r"(\d{8,})\.json")

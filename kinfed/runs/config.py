@@ -55,7 +55,7 @@ DEFAULT_STEPS = 20
 # Settings that say how and where to compute, not what: they change neither results nor the identity of a run. Of
 # plugins the content counts, not the place.
 NON_RESULT_SETTINGS = (
-    "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address",
+    "plugins", "workers", "data", "checkpoint_every", "state", "save_models", "pool", "ray_address", "ray_gpus",
 )  # fmt: skip
 
 
@@ -216,6 +216,9 @@ class RunConfig(BaseModel):
     )
     pool: Literal["local", "ray"] = setting("local", PLACE, "Where clients live: local, or ray for many machines.")
     ray_address: str | None = setting(None, PLACE, "Ray cluster to join (default: a new one on this machine).")
+    ray_gpus: float = setting(
+        0.0, PLACE, "GPUs of each Ray worker, with device = cuda; a fraction shares one among several.", ge=0
+    )
     workers: int | None = setting(None, PLACE, "Worker threads or Ray workers (default: all cores).", ge=1)
     state: Literal["auto", "memory", "disk"] = setting(
         "auto", PLACE, "Where client states live; auto moves them to disk above a quarter of the machine's memory."
@@ -257,6 +260,12 @@ class RunConfig(BaseModel):
                 )
         if self.ray_address is not None and self.pool != "ray":
             raise ValueError(f"ray_address is for pool = ray; the pool is {self.pool}")
+        if self.ray_gpus and (self.pool, self.device) != ("ray", "cuda"):
+            raise ValueError(f"ray_gpus is for pool = ray and device = cuda; these are {self.pool} and {self.device}")
+        if self.pool == "ray" and self.device != "cpu" and not self.ray_gpus:
+            raise ValueError(
+                f"Ray sets no GPU aside unless it is asked to: give ray_gpus with device = {self.device}, or use cpu"
+            )
         if self.folds is not None and self.foreign_targets:
             raise ValueError("folds test every client's own rows, and foreign_targets shuffles them; leave out one")
         if self.pool == "ray" and self.state == "disk":

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from kinfed.data.federation import Federation
-from kinfed.engine.base import judged_outputs
 from kinfed.engine.measures import CALIBRATION_BINS, Judged
-from kinfed.engine.personal import task_for
-from kinfed.engine.task import ModuleTask
-from kinfed.pools.base import Evaluation
+
+if TYPE_CHECKING:
+    from kinfed.data.federation import Federation
+    from kinfed.engine.task import ModuleTask
+    from kinfed.pools.base import Evaluation
 
 MOST_CLIENTS = 300
 FALSE_POSITIVE_RATES = np.linspace(0, 1, 34)
@@ -64,6 +63,11 @@ def evaluated_curves(task: ModuleTask, data: Federation, evaluation: Evaluation)
     part = data.cohort(ids, 0, 0).test
     if not int(part.count.sum()):
         return None
+    import torch  # which a page does not need, nor what follows
+
+    from kinfed.engine.base import judged_outputs
+    from kinfed.engine.personal import task_for
+
     with torch.no_grad():
         judged = judged_outputs(task_for(task, models), models.to(task.device), part, data.problem)
     return client_curves(judged, [data.names[k] for k in ids.tolist()])

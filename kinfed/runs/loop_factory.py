@@ -112,7 +112,7 @@ class LoopFactory:
             from kinfed.pools.ray_pool import RayCluster
 
             config = self.inputs.config
-            self._cluster = RayCluster(config.ray_address, config.workers, self._note)
+            self._cluster = RayCluster(config.ray_address, config.workers, self._note, gpus=config.ray_gpus)
         return self._cluster
 
     def close(self) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kinfed.core.registry import Registry
 from kinfed.engine.measures import MEASURES, Measure, find_measure, headline_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ def summarize(
     seen = n_test > 0
     if not seen.any():
         return {}
-    examples = n_test[seen].to(torch.float64)
+    examples = n_test[seen].double()
     scores = ClientScores(
-        None if correct is None else correct[seen].to(torch.float64) / examples,
-        loss[seen].to(torch.float64) / examples,
+        None if correct is None else correct[seen].double() / examples,
+        loss[seen].double() / examples,
         examples,
         n_train[seen],
     )
@@ -71,7 +72,7 @@ def summarize(
 def _spread_of(measure: Measure, sums: Tensor) -> dict[str, float]:
     """Of all clients together, and over the clients where the measure is defined; {} where it is nowhere."""
     values = measure.value(sums)
-    values = values[~torch.isnan(values)].sort(descending=not measure.higher_is_better).values
+    values = values[~values.isnan()].sort(descending=not measure.higher_is_better).values
     if not len(values):
         return {}
     name, tenth = measure.name, (len(values) + 9) // 10
@@ -107,7 +108,7 @@ def _worst_tenth(scores: ClientScores) -> float | None:
 def _largest_tenth(scores: ClientScores) -> float | None:
     if scores.accuracy is None:
         return None
-    largest = torch.argsort(scores.n_train, descending=True, stable=True)[: scores.tenth]
+    largest = scores.n_train.argsort(descending=True, stable=True)[: scores.tenth]
     return _weighted_mean(scores.accuracy[largest], scores.n_test[largest])
 
 

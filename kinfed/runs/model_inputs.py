@@ -6,17 +6,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kinfed.data.description import Description
 from kinfed.data.federation import Federation
-from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.data.sources.wordpiece import TextInput
 from kinfed.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from kinfed.data.preprocessing import TablePreprocessing
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,9 @@ class ModelInputs:
         """Of a run, by what its folder says."""
         inputs, source = data.inputs, data.description.get("dataset_options", {})
         mean, std = (None if inputs[name] is None else torch.tensor(inputs[name]) for name in ("mean", "std"))
-        learnt = inputs.get("preprocessing")
         return cls(
-            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std,
-            None if learnt is None else TablePreprocessing.from_json(learnt), TextInput.of_options(source), options,
+            tuple(inputs["shape"]), data.problem, inputs["tokens"], mean, std, _learnt(inputs.get("preprocessing")),
+            TextInput.of_options(source), options,
         )  # fmt: skip
 
     @classmethod
@@ -77,13 +78,21 @@ class ModelInputs:
         try:
             record = json.loads(text)
             mean, std = (None if record[name] is None else torch.tensor(record[name]) for name in ("mean", "std"))
-            learnt = record["preprocessing"]
             return cls(
                 tuple(record["shape"]), Problem.from_json(record["problem"]), bool(record["tokens"]), mean, std,
-                None if learnt is None else TablePreprocessing.from_json(learnt),
+                _learnt(record["preprocessing"]),
                 None if record["text"] is None else TextInput(**record["text"]), dict(record["options"]),
             )  # fmt: skip
         except (ValueError, LookupError, TypeError, DataError) as error:
             raise ModelError(
                 f"{where} does not say what its model must be fed ({error}); export it with this version of kinfed"
             ) from None
+
+
+def _learnt(record: Any) -> TablePreprocessing | None:
+    """From JSON; None where the data were no table."""
+    if record is None:
+        return None
+    from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+
+    return TablePreprocessing.from_json(record)

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from kinfed.core import storage
 from kinfed.core.spreadsheet import escape_formula
 from kinfed.data.features import Features
-from kinfed.data.preprocessing import TablePreprocessing
 from kinfed.data.problem import Problem
 from kinfed.engine.models import MODELS, Builder, build_model, own_model
 from kinfed.engine.personal import module_from
@@ -235,6 +234,8 @@ def plain_rows(table: Any, ignore: tuple[str, ...], where: str) -> Tensor:
     names = [name for name in table.column_names if name not in ignore]
     if not names:
         raise DataError(f"{where} has no feature columns left")
+    from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+
     return TablePreprocessing.plain(names).encode(table, where).raw
 
 

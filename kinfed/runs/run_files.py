@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from kinfed.algorithms.base import ServerModels
 from kinfed.core import storage
 from kinfed.data.description import Description
 from kinfed.errors import ConfigError, StorageError
 from kinfed.runs.checkpoint import Checkpoints
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kinfed.algorithms.base import ServerModels
 
 BUFFERS = "models/buffers.safetensors"  # what a module has besides parameters, once per run
 
@@ -122,6 +124,8 @@ class RunFiles:
         if not path.exists():
             stored = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors"))) or "none"
             raise StorageError(f"{self.path} has no models of {algorithm} with seed {seed}; stored: {stored}")
+        from kinfed.algorithms.base import ServerModels  # with torch, which who only reads figures does not need
+
         tensors = storage.read_tensors(path)
         if lacking := {"personal", "took_part"} - tensors.keys():
             raise StorageError(f"{path} has no {min(lacking)}; was it written by this version of kinfed?")

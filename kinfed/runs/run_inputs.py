@@ -147,10 +147,12 @@ class RunInputs:
         if self._task is not None:
             return self._task
         data = self.federation(self.config.seeds[0])
+        # Ray's workers move their copy to a GPU; the server computes here. There are no compiled loops for GPUs.
+        on_workers = self.config.ray_gpus > 0
         self._task = build_task(
             self.config, data.features.shape, data.problem, build=self._own_model,
-            device=check_device(self.config.device), example=example_batch(data),
-            examples=local_examples(self.config, data),
+            device=check_device("cpu" if on_workers else self.config.device), example=example_batch(data),
+            examples=0 if on_workers else local_examples(self.config, data),
         )  # fmt: skip
         return self._task
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from kinfed.core import kernels
 from kinfed.core.kernels import (
     IN_CACHE,
     LONG,
@@ -132,3 +133,23 @@ def test_a_huge_row_does_not_touch_the_distances_of_the_others() -> None:
     x[0] *= 1e30
     others = pairwise_squared_distances(x)[1:, 1:]
     torch.testing.assert_close(others, pairwise_squared_distances(x[1:]), rtol=1e-12, atol=1e-9)
+
+
+def test_sums_on_a_device_without_float64_are_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's meta device stands for Apple's GPUs: whatever would ask for float64 there shows in the type."""
+    real = kernels.widest_float
+    assert real(torch.device("mps")) == torch.float32
+    monkeypatch.setattr(
+        kernels, "widest_float", lambda device: real(torch.device("mps")) if device.type == "meta" else real(device)
+    )
+    rows = torch.empty(4, 70_000, device="meta")
+    sums = [
+        kernels.weighted_mean(rows, torch.ones(4)),
+        kernels.squared_norm(rows),
+        kernels.norm(rows),
+        kernels.spread(rows),
+        kernels.squared_distances([rows, rows], rows),
+        kernels.l1_distances([rows], rows),
+        kernels.pairwise_squared_distances(rows),
+    ]
+    assert {one.dtype for one in sums} == {torch.float32}

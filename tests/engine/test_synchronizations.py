@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import sgd
-from kinfed.engine.task import make_task
+from kinfed.engine.task import RowsTask, make_task
 
 WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::equal")
 
@@ -41,11 +41,30 @@ def image() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
 
 
-def waits(build: Callable[[], nn.Module], backend: str, steps: int, **training: Any) -> int:
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 3))
+
+
+class OwnModule(nn.Module):
+    """No chain of layers: through autograd, client after client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.sigmoid(self.first(x)))
+
+
+def federation(build: Callable[[], nn.Module]) -> Federation:
     x = torch.arange(3 * 12 * 16).reshape(36, 16).to(torch.float32) / 576
-    data = Federation.from_arrays(x, torch.arange(36) % 3, torch.arange(36) % 3, test_fraction=0.0)
+    examples = x.reshape(36, 1, 4, 4) if build is cnn else x
+    return Federation.from_arrays(examples, torch.arange(36) % 3, torch.arange(36) % 3, test_fraction=0.0)
+
+
+def waits(build: Callable[[], nn.Module], backend: str, steps: int, **training: Any) -> int:
     task = make_task(build, backend=backend)
-    cohort = data.cohort(torch.arange(3), 0, 1)
+    cohort = federation(build).cohort(torch.arange(3), 0, 1)
     theta = task.init(0).expand(3, -1)
     with Waits() as counter:
         sgd(task, theta, cohort.train.batches(LocalTraining(lr=0.1, batch=4, steps=steps, **training)))
@@ -60,11 +79,34 @@ def test_the_counter_counts() -> None:
 
 
 @pytest.mark.parametrize("training", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}], ids=str)
-@pytest.mark.parametrize(("build", "backend"), [(dense, "stacked"), (dense, "vmap"), (image, "vmap")])
+@pytest.mark.parametrize(
+    ("build", "backend"),
+    [(dense, "stacked"), (dense, "vmap"), (image, "vmap"), (cnn, "rows"), (OwnModule, "rows")],
+)
 def test_no_step_waits_for_the_device(build: Callable[[], nn.Module], backend: str, training: dict[str, Any]) -> None:
-    # Three steps go through the examples once, so four and eight have the same kinds of steps.
-    few, many = (waits(build, backend, steps, **training) for steps in (4, 8))
+    # Three steps go through the examples once, so four and eight have the same kinds of steps. The first call of a
+    # process makes keys that later ones know.
+    _, few, many = (waits(build, backend, steps, **training) for steps in (4, 4, 8))
     assert many == few
+
+
+@pytest.mark.parametrize("training", [{}, {"optimizer": "adamw"}], ids=str)
+def test_steps_need_no_number_of_a_device_that_has_none(training: dict[str, Any]) -> None:
+    """On torch's meta device, where nothing can be copied to the host or looked at. Other paths than the stacked one
+    have generators, which there are none of there."""
+    task = make_task(dense, backend="stacked", device="meta")
+    cohort = federation(dense).on(torch.device("meta")).cohort(torch.arange(3), 0, 1)
+    theta = torch.empty(3, task.num_params, device="meta")
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(theta.sum() > 0)
+    out = sgd(task, theta, cohort.train.batches(LocalTraining(lr=0.1, batch=4, steps=4, **training)))
+    assert out.shape == theta.shape
+
+
+def test_the_convolutional_path_is_the_one_by_hand() -> None:
+    task = make_task(cnn, backend="rows")
+    assert isinstance(task, RowsTask)
+    assert task.net is not None
 
 
 def test_clipping_waits_once_in_a_step() -> None:

@@ -31,9 +31,12 @@ from kinfed.engine.objective import SQUARED
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError, PoolError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.pools.shard import make_shard
+from kinfed.pools.worker import Worker
 from kinfed.runs.compare import same_results
 from kinfed.runs.config_reading import make_config
 from kinfed.runs.method_run import Interrupted
+from kinfed.runs.run_inputs import RunInputs
 from kinfed.server.loop import Loop
 from kinfed.server.schedule import Schedule
 from kinfed.testing import tiny_federation, tiny_model
@@ -47,6 +50,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from kinfed.pools import ray_processes  # noqa: E402
 from kinfed.pools.ray_pool import RayCluster  # noqa: E402
+from kinfed.pools.ray_processes import WorkerShare, free, start_workers  # noqa: E402
 
 # Ray leaves files and processes to the garbage collector, which warns about them.
 pytestmark = [
@@ -69,7 +73,8 @@ def nodes() -> Iterator[Cluster]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     # Ray's Cluster writes its address into the default folder, which nothing makes on a machine that is new to Ray.
     Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE, "temp_dir": folder}
+    # There is no GPU; Ray counts what it is told to have.
+    head = {"num_cpus": 1, "num_gpus": 1, "include_dashboard": False, "object_store_memory": STORE, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": QUICK})
     try:
         cluster.add_node(num_cpus=1, object_store_memory=STORE)
@@ -94,7 +99,7 @@ def for_runs(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with pool = ray use these workers instead of starting their own."""
 
     class Lent(RayCluster):
-        def __init__(self, address: str | None, workers: int | None, *_: Any) -> None:
+        def __init__(self, address: str | None, workers: int | None, *_: Any, **__: Any) -> None:
             self.pool = cluster.pool  # type: ignore[method-assign]
 
         def close(self) -> None:
@@ -462,3 +467,33 @@ def test_a_ray_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_pool_and_address_do_not_belong_to_the_identity_of_a_run() -> None:
     assert make_config(None, {"pool": "ray", "ray_address": "auto"}).fingerprint() == make_config().fingerprint()
+
+
+def test_workers_with_gpus_ask_ray_for_them_and_send_the_task_there(cluster: RayCluster) -> None:
+    """Without a GPU: what Ray sets aside is seen, and torch's meta device stands for the worker's own."""
+    share = WorkerShare(cpus=0.0, gpus=0.25)
+    assert share.fitting() == 4
+    (worker,) = start_workers(1, share)
+    try:
+        deadline = time.monotonic() + 30.0  # Ray's count follows a little later
+        while free("GPU") != 0.75 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert free("GPU") == 0.75
+    finally:
+        ray.kill(worker)
+    worker, task = Worker(), make_task(tiny_model, backend="stacked")
+    worker.load_shard(make_shard(tiny_federation(), torch.arange(6)))
+    worker.start_run("run", Ditto(training=WORK), task, SEED, device="meta")
+    assert worker.pool.task.init(SEED).device.type == worker.pool.federation.features.device.type == "meta"
+    assert task.init(SEED).device.type == task.device.type == "cpu"
+    assert next(task.module.parameters()).device.type == "cpu"
+
+
+def test_gpus_of_workers_are_a_setting_of_runs_on_ray() -> None:
+    config = make_config(None, {"pool": "ray", "device": "cuda", "ray_gpus": 0.5})
+    inputs = RunInputs(config, tiny_federation())
+    assert inputs.task().device.type == "cpu"  # the server's; there is no GPU here
+    assert inputs.task().backend != "fused"
+    for settings in ({"ray_gpus": 1.0}, {"pool": "ray", "ray_gpus": 1.0}, {"pool": "ray", "device": "cuda"}):
+        with pytest.raises(ConfigError, match="ray_gpus"):
+            make_config(None, settings)

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from method_bench import linear
 from plotly import graph_objects
 from report_fixture import described
+from sklearn.metrics import adjusted_rand_score
 
 import kinfed
 from kinfed.report import build, palette
@@ -20,6 +23,7 @@ from kinfed.report.palette import HUES, styles
 from kinfed.report.panels import panels
 from kinfed.report.panels.apfl_panel import mixing
 from kinfed.report.panels.clusters_panel import MAX_ROWS, cluster_history, clusters, color
+from kinfed.report.statistics import adjusted_rand
 from kinfed.runs.reader import Final, JournalRound, Run, Trial, load_runs
 from kinfed.testing import tiny_federation
 
@@ -252,3 +256,9 @@ def test_panels_of_real_runs_are_on_the_page(tmp_path: Path) -> None:
     page = build([out]).read_text(encoding="utf-8")
     assert "The tree of splits of CFL" in page
     assert "Own or server model" in page
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=12))
+def test_agreement_of_groups_is_the_adjusted_rand_index(pairs: list[tuple[int, int]]) -> None:
+    one, other = zip(*pairs, strict=True)
+    assert adjusted_rand(one, other) == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)

@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -97,6 +98,19 @@ def test_a_finished_run_is_read_as_written(finished: Path) -> None:
     assert run.trials[0].final.metrics.keys() == {"personal"}
     assert "server_accuracy" not in run.trials[0].clients[0].values
     assert run.federations[0].sizes() == [c.n_train for c in fedavg.clients]
+
+
+def test_a_page_is_made_without_torch(finished: Path, tmp_path: Path) -> None:
+    """In a process of its own, where nothing else has imported anything: torch takes longer than the page."""
+    program = f"""
+import sys
+from pathlib import Path
+from kinfed.report import build
+build([Path({str(finished)!r})], Path({str(tmp_path / "page.html")!r}))
+print(sorted({{"torch", "pyarrow", "plotly", "sklearn", "pandas"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_an_unfinished_run_says_how_far_it_came(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinfed.core.options import make_options
 from kinfed.data.array_federation import fitted_problem
@@ -21,12 +21,13 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.partitions.base import Assignment, Partition
 from kinfed.data.partitions.resplit import Resplit
-from kinfed.data.preprocessing import ReadTable, TablePreprocessing
-from kinfed.data.preprocessing.target_leaks import leak_note
 from kinfed.data.ragged import Ragged
 from kinfed.data.registered import PARTITIONS
 from kinfed.data.source import Source
 from kinfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kinfed.data.preprocessing import ReadTable, TablePreprocessing
 
 MANY_CLIENTS, FEW_ROWS = 20, 5  # so many clients with fewer rows each are worth a note
 
@@ -70,6 +71,8 @@ def make_federation(
     problem = fitted_problem(source.problem, labels, assignment.train)
     notes = [*source.notes, *assignment.notes]
     if preprocessing is not None:
+        from kinfed.data.preprocessing.target_leaks import leak_note  # with pydantic, which only tables need
+
         train = assignment.train.rows
         leak = leak_note(preprocessing.used, features.raw[train].numpy(), labels[train].numpy(), problem)
         notes += [*preprocessing.sentences(), *([leak] if leak else [])]
@@ -118,5 +121,7 @@ def _note_on_sizes(assignment: Assignment, column: str | None) -> list[str]:
 
 def _learn(table: ReadTable, train: Ragged, standardize: bool, name: str) -> tuple[Features, TablePreprocessing]:
     """What the columns become, learnt from statistics of every client's training rows."""
+    from kinfed.data.preprocessing import TablePreprocessing  # with pyarrow, which only tables need
+
     learnt = TablePreprocessing.from_read(table, train.rows.numpy(), train.owner.numpy(), len(train), standardize)
     return Features(learnt.encode_cells(table.cells, table.rows, name).raw, learnt.mean, learnt.std), learnt

@@ -19,6 +19,7 @@ from kinfed.report.formats import plural
 from kinfed.report.marks import flat, heat, line, stacked
 from kinfed.report.palette import GRID, HUES, INK, MUTED, faded
 from kinfed.report.panels.base import Panel, seed_note, series
+from kinfed.report.statistics import adjusted_rand
 
 MAX_ROWS = 150  # clients shown one by one
 MAX_COLUMNS = 120  # rounds
@@ -114,9 +115,7 @@ def _sentence(history: ClusterHistory) -> str:
             text += f" {moves[-1]} changed {noun} between the last two evaluated rounds."
     placed = [m for m, label in enumerate(history.last) if label != NONE]
     if groups is not None and len(sizes) > 1 and len({groups[m] for m in placed}) > 1:
-        from sklearn.metrics import adjusted_rand_score  # slow to import, and most runs have no known groups
-
-        score = adjusted_rand_score([groups[m] for m in placed], [history.last[m] for m in placed])
+        score = adjusted_rand([groups[m] for m in placed], [history.last[m] for m in placed])
         text += (
             f" They agree with the groups that the data were made of by {score:.2f} (adjusted Rand index: 1 if they "
             "are the same, about 0 if there is no relation)."

@@ -1,0 +1,64 @@
+"""The bootstrap: a measure over examples drawn anew from each client's own with replacement.
+
+Where a client has few examples its figure gets the deviation over such draws as a standard error: an accuracy from
+eight rows should say how little it means.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfed.core import rng
+from kinfed.engine.measures import Drawn, Judged, Measure
+
+REPLICATES = 100
+OUTPUTS_AT_ONCE = 2_000_000  # rows times classes of draws that are judged together
+FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estimated
+FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for measures that are slow, and how often
+
+
+def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
+    """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
+    none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
+    if measure.slow and judged.clients > FEW_CLIENTS:
+        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
+    replicates = SLOW_REPLICATES if measure.slow else REPLICATES
+    return deviation_of_draws(bootstrap_draws(measure, judged, ids, replicates=replicates, most=FEW_EXAMPLES))
+
+
+def bootstrap_draws(
+    measure: Measure, judged: Judged, ids: Tensor, *, replicates: int = REPLICATES, most: int | None = None
+) -> Tensor:
+    """[R, n] the measure over examples drawn anew with replacement from every client's own; NaN where it is undefined,
+    and at clients with none or with more than `most`. Draws are named by `ids`: they are the same for all models, so
+    that differences of two models are draws of the difference."""
+    count = judged.examples
+    start = np.r_[0, np.cumsum(count)[:-1]]
+    few = (count > 0) if most is None else (count > 0) & (count <= most)
+    owner = np.repeat(np.flatnonzero(few), count[few])
+    if not len(owner):
+        return torch.full((replicates, judged.clients), torch.nan, dtype=torch.float64)
+    position = torch.from_numpy(np.concatenate([np.arange(c) for c in count[few]]))
+    keys = rng.fold(rng.root(0, "bootstrap"), ids)[torch.from_numpy(owner)]
+    values, together = [], max(1, OUTPUTS_AT_ONCE // (len(owner) * judged.output.shape[1]))
+    for first in range(0, replicates, together):
+        turn = torch.arange(first, min(first + together, replicates))  # [r]
+        u = rng.to_unit(rng.at(rng.fold(keys, turn[:, None]), position)).numpy()  # [r, rows]
+        index = start[owner] + np.minimum((u * count[owner]).astype(np.int64), count[owner] - 1)
+        # Every replicate of a client is judged like a client of its own.
+        apart = (np.arange(len(turn))[:, None] * judged.clients + owner).reshape(-1)
+        drawn = Drawn(judged, index.reshape(-1), apart, len(turn) * judged.clients)
+        sums = np.stack(measure.sums(drawn), 1)
+        values.append(measure.value(torch.from_numpy(sums.astype(np.float64))).reshape(len(turn), -1))
+    return torch.cat(values)
+
+
+def deviation_of_draws(draws: Tensor) -> Tensor:
+    """[n] the standard deviation of draws [R, n]; NaN where most of them are undefined."""
+    known = ~torch.isnan(draws)
+    number = known.sum(0)
+    mean = torch.where(known, draws, 0.0).sum(0) / number.clamp_min(1)
+    square = torch.where(known, (draws - mean) ** 2, 0.0).sum(0) / (number - 1).clamp_min(1)
+    return torch.where(number > len(draws) // 2, square.sqrt(), torch.nan)
