@@ -27,6 +27,7 @@ from kinfed.algorithms.base import (
 from kinfed.algorithms.candidates import best_fit, mean_losses
 from kinfed.core import rng
 from kinfed.core.kernels import cosines, pairwise_squared_distances, weighted_mean, weighted_sum
+from kinfed.core.large_rows import difference
 from kinfed.core.options import Range, option
 from kinfed.core.tree import Nothing, Tree, counts_examples, exact, take_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
@@ -76,6 +77,7 @@ __all__ = [
     "cosines",
     "counts_examples",
     "cross_entropy",
+    "difference",
     "each_step",
     "exact",
     "example_counts",

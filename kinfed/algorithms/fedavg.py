@@ -28,6 +28,7 @@ from kinfed.algorithms.facade import (
     RoundInfo,
     Task,
     Tree,
+    difference,
     example_counts,
     mean_update,
     option,
@@ -60,7 +61,9 @@ class FedAvg(DeploysLastModel[Server, DeltaUp]):
 
     def client_update(self, task: Task, client: Client, down: ModelDown, data: Cohort) -> tuple[Client, DeltaUp]:
         u = self.train(task, down.w, data)
-        return Client(u, torch.ones_like(client.seen)), DeltaUp(u - down.w, example_counts(self.weights, data))
+        return Client(u, torch.ones_like(client.seen)), DeltaUp(
+            difference(u, down.w), example_counts(self.weights, data)
+        )
 
     def train(self, task: Task, w: Tensor, data: Cohort) -> Tensor:
         """Local training from the received model; what related methods change."""
@@ -68,4 +71,4 @@ class FedAvg(DeploysLastModel[Server, DeltaUp]):
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:
         step = mean_update(up.delta, up.count)  # Σ p_m (u_m − w)
-        return Server(torch.add(server.w, step, alpha=float(server.c)), server.c)
+        return Server(torch.add(server.w, step, alpha=float(server.c), out=step), server.c)

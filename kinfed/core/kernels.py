@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.core.large_rows import empty_rows
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 IN_CACHE = 1 << 17  # numbers that a core can come back to without asking the memory
@@ -39,7 +41,7 @@ def weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
     width = IN_CACHE // max(min(len(rows), MEAN_ROWS), 1)
     if len(rows) <= MEAN_ROWS and rows.shape[1] <= width:
         return torch.zeros(rows.shape[1], dtype=wide, device=rows.device).addmv_(rows.to(wide).T, p).to(rows.dtype)
-    mean = rows.new_empty(rows.shape[1])
+    mean = empty_rows(rows, rows.shape[1])
     for part in (slice(start, start + width) for start in range(0, rows.shape[1], width)):
         total = torch.zeros_like(mean[part], dtype=wide)
         for some_rows, share in zip(torch.split(rows[:, part], MEAN_ROWS), torch.split(p, MEAN_ROWS), strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from kinfed.core.large_rows import copied_rows
 from kinfed.data.batches import Batch
 from kinfed.engine.cut import Cut, on_rows
 from kinfed.engine.linear import Params
@@ -57,7 +58,7 @@ class StepwiseDescent(Descent):
         cut: Cut | None = None,
     ) -> None:
         self._descend = descend
-        self._x = theta.clone(memory_format=torch.contiguous_format)
+        self._x = copied_rows(theta)
         self._pull = pull
         self._drift = drift
         self._cut = cut

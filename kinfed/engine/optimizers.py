@@ -5,7 +5,7 @@
 
 Every row is a client with moments and a step number of its own. Columns outside `columns` are never touched. What an
 optimizer remembers from one loop to the next is handed in (`blank_moments` before the first step), and changes in
-place; without it the moments are a tensor for each block, of which small ones find memory that was used before.
+place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from kinfed.core.large_rows import LARGE, empty_rows
 from kinfed.data.batches import LocalTraining
 
 STEPS = "steps"  # the moment that counts them, [n]
@@ -31,12 +32,8 @@ class Optimizer(ABC):
         self, training: LocalTraining, columns: Sequence[slice], theta: Tensor, moments: Mapping[str, Tensor] | None
     ) -> None:
         self._training, self._columns = training, columns
-        n = len(theta)
         self._pieces = {
-            name: [
-                theta.new_zeros(n, block.stop - block.start) if moments is None else moments[name][:, block]
-                for block in columns
-            ]
+            name: _blank_pieces(theta, columns) if moments is None else [moments[name][:, block] for block in columns]
             for name in self.names
         }
 
@@ -147,6 +144,15 @@ def _kind(training: LocalTraining) -> type[Optimizer]:
     if training.optimizer != "sgd":
         return Adam
     return Momentum if training.momentum else PlainSGD
+
+
+def _blank_pieces(theta: Tensor, columns: Sequence[slice]) -> list[Tensor]:
+    """Zeros [n, width] for each block of columns; together, where they are large."""
+    n, widths = len(theta), [block.stop - block.start for block in columns]
+    if n * sum(widths) * theta.element_size() <= LARGE:
+        return [theta.new_zeros(n, width) for width in widths]
+    pieces = torch.split(empty_rows(theta, n * sum(widths)).zero_(), [n * width for width in widths])
+    return [piece.view(n, width) for piece, width in zip(pieces, widths, strict=True)]
 
 
 def _no_steps(theta: Tensor) -> Tensor:

@@ -66,12 +66,12 @@ class RowsTask(ModuleTask):
         """The gradient of each trainable parameter, or of those of `part`, at `row` [P], on row i of the batch;
         `moving`: the row's running statistics move in place. A cut sees the examples that the model sees."""
         x, y, weight = batch.x[i], batch.y[i], batch.weight[i]
-        if len(y) == 1 or (batch.may_pad and not bool(weight.all())):
+        if y.shape[0] == 1 or (batch.may_pad and not bool(weight.all())):
             # Padding must not enter the statistics, nor shift draws, nor change the last bit of a sum. Copies have the
             # strides that a single example gets without padding, too: products of torch go by them, to the last bit.
             present = weight > 0
             x, y, weight = x[present], y[present], weight[present]
-        if not len(y):
+        if not y.shape[0]:
             return [row.new_zeros(slot.shape) for slot in _of_part(self._parameters, part)]
         working = self._working_copy(training=True)
         # Products of single examples depend to the last bit on where in memory the weights begin. A row that trains

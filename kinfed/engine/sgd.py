@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kinfed.core.large_rows import copied_rows
 from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
@@ -60,7 +61,7 @@ def sgd(
             assert isinstance(rows, slice)  # step counts fall
             descent.step(rows, batch, rate)
         return descent.result()
-    x = theta.clone(memory_format=torch.contiguous_format)
+    x = copied_rows(theta)
     pieces = task.gradient_pieces(mask)
     fixed = [] if mask is None else [_shifted(block, trainable) for block in runs(mask[trainable:] == 0)]
     largest = training.largest_gradient

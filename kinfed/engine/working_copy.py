@@ -27,6 +27,7 @@ class WorkingCopy:
         self._versions = [value._version for *_, value in self._still]
         self._row: Tensor | None = None  # to which parameters are bound
         self._values: list[Tensor] = []  # views of it, one for each leaf
+        self._places: list[Tensor] = []  # views of it, one for each running statistic
         self._shapes = [slot.shape for slot in layout.slots]
         self._sizes = [slot.stop - slot.start for slot in layout.slots]
 
@@ -39,18 +40,16 @@ class WorkingCopy:
         torch.func.functional_call. A forward pass changes the row's running statistics only if `moving`; otherwise it
         gets copies of them."""
         if not self._is_bound_to(row):
-            self._row, self._values = row, self._views(row)
+            views = self._views(row)
+            self._row, self._values, self._places = row, views[: len(self.leaves)], views[len(self.leaves) :]
             for leaf, value in zip(self.leaves, self._values, strict=True):
                 leaf.data = value
-        if self._statistics:
-            places = self._pieces(row)[len(self.leaves) :]
-            shapes = self._shapes[len(self.leaves) :]
-            for (buffers, name), place, shape in zip(self._statistics, places, shapes, strict=True):
-                buffers[name] = place.view(shape) if moving else place.view(shape).clone()
+        for (buffers, name), place in zip(self._statistics, self._places, strict=True):
+            buffers[name] = place if moving else place.clone()
 
     def parameters_of(self, row: Tensor) -> list[Tensor]:
         """Views of the trained parameters of `row` [P], in the order of `leaves`, to change them in place."""
-        return self._values if self._is_bound_to(row) else self._views(row)
+        return self._values if self._is_bound_to(row) else self._views(row)[: len(self.leaves)]
 
     def _is_bound_to(self, row: Tensor) -> bool:
         # By memory: a loop over steps makes a new view of the row in each. The row that is bound keeps its memory in
@@ -59,18 +58,19 @@ class WorkingCopy:
         return bound is not None and bound.data_ptr() == row.data_ptr() and row.is_contiguous()
 
     def _views(self, row: Tensor) -> list[Tensor]:
-        pieces = self._pieces(row)[: len(self.leaves)]
-        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=False)]
+        # Of `.data`: rows of one theta share a version counter, and threads that train them would mark each other's
+        # values as stale.
+        pieces = torch.split(row.data, self._sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def store_statistics(self, row: Tensor) -> None:
         """Put running statistics where `row` [P] has them, if they are not there: a forward pass may replace them
         instead of changing them in place, and the row it was bound to may be a copy."""
-        if not self._statistics:
-            return
-        for (buffers, name), place in zip(self._statistics, self._pieces(row)[len(self.leaves) :], strict=True):
+        places = self._places if self._is_bound_to(row) else self._views(row)[len(self.leaves) :]
+        for (buffers, name), place in zip(self._statistics, places, strict=True):
             value = buffers[name]
-            if value is not None and value.data_ptr() != place.data_ptr():
-                place.copy_(value.detach().reshape(-1))
+            if value is not place and value is not None:
+                place.copy_(value.detach().reshape(place.shape))
 
     def check_still(self) -> None:
         """Refuse a model that has moved a buffer which is a constant of all clients."""
@@ -80,8 +80,3 @@ class WorkingCopy:
                     f"training has moved the buffer {name!r}, which did not move when the model was tried and is "
                     "shared by all clients; move it in every training pass, from the first on"
                 )
-
-    def _pieces(self, row: Tensor) -> tuple[Tensor, ...]:
-        # Of `.data`: rows of one theta share a version counter, and threads that train them would mark each other's
-        # values as stale.
-        return torch.split(row.data, self._sizes)

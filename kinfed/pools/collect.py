@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kinfed.core.large_rows import empty_rows
 from kinfed.core.tree import Tree, as_slice
 from kinfed.engine.task import Score
 from kinfed.pools.base import Evaluation, Reply
@@ -48,7 +49,7 @@ class ReplyCollector:
             self._rows = up if isinstance(as_slice(positions), slice) else up.take(torch.argsort(positions))
             return
         if self._rows is None:
-            self._rows = up.map(lambda tensor: tensor.new_empty(len(self._ids), *tensor.shape[1:]))
+            self._rows = up.map(lambda tensor: empty_rows(tensor, len(self._ids), *tensor.shape[1:]))
         self._rows.put(positions, up)
 
     def reply(self) -> Reply:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
 from kinfed.core import rng
+from kinfed.core.large_rows import forget_free_blocks
 from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.core.threads import one_thread
 from kinfed.core.tree import Tree
@@ -238,6 +239,7 @@ class LocalPool:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+        forget_free_blocks()
 
     def _memory(self, ids: Tensor) -> LoopMemory | None:
         """What the optimizers of these clients remember, to be changed by a round."""
