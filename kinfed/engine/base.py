@@ -24,7 +24,7 @@ from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import Head
-from kinfed.engine.measures import Judged, client_sums, headline_measure, measures_of, standard_errors
+from kinfed.engine.measures import Judged, client_sums, error_draws, headline_measure, measures_of, no_draws
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
 from kinfed.engine.score import OutputCollector, Score
 from kinfed.errors import ModelError
@@ -207,8 +207,7 @@ class Task(ABC):
         if not int(part.count.sum()):
             names = {*(one.name for one in measures_of(problem)), headline.name}
             nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in sorted(names)}
-            unknown = torch.full((n,), torch.nan, dtype=torch.float64)
-            return replace(self.score(theta, part), sums=nothing, error_or_rule=unknown)
+            return replace(self.score(theta, part), sums=nothing, error_or_draws=no_draws(headline, n))
         outputs = OutputCollector(n)
         score = self._scored(theta, part, outputs)
         judged = outputs.judged(problem)
@@ -216,8 +215,8 @@ class Task(ABC):
             start = self.start_model(part.seed).expand(n, -1)
             output = judged_outputs(self.plain_task, start, part, problem).output
             judged = replace(judged, start_output=output)
-        error = partial(standard_errors, headline, judged, part.ids)
-        return replace(score, sums=client_sums(judged, headline), error_or_rule=error)
+        draws = partial(error_draws, headline, judged, part.ids)
+        return replace(score, sums=client_sums(judged, headline), error_or_draws=draws)
 
     @property
     def plain_task(self) -> Task:

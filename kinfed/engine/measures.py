@@ -14,8 +14,9 @@ and said to be undefined, never 0.
 Examples may count by a `weight` each, as if a row of weight 2 were there twice: sums, shares and pairs are then of
 weights. Runs judge test examples without; `kinfed fit` with those of its rows.
 
-`standard_errors` is the deviation of a measure over examples drawn anew from the client's own with replacement (the
-bootstrap), where a client has few: an accuracy from eight rows should say how little it means.
+`error_draws` are values of a measure over examples drawn anew from the client's own with replacement (the bootstrap),
+where a client has few: an accuracy from eight rows should say how little it means. Their deviation is its standard
+error, and as all models of a client are judged on the same draws, the deviation of the differences that of a gain.
 """
 
 from __future__ import annotations
@@ -387,13 +388,21 @@ def client_sums(judged: Judged, headline: Measure | None = None) -> dict[str, Te
     return {name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64)) for name, one in measures.items()}
 
 
-def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
-    """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
-    none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
+def error_draws(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
+    """[R, n] `bootstrap_draws` of the size that every evaluation can afford; NaN at clients with more than FEW_EXAMPLES
+    or none, and at all of many clients where the measure is slow."""
     if measure.slow and judged.clients > FEW_CLIENTS:
-        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
-    replicates = SLOW_REPLICATES if measure.slow else REPLICATES
-    return deviation_of_draws(bootstrap_draws(measure, judged, ids, replicates=replicates, most=FEW_EXAMPLES))
+        return no_draws(measure, judged.clients)
+    return bootstrap_draws(measure, judged, ids, replicates=_replicates(measure), most=FEW_EXAMPLES)
+
+
+def no_draws(measure: Measure, clients: int) -> Tensor:
+    """[R, n] NaN: `error_draws` where nothing is known."""
+    return torch.full((_replicates(measure), clients), torch.nan, dtype=torch.float64)
+
+
+def _replicates(measure: Measure) -> int:
+    return SLOW_REPLICATES if measure.slow else REPLICATES
 
 
 def bootstrap_draws(

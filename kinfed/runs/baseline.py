@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
-from kinfed.engine.measures import Judged, client_sums, headline_measure, standard_errors
+from kinfed.engine.measures import Judged, client_sums, deviation_of_draws, error_draws, headline_measure
 from kinfed.engine.objective import Objective
 from kinfed.engine.score import Score
 from kinfed.runs.metrics import summarize
@@ -76,7 +76,7 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
         loss=torch.from_numpy(judged.total(losses.numpy())),
         count=test.count,
         sums=client_sums(judged, headline),
-        error_or_rule=standard_errors(headline, judged, ids),
+        error_or_draws=deviation_of_draws(error_draws(headline, judged, ids)),
     )
 
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy.special import stdtrit
 
 import kinfed
 from kinfed.errors import ConfigError
 from kinfed.report import build
 from kinfed.report.comparison import Method, compare
 from kinfed.report.panels.kin_panel import ClientShares, shares
+from kinfed.report.statistics import Interval
 from kinfed.runs.experiment import run
 from kinfed.runs.reader import load_runs
 from kinfed.testing import tiny_federation, tiny_model
@@ -61,7 +63,9 @@ def test_a_result_gives_the_answers_by_method_and_seed(folder: Path) -> None:
     of_local, of_kin = (method(folder, name).trials[0].clients[2].values for name in ("local", "kin"))
     gain = 100 * (of_kin["personal_accuracy"] - of_local["personal_accuracy"])
     assert answers[2].gain is not None
-    assert answers[2].gain[0] == pytest.approx(gain)
+    assert answers[2].gain.mean == pytest.approx(gain)
+    reach = 100 * stdtrit(answers[2].gain.n - 1, 0.975) * of_kin["personal_error_of_gain"]
+    assert answers[2].gain.high - answers[2].gain.mean == pytest.approx(reach)
     with pytest.raises(ConfigError, match="no shares of clients by local"):
         result.answers("local")
     with pytest.raises(ConfigError, match="seed 7"):
@@ -72,7 +76,7 @@ def test_a_result_gives_the_answers_by_method_and_seed(folder: Path) -> None:
     ("answer", "says"),
     [
         (
-            ClientShares("site a", 0.3, 0.08, 0.62, 5, (3.1, 1.35)),
+            ClientShares("site a", 0.3, 0.08, 0.62, 5, Interval(3.1, 0.46, 5.74, 90)),
             "site a learns 70 % from its group of 5 (8 % as it is, 62 % adapted to its own examples), 30 % alone; "
             "expected gain over alone +3.1 points [+0.5, +5.7].",
         ),
@@ -86,7 +90,7 @@ def test_in_words(answer: ClientShares, says: str) -> None:
 
 
 def test_who_is_helped_and_who_is_hurt_is_said_beyond_chance_only() -> None:
-    assert ClientShares("a", 0, 1, 0, 0, (0.1, 0.04)).is_helped
-    assert not ClientShares("a", 0, 1, 0, 0, (0.1, 0.06)).is_helped
-    assert ClientShares("a", 0, 1, 0, 0, (-0.1, 0.04)).is_hurt
+    assert ClientShares("a", 0, 1, 0, 0, Interval(0.1, 0.02, 0.18, 9)).is_helped
+    assert not ClientShares("a", 0, 1, 0, 0, Interval(0.1, -0.02, 0.22, 9)).is_helped
+    assert ClientShares("a", 0, 1, 0, 0, Interval(-0.1, -0.18, -0.02, 9)).is_hurt
     assert not ClientShares("a", 0, 1, 0, 0).is_hurt

@@ -18,9 +18,8 @@ from kinfed.report.formats import plural
 from kinfed.report.marks import bars
 from kinfed.report.palette import LOCAL, faded
 from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
-from kinfed.report.statistics import gains
+from kinfed.report.statistics import Interval, gains
 
-WIDTH = 1.96  # standard errors to either side of a gain
 LEAST_SHOWN = 0.005  # share; below it is 0 %
 
 
@@ -33,16 +32,16 @@ class ClientShares:
     together: float
     adapted: float
     kin: int  # clients of its group, itself included; 0: one model for all
-    gain: tuple[float, float] | None = None  # over training alone, as the page shows it, and its standard error
+    gain: Interval | None = None  # over training alone, as the page shows it
     unit: str = " points"
 
     @property
     def is_helped(self) -> bool:
-        return self.gain is not None and self.gain[0] - WIDTH * self.gain[1] > 0
+        return self.gain is not None and self.gain.low > 0
 
     @property
     def is_hurt(self) -> bool:
-        return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
+        return self.gain is not None and self.gain.high < 0
 
     def __str__(self) -> str:
         others = f"from its group of {self.kin}" if self.kin else "from all"
@@ -54,10 +53,8 @@ class ClientShares:
         text = ", ".join(f"{_percent(share)} {words}" for share, words in parts if share >= LEAST_SHOWN)
         if self.gain is None:
             return f"{self.client} learns {text}."
-        gain, error = self.gain
-        low, high = gain - WIDTH * error, gain + WIDTH * error
         form = "+.1f" if self.unit else "+.3g"
-        gained = f"{gain:{form}}{self.unit} [{low:{form}}, {high:{form}}]"
+        gained = f"{self.gain.mean:{form}}{self.unit} [{self.gain.low:{form}}, {self.gain.high:{form}}]"
         return f"{self.client} learns {text}; expected gain over alone {gained}."
 
 
@@ -116,12 +113,16 @@ def _last(method: Method, key: str, seed: int) -> Any:
     return values[max(values)] if values else None
 
 
-def _gains(method: Method, seed: int) -> dict[str, tuple[float, float]]:
-    """By client: gain over Local in the same run and its standard error, where the run knows it; as shown."""
+def _gains(method: Method, seed: int) -> dict[str, Interval]:
+    """By client: gain over Local in the same run, where the run knows how sure it is; as shown."""
     comparison = single_run(method.run)
     scale = comparison.style.scale
-    own = [g for g in gains(comparison, method) if g.seed == seed]
-    return {g.client: (scale * g.gain, scale * g.error) for g in own if g.error is not None}
+    own = {g.client: g.likely for g in gains(comparison, method) if g.seed == seed}
+    return {
+        client: Interval(scale * one.mean, scale * one.low, scale * one.high, one.n)
+        for client, one in own.items()
+        if one is not None
+    }
 
 
 def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
