@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from kinfed.report.chart import Figure, axis, escape, layout
@@ -54,8 +55,10 @@ class ClientShares:
         if self.gain is None:
             return f"{self.client} learns {text}."
         form = "+.1f" if self.unit else "+.3g"
-        gained = f"{self.gain.mean:{form}}{self.unit} [{self.gain.low:{form}}, {self.gain.high:{form}}]"
-        return f"{self.client} learns {text}; expected gain over alone {gained}."
+        mean, low, high = (
+            f"{value:{form}}".replace("-", "−") for value in (self.gain.mean, self.gain.low, self.gain.high)
+        )
+        return f"{self.client} learns {text}; expected gain over alone {mean}{self.unit} [{low}, {high}]."
 
 
 def _percent(share: float) -> str:
@@ -81,6 +84,26 @@ def shares(method: Method) -> Panel | None:
             f"gain and {hurt} lose against training alone."
         )
     return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
+
+
+def in_short(method: Method) -> str | None:
+    """What all clients of all seeds were told, in one sentence; None where the method recorded no shares."""
+    by_seed = answers(method)
+    return None if not by_seed else shares_in_short(method.label, by_seed)
+
+
+def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -> str:
+    alone = fmean(answer.alone for clients in by_seed.values() for answer in clients)
+    grouped = [seed for seed, clients in by_seed.items() if any(answer.kin for answer in clients)]
+    found, others = "no groups of clients that are alike", "from all"
+    if grouped:
+        found = "groups of clients that are alike"
+        found += f" with {len(grouped)} of {len(by_seed)} seeds" if len(by_seed) > 1 else ""
+        others = "from its group" if len(grouped) == len(by_seed) else "from all or from its group"
+    return (
+        f"{label} found {found}: in the mean, a client learns {_percent(1 - alone)} {others} and "
+        f"{_percent(alone)} alone."
+    )
 
 
 def answers(method: Method) -> dict[int, list[ClientShares]]:
