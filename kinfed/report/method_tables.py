@@ -292,8 +292,8 @@ def sites_table(
         return None
     style = style.for_values(g.alone for g in by_client)
     place = {name: float(index) for index, name in enumerate(sorted((g.client for g in by_client), key=natural_order))}
-    likely = {g.client: interval for g in by_client if (interval := g.likely) is not None}
-    reach = max((max(abs(one.low), abs(one.high)) for one in likely.values()), default=0.0)
+    likely = {g.client: one for g in by_client if (one := g.likely) is not None}
+    reach = max((max(abs(known.low), abs(known.high)) for known in likely.values()), default=0.0)
     rows: list[list[TableCell | str]] = []
     for g in by_client:
         interval, verdict = TableCell("–"), "too many or too few test examples to say"
