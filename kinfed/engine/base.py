@@ -18,7 +18,7 @@ from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches, Split
 from kinfed.data.problem import Problem
 from kinfed.engine import columns
-from kinfed.engine.bootstrap import standard_errors
+from kinfed.engine.bootstrap import error_draws, no_draws
 from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
@@ -223,8 +223,7 @@ class Task(ABC):
         if not int(part.count.sum()):
             names = {*(one.name for one in measures_of(problem)), headline.name}
             nothing = {name: torch.zeros(n, 2, dtype=torch.float64) for name in sorted(names)}
-            unknown = torch.full((n,), torch.nan, dtype=torch.float64)
-            return replace(self.score(theta, part), sums=nothing, error_or_rule=unknown)
+            return replace(self.score(theta, part), sums=nothing, error_or_draws=no_draws(headline, n))
         outputs = OutputCollector(n)
         score = self._scored(theta, part, outputs)
         judged = outputs.judged(problem)
@@ -232,8 +231,8 @@ class Task(ABC):
             start = self.start_model(part.seed).expand(n, -1)
             output = judged_outputs(self.plain_task, start, part, problem).output
             judged = replace(judged, start_output=output)
-        error = partial(standard_errors, headline, judged, part.ids)
-        return replace(score, sums=client_sums(judged, headline), error_or_rule=error)
+        draws = partial(error_draws, headline, judged, part.ids)
+        return replace(score, sums=client_sums(judged, headline), error_or_draws=draws)
 
     def scores_alone(self, theta: Tensor, part: Split) -> bool:
         """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""

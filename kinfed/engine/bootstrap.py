@@ -1,7 +1,8 @@
 """The bootstrap: a measure over examples drawn anew from each client's own with replacement.
 
 Where a client has few examples its figure gets the deviation over such draws as a standard error: an accuracy from
-eight rows should say how little it means.
+eight rows should say how little it means. As all models of a client are judged on the same draws, the deviation of the
+differences of two models is the standard error of a gain.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ FEW_EXAMPLES = 500  # of a client, up to which the error of its figure is estima
 FEW_CLIENTS, SLOW_REPLICATES = 20, 25  # up to which that is done for measures that are slow, and how often
 
 
-def standard_errors(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
-    """[n] the bootstrap's standard error of the measure at every client; NaN where it has more than FEW_EXAMPLES or
-    none, or where the measure is undefined in most draws. The same draws for all models of a client, named by `ids`."""
+def error_draws(measure: Measure, judged: Judged, ids: Tensor) -> Tensor:
+    """[R, n] `bootstrap_draws` of the size that every evaluation can afford; NaN at clients with more than FEW_EXAMPLES
+    or none, and at all of many clients where the measure is slow."""
     if measure.slow and judged.clients > FEW_CLIENTS:
-        return torch.full((judged.clients,), torch.nan, dtype=torch.float64)
-    replicates = SLOW_REPLICATES if measure.slow else REPLICATES
-    return deviation_of_draws(bootstrap_draws(measure, judged, ids, replicates=replicates, most=FEW_EXAMPLES))
+        return no_draws(measure, judged.clients)
+    return bootstrap_draws(measure, judged, ids, replicates=_replicates(measure), most=FEW_EXAMPLES)
+
+
+def no_draws(measure: Measure, clients: int) -> Tensor:
+    """[R, n] NaN: `error_draws` where nothing is known."""
+    return torch.full((_replicates(measure), clients), torch.nan, dtype=torch.float64)
+
+
+def _replicates(measure: Measure) -> int:
+    return SLOW_REPLICATES if measure.slow else REPLICATES
 
 
 def bootstrap_draws(

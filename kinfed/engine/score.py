@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfed.data.batches import Batch, Split
 from kinfed.data.problem import Problem
+from kinfed.engine.bootstrap import deviation_of_draws
 from kinfed.engine.measures import MEASURES, Judged, Measure, measures_of
 
 
@@ -22,19 +23,47 @@ class Score:
     loss: Tensor  # [n] float64
     count: Tensor  # [n] int64
     sums: dict[str, Tensor] = field(default_factory=dict)  # [n, 2] by measure (kinfed.engine.measures)
-    error_or_rule: Tensor | Callable[[], Tensor] | None = None  # see `error`
+    # [n] the error, [R, n] draws that it comes from, or what makes these; see `error` and `draws`
+    error_or_draws: Tensor | Callable[[], Tensor] | None = None
+    error_of_gain: Tensor | None = None  # [n] where it has been compared with another score; see `compare`
+
+    @property
+    def draws(self) -> Tensor | None:
+        """[R, n] the headline measure over examples drawn anew (kinfed.engine.measures), the same for all models of a
+        client; None where no more than the error is known. Computed when it is first asked for: it takes longer than
+        all measures together, and of most evaluations nobody asks."""
+        known = self._known()
+        return known if known is not None and known.dim() == 2 else None
 
     @property
     def error(self) -> Tensor | None:
-        """[n] standard error of the headline measure, NaN where it is not known. Computed when it is first asked for:
-        it takes longer than all measures together, and of most evaluations nobody asks."""
-        if self.error_or_rule is not None and not isinstance(self.error_or_rule, Tensor):
-            self.error_or_rule = self.error_or_rule()
-        return self.error_or_rule
+        """[n] standard error of the headline measure, NaN where it is not known."""
+        known = self._known()
+        return known if known is None or known.dim() == 1 else deviation_of_draws(known)
+
+    def _known(self) -> Tensor | None:
+        """[R, n] draws, or [n] the error where there is no more."""
+        if self.error_or_draws is not None and not isinstance(self.error_or_draws, Tensor):
+            self.error_or_draws = self.error_or_draws()
+        return self.error_or_draws
+
+    def compare(self, other: Score) -> None:
+        """Find `error_of_gain`, the standard error of the difference of the headline measure between the two: smaller
+        than both errors together, where models err on the same examples. The draws of this score are dropped."""
+        if self is other:
+            self.error_of_gain = torch.zeros_like(self.loss)
+            return
+        if self.error_of_gain is None and self.draws is not None and other.draws is not None:
+            self.error_of_gain = deviation_of_draws(self.draws - other.draws)
+        self.drop_draws()
+
+    def drop_draws(self) -> None:
+        """Keep the error alone."""
+        self.error_or_draws = self.error
 
     def __getstate__(self) -> dict[str, object]:
-        """To other processes, with the error as a number."""
-        return dict(self.__dict__, error_or_rule=self.error)
+        """To other processes, with draws that have been made."""
+        return dict(self.__dict__, error_or_draws=self._known())
 
     def measure(self, name: str) -> Tensor:
         """[n] the value of a measure at every client; NaN where it is undefined."""
@@ -42,31 +71,35 @@ class Score:
 
     def take(self, rows: Tensor) -> Score:
         """Of some of the clients, in that order."""
-        whole = self.error_or_rule
+        whole = self.error_or_draws
 
-        def error() -> Tensor:
-            assert self.error is not None
-            return self.error[rows]
+        def chosen() -> Tensor:
+            known = self._known()
+            assert known is not None
+            return known[..., rows]
 
         sums = {name: values[rows] for name, values in self.sums.items()}
-        return Score(self.correct[rows], self.loss[rows], self.count[rows], sums, None if whole is None else error)
+        return Score(self.correct[rows], self.loss[rows], self.count[rows], sums, None if whole is None else chosen)
 
     @classmethod
     def joined(cls, parts: Sequence[Score], order: Tensor | None = None) -> Score:
         """The clients of all parts one after the other, or in that order."""
 
-        def rows(tensors: list[Tensor]) -> Tensor:
-            whole = torch.cat(tensors)
-            return whole if order is None else whole[order]
+        def rows(tensors: list[Tensor], axis: int = 0) -> Tensor:
+            whole = torch.cat(tensors, axis)
+            return whole if order is None else whole.index_select(axis, order)
 
         sums = {name: rows([part.sums[name] for part in parts]) for name in parts[0].sums}
-        known = all(part.error_or_rule is not None for part in parts)
+        known = all(part.error_or_draws is not None for part in parts)
         correct, loss, count = (rows([getattr(part, name) for part in parts]) for name in ("correct", "loss", "count"))
 
-        def error() -> Tensor:
+        def error_or_draws() -> Tensor:
+            draws = [part.draws for part in parts if part.draws is not None]
+            if len(draws) == len(parts):
+                return rows(draws, axis=1)
             return rows([part.error for part in parts if part.error is not None])
 
-        return cls(correct, loss, count, sums, error if known else None)
+        return cls(correct, loss, count, sums, error_or_draws if known else None)
 
 
 class OutputCollector:

@@ -74,22 +74,23 @@ class _Table:
         return torch.from_numpy((self._digests[ids.numpy()] == digests).all(1))
 
     def take(self, ids: Tensor, again: Callable[[], Score]) -> Score:
-        """Scores of these clients, all known. Standard errors are made of outputs, which are not kept: who asks has
-        them computed again."""
+        """Scores of these clients, all known. Draws for standard errors are made of outputs, which are not kept: who
+        asks has them computed again."""
         assert self._rows is not None  # some were put
         rows = self._rows.take(ids)
 
-        def error() -> Tensor:
-            found = again().error
-            assert found is not None
-            return found
+        def draws() -> Tensor:
+            score = again()
+            known = score.error if score.draws is None else score.draws
+            assert known is not None
+            return known
 
-        return Score(rows.correct, rows.loss, rows.count, rows.sums, error if self._has_error else None)
+        return Score(rows.correct, rows.loss, rows.count, rows.sums, draws if self._has_error else None)
 
     def put(self, ids: Tensor, digests: np.ndarray, score: Score) -> None:
         with self._lock:
             if self._rows is None:
-                self._rows, self._has_error = self._blank(score), score.error_or_rule is not None
+                self._rows, self._has_error = self._blank(score), score.error_or_draws is not None
         for kept, values in zip(_columns(self._rows), _columns(score), strict=True):
             kept[ids] = values
         self._digests[ids.numpy()] = digests

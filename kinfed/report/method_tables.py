@@ -292,13 +292,13 @@ def sites_table(
         return None
     style = style.for_values(g.alone for g in by_client)
     place = {name: float(index) for index, name in enumerate(sorted((g.client for g in by_client), key=natural_order))}
-    known = {g.client: g.error for g in by_client if g.error is not None and finite(g.error)}
-    reach = max((abs(g.gain) + 1.96 * known[g.client] for g in by_client if g.client in known), default=0.0)
+    likely = {g.client: one for g in by_client if (one := g.likely) is not None}
+    reach = max((max(abs(known.low), abs(known.high)) for known in likely.values()), default=0.0)
     rows: list[list[TableCell | str]] = []
     for g in by_client:
         interval, verdict = TableCell("–"), "too many or too few test examples to say"
-        if g.client in known:
-            low, high = (g.gain + side * 1.96 * known[g.client] for side in (-1, 1))
+        if g.client in likely:
+            low, high = likely[g.client].low, likely[g.client].high
             text = f"{_signed(low, style)} to {_signed(high, style)}"
             interval = TableCell(text, sort_value=low, interval=(low, g.gain, high), reach=reach)
             verdict = "better together" if low > 0 else "better alone" if high < 0 else "may be chance"

@@ -10,6 +10,7 @@ from kinfed.data.description import Description
 from kinfed.report.comparison import Comparison, Method, display_name, options_of
 from kinfed.report.formats import format_number, plural
 from kinfed.report.metric_style import metric_style
+from kinfed.report.panels.kin_panel import in_short
 from kinfed.report.statistics import (
     Difference,
     average,
@@ -142,7 +143,7 @@ def findings(comparison: Comparison) -> list[str]:
             f"Compared with training alone, {method.label} helps {s.helped} of {s.n} clients, leaves {s.unchanged} as "
             f"they were and hurts {s.hurt}{named}{over}."
         )
-    return sentences
+    return sentences + [text for method in comparison.methods if (text := in_short(method)) is not None]
 
 
 def outsiders_sentence(comparison: Comparison) -> str:

@@ -171,6 +171,14 @@ class Gain:
     own: float = 0.0
     error: float | None = None  # standard error of the gain by the examples of the test, where it is known
 
+    @property
+    def likely(self) -> Interval | None:
+        """Student's 95 % interval for as many examples as the client is tested on; None where the error is unknown."""
+        if self.error is None or not finite(self.error) or self.n_test < 2:
+            return None
+        reach = float(stdtrit(self.n_test - 1, 0.975)) * self.error
+        return Interval(self.gain, self.gain - reach, self.gain + reach, self.n_test)
+
 
 def client_gains(values: list[Gain]) -> list[Gain]:
     """One entry per client, its mean over seeds, largest gain first. Seeds share much of a client's data, so that the
@@ -189,23 +197,32 @@ def client_gains(values: list[Gain]) -> list[Gain]:
 
 
 def gains(comparison: Comparison, method: Method) -> list[Gain]:
-    """Clients that took part in the method's complete trials and in Local's, largest gain first."""
+    """Clients that took part in the method's complete trials and in Local's, largest gain first. Errors are those of
+    the difference over the same test examples, where both models were judged in one run; otherwise, and where a
+    deployment's clients keep to themselves which examples they got right, as if these were others: too wide."""
     entries, name = [], f"personal_{comparison.metric}"
     for trial in method.complete_trials:
         local = comparison.local_trial(method, trial.seed)
         baseline = {c.client: c.values for c in local.participants} if local else {}
+        in_own_run = any(local is one for one in method.run.trials)
         for client in trial.participants:
             other = baseline.get(client.client, {})
             own, alone = client.values.get(name), other.get(name)
             if own is not None and alone is not None and finite(own) and finite(alone):
-                errors = client.values.get("personal_error"), other.get("personal_error")
-                error = None if None in errors else math.hypot(*(float(e or 0.0) for e in errors))
+                error = client.values.get("personal_error_of_gain") if in_own_run else None
+                error = _as_if_apart(client.values, other) if error is None else error
                 gain = comparison.style.gain(own, alone)
                 if error == 0 and gain:
                     error = None  # all rows judged alike by either model: drawing them anew says nothing of chance
                 sizes = client.n_train, client.n_test
                 entries.append(Gain(client.client, trial.seed, *sizes, gain, alone, own, error))
     return sorted(entries, key=lambda g: (-g.gain, g.seed, g.client))
+
+
+def _as_if_apart(own: Mapping[str, float], alone: Mapping[str, float]) -> float | None:
+    """The standard error of a difference, were the two judged on examples of their own."""
+    errors = [values["personal_error"] for values in (own, alone) if "personal_error" in values]
+    return math.hypot(*errors) if len(errors) == 2 else None
 
 
 @dataclass(frozen=True)

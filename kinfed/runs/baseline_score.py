@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
-from kinfed.engine.bootstrap import standard_errors
+from kinfed.engine.bootstrap import deviation_of_draws, error_draws
 from kinfed.engine.measures import Judged, headline_measure
 from kinfed.engine.objective import Objective
 from kinfed.engine.score import Score, client_sums
@@ -42,7 +42,7 @@ def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: 
         loss=torch.from_numpy(judged.total(losses.numpy())),
         count=test.count,
         sums=client_sums(judged, headline),
-        error_or_rule=standard_errors(headline, judged, ids),
+        error_or_draws=deviation_of_draws(error_draws(headline, judged, ids)),
     )
 
 

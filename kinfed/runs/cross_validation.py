@@ -96,19 +96,21 @@ class CrossValidation:
             baselines.append(self._baseline(seed))
             if folder is not None:
                 folder.write_baseline(seed, baselines[-1].to_json())
-            for label in first.inputs.algorithms:
+            by_label = {}
+            for label in first.inputs.order:
                 trained = [fold.run_method(label, seed, folder) for fold in self.folds]
                 federations = [fold.inputs.federation(seed) for fold in self.folds]
                 result = join_folds(trained, federations, first.inputs.task().classifies)
-                results.append(result)
+                by_label[label] = result
                 self.observer.finished(result)
                 if folder is not None:
                     folder.append_clients(result.client_columns())
                     if result.curves is not None:
                         folder.write_curves(label, seed, result.curves.to_json())
+            results += [by_label[label] for label in first.inputs.algorithms]
         if folder is not None:
             if folder.has_grown:
-                folder.sort_rounds(list(first.inputs.algorithms), self.config.seeds)
+                folder.sort_rounds(first.inputs.order, self.config.seeds)
             folder.write_summary({"results": [result.summary() for result in results]})
         path = None if folder is None else folder.path
         inputs = first.inputs
@@ -131,6 +133,9 @@ class CrossValidation:
 def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation], classifies: bool) -> MethodResult:
     """The folds of one method and seed as one result."""
     first, n, clients = results[0], len(results), joined_clients(federations)
+    for result in results:
+        if result.alone is not None and result.evaluation.personal is not None:
+            result.evaluation.personal.compare(result.alone)
     evaluation = join_evaluations([result.evaluation for result in results], first.metric)
     everyone = EvaluationMetrics.from_evaluation(evaluation, clients, classifies)
     rows = took_part(evaluation).nonzero().squeeze(1)
@@ -147,6 +152,7 @@ def join_folds(results: Sequence[MethodResult], federations: Sequence[Federation
         seconds=sum(result.seconds for result in results) / n,
         diverged=any(result.diverged for result in results),
         folds=n,
+        alone=None,  # compared by fold
         client_table=clients,
         journal=tuple(line for result in results for line in result.journal),
     )
@@ -193,16 +199,18 @@ def join_scores(scores: Sequence[Score], metric: str) -> Score:
         loss=torch.stack([score.loss for score in scores]).sum(0),
         count=torch.stack([score.count for score in scores]).sum(0),
         sums=sums,
-        error_or_rule=_joined_error(scores, metric),
+        error_or_draws=_joined_error([score.error for score in scores], scores, metric),
+        error_of_gain=_joined_error([score.error_of_gain for score in scores], scores, metric),
     )
 
 
-def _joined_error(scores: Sequence[Score], metric: str) -> Tensor | None:
+def _joined_error(by_fold: Sequence[Tensor | None], scores: Sequence[Score], metric: str) -> Tensor | None:
     """[n] of a mean of folds, each weighing as much as its sums; NaN where a fold that weighs something has none."""
-    if any(score.error is None or metric not in score.sums for score in scores):
+    known = [error for error in by_fold if error is not None]
+    if len(known) < len(scores) or any(metric not in score.sums for score in scores):
         return None
     weight = torch.stack([score.sums[metric][:, 1] for score in scores])  # [F, n]
     share = weight / weight.sum(0).clamp_min(1e-300)
-    errors = torch.stack([score.error for score in scores if score.error is not None])
+    errors = torch.stack(known)
     squares = torch.where(share > 0, (share * errors) ** 2, 0.0).sum(0)
     return torch.where(weight.sum(0) > 0, squares.sqrt(), torch.nan)

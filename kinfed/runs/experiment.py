@@ -145,6 +145,7 @@ class Experiment:
         self._loops = LoopFactory(self.inputs, self.observer.note)
         self._start_maker = StartMaker(self._loops, self.observer, should_stop)
         self._starts: dict[int, CommonStart] = {}
+        self._alone: Score | None = None  # of the seed that is being run
 
     @property
     def config(self) -> RunConfig:
@@ -170,12 +171,16 @@ class Experiment:
             baselines.append(self._baseline(seed))
             if folder is not None:
                 folder.write_baseline(seed, baselines[-1].to_json())
-            for label in inputs.algorithms:
-                results.append(self.run_method(label, seed, folder))
-                self.observer.finished(results[-1])
+            by_label = {}
+            for label in inputs.order:
+                by_label[label] = self.run_method(label, seed, folder)
+                self.observer.finished(by_label[label])
+            results += [by_label[label] for label in inputs.algorithms]
+            if folder is not None and self._alone is not None:
+                self._alone.drop_draws()  # all lines of clients are written
         if folder is not None:
             if folder.has_grown:
-                folder.sort_rounds(list(inputs.algorithms), inputs.config.seeds)
+                folder.sort_rounds(inputs.order, inputs.config.seeds)
             folder.write_summary({"results": [result.summary() for result in results]})
         path, own = None if folder is None else folder.path, inputs.own_model_name
         describe = partial(description, inputs)
@@ -200,8 +205,10 @@ class Experiment:
         return make_baseline(seed, score, ids, clients, data.problem, self.config.metric)
 
     def run_method(self, label: str, seed: int, folder: RunFolder | None) -> MethodResult:
-        """One method with one seed, from the seed's common start."""
+        """One method with one seed, from the seed's common start. `RunInputs.order` has those of a seed."""
         config = self.inputs.config
+        if label == self.inputs.order[0]:
+            self._alone = None
         if seed not in self._starts:
             self._starts[seed] = self._start_maker.make(seed, None if folder is None else folder.checkpoints)
         states = folder.path / "states" if folder is not None and config.state != "memory" else None
@@ -225,7 +232,9 @@ class Experiment:
                 should_stop=self.should_stop,
                 fold=None if config.folds is None else self.inputs.fold,
                 keep_journal=self.keep_journal,
+                alone=self._alone,
             ).execute()
+        self._alone = result.alone
         return self._with_curves(result, folder)
 
     def _with_curves(self, result: MethodResult, folder: RunFolder | None) -> MethodResult:

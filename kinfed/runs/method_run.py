@@ -22,9 +22,11 @@ from typing import Any
 
 from torch import Tensor
 
+from kinfed.algorithms.local import Local
 from kinfed.core import storage
 from kinfed.core.threads import one_thread
 from kinfed.engine.measures import headline_measure
+from kinfed.engine.score import Score
 from kinfed.errors import KinfedError
 from kinfed.pools.base import Evaluation
 from kinfed.runs.checkpoint import Snapshot
@@ -79,6 +81,7 @@ class MethodRun:
     should_stop: Callable[[], bool] = lambda: False
     fold: int | None = None  # of a cross-validation, which keeps no models and writes clients' lines of all folds
     keep_journal: bool = False  # where there is no folder: the result has the lines
+    alone: Score | None = None  # what clients reach alone with this seed, where that is known already
     totals: Totals = field(default_factory=Totals, init=False)
     _lines: list[str] = field(default_factory=list, init=False)
     _last_evaluation: Evaluation | None = field(default=None, init=False)
@@ -158,6 +161,7 @@ class MethodRun:
             privacy=None if privacy is None else privacy.summary(self.clients.names),
             user_privacy=None if self.loop.user_level is None else self.loop.user_level.summary(),
             journal=tuple(self._lines),
+            alone=self.alone or (evaluation.personal if isinstance(algorithm, Local) else None),
         )
         if result.diverged:
             self.observer.note(f"{self.label} seed {self.seed} has diverged: {DIVERGED}")

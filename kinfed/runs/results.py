@@ -99,6 +99,7 @@ class MethodResult(MethodSummary):
     server_models: ServerModels | None = None
     curves: Curves | None = None  # of clients' personal models, where there are classes
     journal: tuple[str, ...] = ()  # its lines of rounds.jsonl, where they were asked for
+    alone: Score | None = None  # of clients that train alone in the same run, whom `clients.csv` compares it with
     server_state: Mapping[str, Tensor] | None = None  # where models are kept, and no folder
 
     @property
@@ -132,11 +133,16 @@ class MethodResult(MethodSummary):
         return columns
 
     def _measures(self, kind: str, score: Score | None) -> dict[str, list[float | None]]:
-        """All measures but accuracy, and the standard error of the headline; the same columns for every method."""
+        """All measures but accuracy, and the standard error of the headline, of personal models also that of its
+        difference to training alone; the same columns for every method."""
         length, own = len(self.evaluation.ids), self.evaluation.personal
         names = [] if own is None else [name for name in own.sums if name != "accuracy"]
         values = {name: None if score is None else score.measure(name) for name in names}
         if own is not None and own.sums:
+            if kind == "personal":
+                if self.alone is not None:
+                    own.compare(self.alone)
+                values["error_of_gain"] = own.error_of_gain
             values["error"] = None if score is None else score.error
         return {f"{kind}_{name}": _numbers(tensor, length) for name, tensor in values.items()}
 

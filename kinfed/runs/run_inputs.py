@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import AnyAlgorithm
+from kinfed.algorithms.local import Local
 from kinfed.data.example_weights import NONE
 from kinfed.data.features import Features, features_digest
 from kinfed.data.federation import Federation
@@ -50,6 +51,12 @@ class RunInputs:
         self._evaluated: dict[int, Tensor] = {}
         self.left_out: dict[str, str] = {}
         self.algorithms = self._make_algorithms()
+
+    @property
+    def order(self) -> list[str]:
+        """Labels of the methods as they are run: whoever trains alone comes first, since the others are compared with
+        it client by client as soon as they are done."""
+        return sorted(self.algorithms, key=lambda label: not isinstance(self.algorithms[label], Local))
 
     def _make_algorithms(self) -> dict[str, AnyAlgorithm]:
         algorithms = {}

@@ -10,7 +10,7 @@ import sklearn.metrics as reference
 import torch
 
 from kinfed.data.problem import Problem
-from kinfed.engine.bootstrap import bootstrap_draws, standard_errors
+from kinfed.engine.bootstrap import bootstrap_draws, deviation_of_draws, error_draws
 from kinfed.engine.measures import (
     MEASURES,
     Judged,
@@ -122,13 +122,51 @@ def test_the_worst_tenth_knows_which_way_is_worse():
 
 def test_errors_are_those_of_the_binomial_and_do_not_depend_on_other_clients():
     data = judged(2)
-    errors = standard_errors(MEASURES["accuracy"], data, torch.tensor([4, 9, 2]))
+    errors = deviation_of_draws(error_draws(MEASURES["accuracy"], data, torch.tensor([4, 9, 2])))
     share = MEASURES["accuracy"].value(client_sums(data)["accuracy"])
     theory = (share * (1 - share) / torch.tensor(SIZES)).sqrt()
     assert errors.numpy() == pytest.approx(theory.numpy(), rel=0.35)
     mine = data.owner == 2
     alone = Judged(data.output[mine], data.target[mine], np.zeros(mine.sum(), int), 1, data.problem)
-    assert standard_errors(MEASURES["accuracy"], alone, torch.tensor([2]))[0].item() == pytest.approx(errors[2].item())
+    again = deviation_of_draws(error_draws(MEASURES["accuracy"], alone, torch.tensor([2])))
+    assert again[0].item() == pytest.approx(errors[2].item())
+
+
+def test_the_error_of_a_gain_counts_the_rows_that_two_models_judge_otherwise() -> None:
+    """Var(d) / n of the row-wise differences d; were the rows taken for others, the two variances would add up."""
+    one = judged(2)
+    output = one.output.copy()
+    output[::7] = output[::7, ::-1]  # every seventh row is judged the other way round
+    other, ids = replace(one, output=output), torch.tensor([4, 9, 2])
+    zero = torch.zeros(3)
+    scores = [Score(zero, zero, zero, {}, partial(error_draws, MEASURES["accuracy"], d, ids)) for d in (one, other)]
+    scores[0].compare(scores[1])
+    errors = scores[0].error_of_gain
+    assert errors is not None
+    d = (one.predicted == one.target).astype(float) - (other.predicted == other.target)
+    theory = [np.sqrt(d[one.owner == k].var() / SIZES[k]) for k in range(3)]
+    assert errors.numpy() == pytest.approx(theory, rel=0.35)
+    apart = torch.hypot(*(score.error for score in scores))
+    assert bool((errors < apart / 1.5).all())
+    assert scores[0].draws is None  # nobody needs them any more
+    scores[1].compare(scores[1])
+    assert scores[1].error_of_gain is not None
+    assert not scores[1].error_of_gain.any()
+
+
+def test_draws_survive_choice_joining_and_the_way_to_other_processes() -> None:
+    data, ids = judged(2), torch.tensor([4, 9, 2])
+    zero = torch.zeros(3)
+    whole = Score(zero, zero, zero, {}, partial(error_draws, MEASURES["accuracy"], data, ids))
+    parts = [whole.take(torch.tensor([2, 0])), whole.take(torch.tensor([1]))]
+    joined = pickle.loads(pickle.dumps(Score.joined(parts, torch.tensor([1, 2, 0]))))
+    assert whole.draws is not None
+    assert torch.equal(joined.draws, whole.draws)
+    # Where one part knows no more than its error, that is what the whole knows.
+    mixed = Score.joined([parts[0], Score(*torch.zeros(3, 1), {}, torch.tensor([0.5]))])
+    assert mixed.draws is None
+    assert mixed.error is not None
+    assert mixed.error[2] == 0.5
 
 
 def test_headlines_by_our_names_and_scikit_learns():

@@ -9,7 +9,7 @@ import pytest
 from kinfed.algorithms.kin.kin import Kin
 from kinfed.core.registry import Entry
 from kinfed.data.batches import LocalTraining
-from kinfed.reproduce import RunPart
+from kinfed.reproduce import Results, RunPart
 from kinfed.reproduce.measure import part_config
 from kinfed.reproduce.recipe import SCALES, Scale
 from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
@@ -65,3 +65,26 @@ def test_both_partitions_of_cifar10_have_the_same_settings(scale: Scale) -> None
 def test_notes_of_both_recipes_name_the_preset() -> None:
     for recipe in (kin_everywhere.RECIPE, methods_cifar10.RECIPE):
         assert any(f"{PRESET} setting for" in note or f"Preset {PRESET}, for" in note for note in recipe.notes)
+
+
+def test_ranks_are_over_seeds_that_all_federations_have_and_least_errors_are_best() -> None:
+    rows = list(kin_everywhere.METHODS)
+
+    def measured(metric: str, better: float, seeds: tuple[int, ...]) -> dict[str, dict[str, dict[int, float]]]:
+        return {row: {metric: {s: place * better for s in seeds}} for place, row in enumerate(rows)}
+
+    results = Results({
+        "iid": measured("personal.accuracy", 1.0, (10, 11)),  # the last is best
+        "schools": measured("personal.rmse", 1.0, (10,)),  # the first is
+        "foreign": measured("personal.rmse", 1.0, (10,)),  # has no accuracy
+    })  # fmt: skip
+    ranks = kin_everywhere.ranks(results)
+    assert ranks[rows[0]] == {10: (10 + 1) / 2}
+    assert ranks[rows[1]] == {10: (9 + 2) / 2}
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_every_federation_has_the_seeds_that_ranks_are_taken_over(scale: Scale) -> None:
+    for part in kin_everywhere.parts(scale):
+        assert isinstance(part, RunPart)
+        assert set(kin_everywhere.SEEDS) - {11} <= set(part.settings["seeds"])

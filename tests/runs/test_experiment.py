@@ -39,6 +39,32 @@ def small_federation() -> kinfed.Federation:
     return kinfed.Federation.from_arrays(x, y, np.repeat(list("abcd"), 30))
 
 
+def test_clients_are_compared_with_training_alone_wherever_that_stands_among_the_methods(tmp_path: Path) -> None:
+    def lines(name: str, algorithms: str, **more: Any) -> dict[str, list[dict[str, str]]]:
+        settings = {**SMALL, "algorithms": algorithms, "seeds": (0,), **more}
+        result = kinfed.run(**settings, out=tmp_path / name, federation=small_federation())
+        assert [one.label for one in result.results] == algorithms.split(",")
+        with (tmp_path / name / "clients.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        return {label: [row for row in rows if row["algorithm"] == label] for label in algorithms.split(",")}
+
+    last, first = lines("a", "ditto,local"), lines("b", "local,ditto")
+    assert last == first
+    assert {float(row["personal_error_of_gain"]) for row in first["local"]} == {0.0}
+    paired = [float(row["personal_error_of_gain"]) for row in first["ditto"]]
+    apart = [
+        np.hypot(float(own["personal_error"]), float(alone["personal_error"]))
+        for own, alone in zip(first["ditto"], first["local"], strict=True)
+    ]
+    assert sum(paired) < 0.8 * sum(apart)
+    assert {row["personal_error_of_gain"] for row in lines("c", "ditto")["ditto"]} == {""}
+    folds = lines("d", "ditto,local", folds=2)["ditto"]
+    assert all(float(row["personal_error_of_gain"]) >= 0 for row in folds)
+    memory = kinfed.run(**{**SMALL, "algorithms": "ditto,local", "seeds": (0,)}, federation=small_federation())
+    values = [client.values["personal_error_of_gain"] for client in memory.run.trials[0].clients]
+    assert values == pytest.approx(paired)
+
+
 def test_a_run_writes_what_the_documentation_says(tmp_path: Path) -> None:
     result = kinfed.run(**SMALL, out=tmp_path / "run")
     folder = tmp_path / "run"

@@ -31,6 +31,7 @@ PANELS: Registry[Callable[[Method], Panel | None]] = Registry("panel")
 
 # In the order of the page: name, where it is, what it shows.
 for _name, _location, _summary in (
+    ("kin", "kin_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
     ("recorded", "scalars_panel:scalars", "every plain number that a method records, over rounds"),
     ("mixing", "apfl_panel:mixing", "APFL: how much of its own model each client keeps"),
     ("clusters", "clusters_panel:clusters", "who trains with whom, for methods with several server models"),
@@ -39,7 +40,6 @@ for _name, _location, _summary in (
     ("context-accuracy", "cgpfl_panel:accuracy_by_number", "CGPFL: accuracy against the number of contexts"),
     ("affinity", "fedfomo_panel:who_helps_whom", "FedFomo: who helps whom"),
     ("decisions", "selffl_panel:decisions", "Self-FL: who learns alone, who from all"),
-    ("kin", "kin_panel:shares", "Kin: how much each client learns alone, from all and from its group"),
     ("privacy", "privacy_panel:privacy", "what a private run promises to whom"),
     ("user-privacy", "user_privacy_panel:user_privacy", "what user-level privacy promises, and of which models"),
 ):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from kinfed.report.chart import Figure, axis, escape, layout
@@ -18,9 +19,8 @@ from kinfed.report.formats import plural
 from kinfed.report.marks import bars
 from kinfed.report.palette import LOCAL, faded
 from kinfed.report.panels.base import MAX_BARS, Panel, seed_note, series
-from kinfed.report.statistics import gains
+from kinfed.report.statistics import Interval, gains
 
-WIDTH = 1.96  # standard errors to either side of a gain
 LEAST_SHOWN = 0.005  # share; below it is 0 %
 
 
@@ -33,16 +33,16 @@ class ClientShares:
     together: float
     adapted: float
     kin: int  # clients of its group, itself included; 0: one model for all
-    gain: tuple[float, float] | None = None  # over training alone, as the page shows it, and its standard error
+    gain: Interval | None = None  # over training alone, as the page shows it
     unit: str = " points"
 
     @property
     def is_helped(self) -> bool:
-        return self.gain is not None and self.gain[0] - WIDTH * self.gain[1] > 0
+        return self.gain is not None and self.gain.low > 0
 
     @property
     def is_hurt(self) -> bool:
-        return self.gain is not None and self.gain[0] + WIDTH * self.gain[1] < 0
+        return self.gain is not None and self.gain.high < 0
 
     def __str__(self) -> str:
         others = f"from its group of {self.kin}" if self.kin else "from all"
@@ -54,11 +54,11 @@ class ClientShares:
         text = ", ".join(f"{_percent(share)} {words}" for share, words in parts if share >= LEAST_SHOWN)
         if self.gain is None:
             return f"{self.client} learns {text}."
-        gain, error = self.gain
-        low, high = gain - WIDTH * error, gain + WIDTH * error
         form = "+.1f" if self.unit else "+.3g"
-        gained = f"{gain:{form}}{self.unit} [{low:{form}}, {high:{form}}]"
-        return f"{self.client} learns {text}; expected gain over alone {gained}."
+        mean, low, high = (
+            f"{value:{form}}".replace("-", "−") for value in (self.gain.mean, self.gain.low, self.gain.high)
+        )
+        return f"{self.client} learns {text}; expected gain over alone {mean}{self.unit} [{low}, {high}]."
 
 
 def _percent(share: float) -> str:
@@ -84,6 +84,26 @@ def shares(method: Method) -> Panel | None:
             f"gain and {hurt} lose against training alone."
         )
     return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
+
+
+def in_short(method: Method) -> str | None:
+    """What all clients of all seeds were told, in one sentence; None where the method recorded no shares."""
+    by_seed = answers(method)
+    return None if not by_seed else shares_in_short(method.label, by_seed)
+
+
+def shares_in_short(label: str, by_seed: Mapping[int, Sequence[ClientShares]]) -> str:
+    alone = fmean(answer.alone for clients in by_seed.values() for answer in clients)
+    grouped = [seed for seed, clients in by_seed.items() if any(answer.kin for answer in clients)]
+    found, others = "no groups of clients that are alike", "from all"
+    if grouped:
+        found = "groups of clients that are alike"
+        found += f" with {len(grouped)} of {len(by_seed)} seeds" if len(by_seed) > 1 else ""
+        others = "from its group" if len(grouped) == len(by_seed) else "from all or from its group"
+    return (
+        f"{label} found {found}: in the mean, a client learns {_percent(1 - alone)} {others} and "
+        f"{_percent(alone)} alone."
+    )
 
 
 def answers(method: Method) -> dict[int, list[ClientShares]]:
@@ -116,12 +136,16 @@ def _last(method: Method, key: str, seed: int) -> Any:
     return values[max(values)] if values else None
 
 
-def _gains(method: Method, seed: int) -> dict[str, tuple[float, float]]:
-    """By client: gain over Local in the same run and its standard error, where the run knows it; as shown."""
+def _gains(method: Method, seed: int) -> dict[str, Interval]:
+    """By client: gain over Local in the same run, where the run knows how sure it is; as shown."""
     comparison = single_run(method.run)
     scale = comparison.style.scale
-    own = [g for g in gains(comparison, method) if g.seed == seed]
-    return {g.client: (scale * g.gain, scale * g.error) for g in own if g.error is not None}
+    own = {g.client: g.likely for g in gains(comparison, method) if g.seed == seed}
+    return {
+        client: Interval(scale * one.mean, scale * one.low, scale * one.high, one.n)
+        for client, one in own.items()
+        if one is not None
+    }
 
 
 def _found_groups(method: Method, seed: int, has_groups: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from kinfed.report.comparison import single_run
 from kinfed.report.statistics import gains
 from kinfed.reproduce import Question, Recipe, ResultColumn, Results, ResultTable, RunPart
-from kinfed.reproduce.recipe import SITES, BySeed, Measurements, Scale
+from kinfed.reproduce.recipe import ACCURACY, SITES, BySeed, Measurements, Scale
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes
 from kinfed.runs.reader import Run
 
@@ -19,7 +19,6 @@ METHODS = {
 }  # fmt: skip
 HURT = "hurt"  # share of clients that lose against training alone, beyond chance
 ALLOWED, ALLOWED_HURT = 0.005, 0.05  # by which kin may be behind, and share of clients that it may hurt
-WIDTH = 1.96
 
 
 def _digits(partition: str | Mapping[str, Any], **settings: Any) -> dict[str, Any]:
@@ -60,24 +59,36 @@ FEDERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hospitals": ("4 hospitals", {"dataset": "heart_disease", "participation": 1.0}),
     "persons": ("36 persons", {"dataset": "wisdm_ar_v1"}),
     "districts": ("60 districts", {"dataset": "contraception"}),
+    "schools": ("65 schools", {"dataset": "exam65_london"}),
 }
-SMOKE = ("iid", "rotation")
+NUMBERS = ("schools",)  # where models predict a number, whose standard deviation is 1
+SMOKE = ("iid", "rotation", "schools")
+# No choice about `kin` was made with these: they begin where those of its first page end. Twice as many where five
+# left questions open.
+SEEDS, MORE_SEEDS = range(10, 15), range(10, 20)
+OPEN = ("dirichlet-01", "two-classes", "swapped", "sizes", "hospitals", "persons", "districts")
+# With seed 11 a category is too rare among the hospitals' training rows to count: their model would be another one.
+HOSPITAL_SEEDS = [10, *range(12, 21)]
 # Convolutions take most of the time of all federations together.
-SMALL: dict[str, dict[str, Any]] = {"cifar10": {"clients": 10, "rounds": 20, "seeds": [0, 1, 2]}}
+SMALL: dict[str, dict[str, Any]] = {
+    "cifar10": {"clients": 10, "rounds": 20},
+    **{part: {"seeds": list(MORE_SEEDS)} for part in OPEN},
+    "hospitals": {"seeds": HOSPITAL_SEEDS},
+}
 
 
 def parts(scale: Scale) -> list[RunPart]:
     algorithms = {name: own_defaults("kin") if name == "kin" else {} for name in METHODS}
     common: dict[str, Any] = {
         "algorithms": algorithms, "preset": PRESET, "rounds": 40, "eval_every": 0, "validation": 0.2,
-        "seeds": [0, 1, 2, 3, 4],
+        "seeds": list(SEEDS),
     }  # fmt: skip
     if scale == "smoke":
         common |= {"rounds": 2, "steps": 2, "seeds": [0, 1]}
     if scale == "paper":
-        common |= {"rounds": 100, "seeds": list(range(10))}
+        common |= {"rounds": 100, "seeds": list(MORE_SEEDS)}
     names = SMOKE if scale == "smoke" else FEDERATIONS
-    less = SMALL if scale == "small" else {}
+    less = SMALL if scale == "small" else {"hospitals": {"seeds": HOSPITAL_SEEDS}}
     return [
         RunPart(name, {**common, **FEDERATIONS[name][1], **less.get(name, {})}, extra_metrics=share_hurt)
         for name in names
@@ -85,30 +96,37 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def share_hurt(run: Run) -> Measurements:
-    """Of every method and seed: the share of clients that lose against Local by more than 1.96 standard errors, of
-    those whose error is known (the bootstrap over their test rows)."""
+    """Of every method and seed: the share of clients that lose against Local beyond Student's 95 % interval for their
+    test rows, of those whose error is known (the bootstrap, both models judged on the same rows)."""
     comparison, measured = single_run(run), Measurements()
     for method in comparison.methods:
         lost: dict[int, list[bool]] = {}
         for gain in gains(comparison, method):
-            if gain.error is not None:
-                lost.setdefault(gain.seed, []).append(gain.gain < -WIDTH * gain.error)
+            if (likely := gain.likely) is not None:
+                lost.setdefault(gain.seed, []).append(likely.high < 0)
         if lost:
             measured[method.algorithm] = {HURT: {seed: fmean(values) for seed, values in lost.items()}}
     return measured
 
 
 def ranks(results: Results) -> dict[str, BySeed]:
-    """Of every method, by seed: its rank by personal accuracy, 1 is best, in the mean over federations."""
+    """Of every method, by seed: its rank by personal accuracy, or error, 1 is best, in the mean over federations. Seeds
+    that some federations lack are left out: a mean over other federations is another figure."""
     by_seed: dict[int, dict[str, list[float]]] = {}
     for part in FEDERATIONS:
-        accuracy = {row: results.get(part, row, "personal.accuracy") for row in METHODS}
-        for seed in set.intersection(*(set(values) for values in accuracy.values())):
-            for row, values in accuracy.items():
-                better = sum(other[seed] > values[seed] for other in accuracy.values())
-                equal = sum(other[seed] == values[seed] for other in accuracy.values())
+        sign = -1.0 if part in NUMBERS else 1.0
+        figure = {
+            row: {seed: sign * value for seed, value in results.get(part, row, headline(part)).items()}
+            for row in METHODS
+        }
+        for seed in set.intersection(*(set(values) for values in figure.values())):
+            for row, values in figure.items():
+                better = sum(other[seed] > values[seed] for other in figure.values())
+                equal = sum(other[seed] == values[seed] for other in figure.values())
                 by_seed.setdefault(seed, {}).setdefault(row, []).append(better + (equal + 1) / 2)
-    return {row: {seed: fmean(rows[row]) for seed, rows in by_seed.items() if row in rows} for row in METHODS}
+    parts = {seed: len(next(iter(rows.values()))) for seed, rows in by_seed.items()}
+    whole = [seed for seed, count in parts.items() if count == max(parts.values())]
+    return {row: {seed: fmean(by_seed[seed][row]) for seed in whole} for row in METHODS}
 
 
 def _ahead_in_rank(results: Results) -> Mapping[str, BySeed]:
@@ -128,19 +146,33 @@ def _few_hurt(part: str) -> Question:
     return Question(f"Kin hurts fewer than 5 % of the clients: {FEDERATIONS[part][0]}", margins)
 
 
-def _not_behind(part: str, metric: str, what: str) -> Question:
+def headline(part: str) -> str:
+    return "personal.rmse" if part in NUMBERS else ACCURACY
+
+
+def _not_behind(part: str, worst: bool = False) -> Question:
+    heading, what = FEDERATIONS[part][0], "the worst tenth" if worst else "accuracy"
+    if part in NUMBERS:
+        what = "RMSE of the worst tenth" if worst else "RMSE"
+        return Question.above(
+            f"Kin is not behind Local or FedAvg, fine-tuned, by 0.005 in {what}: {heading}",
+            part, "kin", ["local", "fedavg"], headline(part) + ("_worst10" if worst else ""), by=-ALLOWED,
+            lower_is_better=True, unit="", factor=1.0,
+        )  # fmt: skip
+    metric = "personal.worst10" if worst else ACCURACY
     return Question.above(
-        f"Kin is not behind Local or FedAvg, fine-tuned, by 0.5 points in {what}: {FEDERATIONS[part][0]}",
+        f"Kin is not behind Local or FedAvg, fine-tuned, by 0.5 points in {what}: {heading}",
         part, "kin", ["local", "fedavg"], metric, by=-ALLOWED,
     )  # fmt: skip
 
 
 HEADINGS = {part: heading for part, (heading, _) in FEDERATIONS.items()}
+CLASSES = {part: heading for part, heading in HEADINGS.items() if part not in NUMBERS}
 
 RECIPE = Recipe(
     name="kin-everywhere",
     paper=SITES,
-    reproduces="our question on eighteen federations",
+    reproduces="our question on nineteen federations",
     title="Kin against nine methods, wherever clients may differ",
     about="Federations that differ in kind: alike, by labels, by hidden groups, in size, tiny, with targets of others, "
     "by cameras, and real sites. All methods have tuned settings for the family of the model, but for Kin's own "
@@ -149,36 +181,45 @@ RECIPE = Recipe(
     parts=parts,
     tables=[
         ResultTable(
-            "Personal models, accuracy in %", METHODS, ResultColumn.by_part(HEADINGS), caption="± standard deviation."
+            "Personal models, accuracy in %", METHODS, ResultColumn.by_part(CLASSES), caption="± standard deviation."
         ),
         ResultTable(
             "Clients with the lowest accuracy, a tenth of all, in %",
             METHODS,
-            ResultColumn.by_part(HEADINGS, "personal.worst10"),
+            ResultColumn.by_part(CLASSES, "personal.worst10"),
+        ),
+        ResultTable(
+            "65 schools, root mean squared error of a standardized mark",
+            METHODS,
+            [
+                ResultColumn(heading, "schools", f"personal.{metric}", 1.0, 3, lower_is_better=True)
+                for heading, metric in (("All pupils", "rmse"), ("Worst tenth of the schools", "rmse_worst10"))
+            ],
         ),
         ResultTable(
             "Clients hurt against training alone, in %",
             METHODS,
             ResultColumn.by_part(HEADINGS, HURT, lower_is_better=True),
-            caption="Beyond 1.96 standard errors of their test sets.",
+            caption="Beyond Student's 95 % interval of a client's own loss, both models judged on the same test rows.",
         ),
     ],
     claims=[
         Question("Kin has the best rank over all federations", _ahead_in_rank, "ranks", 1.0),
-        *(_not_behind(part, "personal.accuracy", "accuracy") for part in FEDERATIONS),
-        *(_not_behind(part, "personal.worst10", "the worst tenth") for part in FEDERATIONS),
+        *(_not_behind(part) for part in FEDERATIONS),
+        *(_not_behind(part, worst=True) for part in FEDERATIONS),
         *(_few_hurt(part) for part in FEDERATIONS),
     ],
     notes=[
         "Settings are tuned for a family of models on other federations, not for each of these.",
-        "The standard error of a client's loss takes both models' errors as independent, which they are not: it is too "
-        "large, and some clients that are hurt are not counted.",
+        "A client counts as hurt where its 95 % interval is below 0. Of clients whom a method neither helps nor harms, "
+        "one in forty does so by chance.",
+        "Ranks are those of seeds that all federations have.",
         *preset_notes(parts("small")),
     ],
     stand_ins={
-        "smoke": "Two federations of digits, two rounds of two steps.",
-        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds. "
-        "Of CIFAR-10 20 rounds, 10 clients, 3 seeds.",
+        "smoke": "Two federations of digits and one of schools, two rounds of two steps.",
+        "small": "6,000 rows of MNIST, Fashion-MNIST and CIFAR-10; 40 rounds. Of CIFAR-10 20 rounds and 10 clients. "
+        f"Ten seeds of {', '.join(FEDERATIONS[part][0] for part in OPEN)}; five of the others.",
     },
     method_figures=[("rotation", "kin"), ("hospitals", "kin")],
 )
