@@ -92,3 +92,10 @@ def test_labels_of_public_examples_are_not_looked_at() -> None:
     method = FedBE(TWO_STEPS, distill_steps=3)
     runs = [Bench(method, federation=each).run() for each in (data, replace(data, labels=labels))]
     assert torch.equal(runs[0]["server.w"], runs[1]["server.w"])
+
+
+def test_distillation_is_of_the_server_and_sends_nothing() -> None:
+    """Bytes are FedAvg's: a model of 47 parameters down, and up with the number of examples."""
+    with Bench(FedBE(TWO_STEPS, distill_steps=3), federation=federation(), model=deep).loop(Schedule()) as loop:
+        report = loop.round()
+    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 47, 3 * 4 * (47 + 1))
