@@ -1,12 +1,12 @@
 """The same methods in kinfed and other packages: same clients, rows, start, batches and budget, figures side by side.
 
-    python -m venv beside && beside/bin/pip install -c constraints.txt . fluke-fl fedlab
+    python -m venv beside && beside/bin/pip install -c constraints.txt . fluke-fl fedlab pfl
     beside/bin/python benchmarks/packages.py                                  all pairs, seeds 0, 1 and 2
     beside/bin/python benchmarks/packages.py --package fedlab --methods scaffold,fednova --seeds 0
     beside/bin/python benchmarks/packages.py --json packages.json             also the figures of every seed
     beside/bin/python benchmarks/packages.py --read packages.json             the tables again
 
-A package is asked through its public classes (benchmarks/package_fluke.py, benchmarks/package_fedlab.py) and gets what
+A package is asked through its public classes (benchmarks/package_*.py) and gets what
 kinfed has drawn: rows of clients, the starting model, and the batches of every round in their order, so that a
 difference is one of the methods and not of chance. Everybody takes part in every round. Personal accuracy is that of
 clients' own models on their own test rows after the last round, one vote per client; the server's model is scored on
@@ -36,7 +36,7 @@ from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, unknown_name
 from kinfed.report.tables import TableColumn, TextTable
 
-PACKAGES = {"fluke": "fluke-fl", "fedlab": "fedlab"}
+PACKAGES = {"fluke": "fluke-fl", "fedlab": "fedlab", "pfl": "pfl"}
 CLIENTS, ROUNDS, LR, BATCH = 10, 20, 0.1, 20
 SETTINGS: dict[str, Any] = {
     "dataset": "digits", "partition": {"name": "dirichlet", "alpha": 0.3}, "clients": CLIENTS, "participation": 1.0,

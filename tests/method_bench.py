@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.algorithms.base import RoundInfo
+from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation, Population
@@ -83,6 +84,43 @@ def two_bowls(method: Any, *, start: float = 1.0, **schedule: float) -> Iterator
         yield Loop(method, task, pool, federation.population(SEED), Schedule(**schedule))
     finally:
         pool.close()
+
+
+def one_body(*, names: bool = False, inputs: bool = False) -> Federation:
+    """30 clients with twelve training examples each, too few to learn alone which four of ten inputs matter. With
+    `names`, clients call the four classes by names of their own; with `inputs`, they have the inputs in other
+    places."""
+    clients, count, width = 30, 30 * 22, 10
+    x = rng.normal(rng.root(3, "planted"), count * width).reshape(count, width).to(torch.float32)
+    rows = torch.arange(count)
+    owner, test = rows % clients, rows >= 12 * clients
+    y = 2 * (x[:, 0] + x[:, 1] > 0).long() + (x[:, 2] - x[:, 3] > 0).long()
+    if inputs:
+        x = x.gather(1, (torch.arange(width) - owner[:, None]) % width)
+    return Federation(
+        Features(x), (y + owner) % 4 if names else y, Problem.of_classes(4),
+        train=Ragged.grouped(rows[~test], owner[~test], clients), val=Ragged.empty(clients),
+        test=Ragged.grouped(rows[test], owner[test], clients), names=[str(m) for m in range(clients)],
+    )  # fmt: skip
+
+
+def accuracy_on(federation: Federation, method: Any, rounds: int = 20) -> tuple[float, float | None]:
+    """Of personal models and of the server's, on all test examples of `one_body`."""
+
+    def body_and_head() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    with Bench(method, federation=federation, model=body_and_head).loop() as loop:
+        for _ in range(rounds):
+            loop.round()
+        found = loop.evaluate()
+    assert found.personal is not None
+    personal, common = (
+        None if score is None else float(score.correct.sum() / score.count.sum())
+        for score in (found.personal, found.server_model)
+    )
+    assert personal is not None
+    return personal, common
 
 
 def gradient(loop: Loop, client: int, theta: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ log π; β = 1 is a classifier of the client's own data.
 
 Decisions. Statistics are of a clean pass of the trained body (the released code collects features while weights move).
 S_loc is the scatter within classes over N − 1 plus `ridge` times the identity; the released code adds 1e-4 to every
-entry and a whole identity, which `ridge = 1` comes close to. Classes that a client lacks have the global mean. Folds
-are stratified, from the keys of the seed; classes of a single example are left out of them, and who has no class of
-two has β = 0. β is found by L-BFGS-B from 0.5 in at most 10 iterations, with exact derivatives in float64 (the
-released code clips an unbounded search). M starts at uniform draws, S at the identity (released code).
+entry and a whole identity, which `ridge = 1` comes close to. The paper's 1e-4 leaves the covariance of few examples
+nearly singular, with losses of a hundred and more; the default is in between. Classes that a client lacks have the
+global mean. Folds are stratified, from the keys of the seed; classes of a single example are left out of them, and who
+has no class of two has β = 0. β is found by L-BFGS-B from 0.5 in at most 10 iterations, with exact derivatives in
+float64 (the released code clips an unbounded search). M starts at uniform draws, S at the identity (released code).
 
 Everyone's personal model is made when it is asked for, from the current body, M and S and the client's training
 examples; clients keep nothing. The server's model has LDA(M, S, uniform π). The last layer needs a bias. Not private:
@@ -116,7 +117,7 @@ class Distribution:
 class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
     beta: float | None = option(None, "β fixed for means and covariance, instead of cross-validation", ge=0, le=1)
     single_beta: bool = option(False, "one β for both")
-    ridge: float = option(1e-4, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
+    ridge: float = option(0.1, "added to the diagonal of a client's covariance", gt=0, tune=Range(1e-4, 1.0))
 
     traits = frozenset({"needs classes"})
     averages = "sends covariances, which another rule than the mean would not leave positive definite"

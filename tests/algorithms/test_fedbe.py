@@ -85,6 +85,22 @@ def test_a_round_by_hand(sampling: str) -> None:
     assert torch.allclose(after, torch.stack(ends).mean(0), atol=1e-5)
 
 
+def test_the_servers_model_comes_to_say_what_clients_say_together() -> None:
+    """What distillation is for: after many local steps the mean of models predicts otherwise than the models."""
+    far = LocalTraining(lr=1.0, batch=100, steps=30)
+    method = FedBE(far, sampling="dirichlet", distill_steps=80, cycle=20, distill_lr=0.5)
+    _, theta, count, task, data, after = one_round(method)
+    mean = ((count / count.sum())[:, None] * theta.double()).sum(0).float()
+    public = data.population(SEED).pool
+    assert public is not None
+
+    def said(models: Tensor) -> Tensor:
+        return torch.stack([torch.softmax(public_scores(task, m[None], public)[0], -1) for m in models]).mean(0)
+
+    together = said(theta)
+    assert float((said(after[None]) - together).abs().mean()) < 0.7 * float((said(mean[None]) - together).abs().mean())
+
+
 def test_labels_of_public_examples_are_not_looked_at() -> None:
     data = federation()
     labels = data.labels.clone()
@@ -92,3 +108,10 @@ def test_labels_of_public_examples_are_not_looked_at() -> None:
     method = FedBE(TWO_STEPS, distill_steps=3)
     runs = [Bench(method, federation=each).run() for each in (data, replace(data, labels=labels))]
     assert torch.equal(runs[0]["server.w"], runs[1]["server.w"])
+
+
+def test_distillation_is_of_the_server_and_sends_nothing() -> None:
+    """Bytes are FedAvg's: a model of 47 parameters down, and up with the number of examples."""
+    with Bench(FedBE(TWO_STEPS, distill_steps=3), federation=federation(), model=deep).loop(Schedule()) as loop:
+        report = loop.round()
+    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 47, 3 * 4 * (47 + 1))

@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from method_bench import ALL, LR, SIZES, by_hand, close, deep, models, server, state, weighted
+from method_bench import ALL, LR, SIZES, accuracy_on, by_hand, close, deep, models, one_body, server, state, weighted
 from torch import Tensor, nn
 
 from kinfed.algorithms.facade import Population, Task
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.gpfl import GPFL, Server, ValveLoss
-from kinfed.data.batches import Batch
+from kinfed.algorithms.local import Local
+from kinfed.data.batches import Batch, LocalTraining
 from kinfed.engine.feature_valve import valve_size
 from kinfed.testing.workbench import SEED
 
@@ -105,6 +106,11 @@ def loss_by_hand(leaves: list[Tensor], received: Tensor, x: Tensor, y: Tensor) -
     decay = 0.025 * (valve.square().sum() + E.square().sum())
     guide = nn.functional.cross_entropy(cosine, y) + 0.3 * (common - received[y]).norm()
     return nn.functional.cross_entropy(z, y) + guide + decay
+
+
+def test_a_body_is_learnt_together_where_clients_name_classes_their_own_way() -> None:
+    work, data = LocalTraining(lr=0.5, batch=12, steps=5), one_body(names=True)
+    assert accuracy_on(data, GPFL(work))[0] > accuracy_on(data, Local(work))[0] + 0.08
 
 
 def test_it_is_not_private() -> None:

@@ -361,3 +361,14 @@ def test_a_model_without_a_last_linear_layer_is_not_calibrated() -> None:
         return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
 
     assert torch.isfinite(Bench(Kin(WORK), model=model).run()["personal models"]).all()
+
+
+def test_bytes_by_hand() -> None:
+    """Down: a model, three shares, three places of temperatures. Up: its change, a sketch, the trial's loss, three
+    shares, losses at all temperatures of three models, and the numbers of validation and training examples."""
+    data, _ = planted(1, clients=3)
+    with simulated(Kin(WORK), data) as loop:
+        report = loop.round()
+    P = (6 * 8 + 8) + (8 * 4 + 4)
+    assert report.bytes_down == 3 * (4 * P + 3 * 8 + 3 * 8)
+    assert report.bytes_up == 3 * (4 * P + 4 * module.BUCKETS + 8 * (1 + 3 + 3 * len(TEMPERATURES) + 1) + 4)

@@ -11,6 +11,7 @@ from method_bench import (
     LR,
     SIZES,
     WORKS,
+    accuracy_on,
     by_hand,
     close,
     deep,
@@ -18,6 +19,7 @@ from method_bench import (
     linear,
     mean,
     models,
+    one_body,
     run,
     server,
     state,
@@ -30,6 +32,7 @@ from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedper import FedPer
 from kinfed.algorithms.fedrep import FedRep
 from kinfed.algorithms.lgfedavg import LGFedAvg
+from kinfed.algorithms.local import Local
 from kinfed.algorithms.partial import PartlyShared
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError, ModelError
@@ -193,3 +196,16 @@ def test_a_layer_that_does_not_exist_is_named() -> None:
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_algorithm(name, ALL, options)
+
+
+def test_own_heads_suit_own_names_of_classes_and_own_lower_layers_moved_inputs() -> None:
+    """What the methods were invented for: a body for all learns which inputs matter, where alone nobody has enough
+    examples and one model for all contradicts itself; where inputs are moved it is the body that must differ."""
+    work = LocalTraining(lr=0.5, batch=12, steps=5)
+    names, inputs = one_body(names=True), one_body(inputs=True)
+    alone, _ = accuracy_on(names, Local(work))
+    _, common = accuracy_on(names, FedAvg(work))
+    assert common is not None
+    for method in (FedPer(work), FedRep(work)):
+        assert accuracy_on(names, method)[0] > max(alone, common) + 0.08
+    assert accuracy_on(inputs, LGFedAvg(work), rounds=8)[0] > accuracy_on(inputs, FedPer(work), rounds=8)[0] + 0.1

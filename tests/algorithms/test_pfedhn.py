@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_bench import ALL, LR, by_hand, close, gradient, linear, models
+from method_bench import ALL, LR, TWO_STEPS, by_hand, close, gradient, linear, models, quadratic
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
@@ -124,6 +124,15 @@ def test_a_round_is_local_training_and_one_server_step() -> None:
         wanted = method.aggregate(start, ids, Up(delta), ROUND)
         close(loop.server.named()["phi.head"], wanted.phi.head)
         close(models(loop), method.download(wanted, torch.arange(3)).theta)
+
+
+def test_one_network_has_room_for_the_optimum_of_every_client() -> None:
+    """Quadratic losses around z_m: no single model fits, and all that is trained is the network at the server."""
+    with quadratic(PFedHN(TWO_STEPS, server_lr=0.05)) as (loop, world):
+        for _ in range(80):
+            loop.round()
+        assert float(world.z.std()) > 0.5
+        close(models(loop), world.z, 0.05)
 
 
 def test_clients_start_around_the_common_start_and_differ() -> None:
