@@ -1,12 +1,13 @@
 """The index of a benchmark: what holds, what does not, what is unknown, and how sure that is; every claim in a line.
 
 A record is what the index knows of a reproduction. Published pages have their records beside them
-(`verdicts/<recipe>.json`), so that publishing one recipe leaves the others in the index as they were."""
+(`verdicts/<recipe>.json`, at the scale paper `verdicts/<recipe>-paper.json`), so that publishing one recipe leaves the
+others in the index as they were. A claim that was judged at several scales counts once, at the largest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text, verdicts
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.recipe import Source
+from kinfed.reproduce.recipe import SCALES, Scale, Source
 
 PACKAGE = "kinfed.reproduce"
 RECORDS = "verdicts"  # folder of the records beside published pages
@@ -49,7 +50,7 @@ class BenchmarkRecord:
     title: str
     paper: str
     reproduces: str
-    scale: str
+    scale: Scale
     seeds: int
     provenance: str
     verdicts: tuple[Verdict, ...]
@@ -78,14 +79,49 @@ class BenchmarkRecord:
 
     def write(self, folder: Path) -> None:
         storage.make_folder(folder / RECORDS)
-        storage.write_json(folder / RECORDS / f"{self.recipe}.json", asdict(self), sort_keys=False)
+        name = page_name(self.recipe, self.scale)
+        storage.write_json(folder / RECORDS / f"{name}.json", asdict(self), sort_keys=False)
+
+    def address(self, page: str) -> str:
+        """`page` with {recipe}, {scale} and {page}, the name of its published page."""
+        return page.format(recipe=self.recipe, scale=self.scale, page=page_name(self.recipe, self.scale))
+
+
+def page_name(recipe: str, scale: Scale) -> str:
+    """Of a published page and its record: a recipe can be published at several scales."""
+    return recipe if scale == "small" else f"{recipe}-{scale}"
 
 
 def published_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
-    """Of a folder of published pages: recipes in this order first, then the rest by name."""
-    records = {path.stem: BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))}
-    first = [name for name in order if name in records]
-    return [records[name] for name in dict.fromkeys([*first, *records])]
+    """Of a folder of published pages: recipes in this order first, then the rest by name, every claim once."""
+    records = [BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))]
+    names = {record.recipe for record in records}
+    first = [name for name in order if name in names]
+    return [
+        record
+        for name in dict.fromkeys([*first, *sorted(names)])
+        for record in largest_scales([record for record in records if record.recipe == name])
+    ]
+
+
+def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
+    """Records of one recipe, largest scale first, with every claim in the first of them that judged it (in the first
+    that has it, if none did). A record with no claims left is dropped."""
+    if len(records) < 2:
+        return list(records)
+    ranked = sorted(records, key=lambda record: -SCALES.index(record.scale))
+    home: dict[str, BenchmarkRecord] = {}
+    for record in ranked:
+        for verdict in record.verdicts:
+            if verdict.claim not in home:
+                home[verdict.claim] = record
+    for record in reversed(ranked):  # the largest has the last word
+        home |= {verdict.claim: record for verdict in record.verdicts if verdict.status != "not judged"}
+    kept = (
+        replace(record, verdicts=tuple(verdict for verdict in record.verdicts if home[verdict.claim] is record))
+        for record in ranked
+    )
+    return [record for record in kept if record.verdicts]
 
 
 def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
@@ -106,7 +142,8 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
     firm = firm_verdicts(claims)
     holds, fails = (sum(verdict.status == status for verdict in firm) for status in ("reproduced", "contradicted"))
     judged = sum(counts.values())
-    smaller = sum(record.scale != "paper" for record in records)
+    at_paper = [verdict for record in records if record.scale == "paper" for verdict in record.verdicts]
+    of_paper = sum(verdict.source == "paper" and verdict.status in DECIDED for verdict in at_paper)
     impossible = sum(verdict.status == "cannot be tested here" for verdict in claims)
     return [
         f"Of {plural(len(claims), 'claim')} of the papers, {counts['reproduced']} are reproduced, "
@@ -117,9 +154,10 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
         f"most {above:.1f} of the {judged} judged claims reproduced and {below:.1f} contradicted. What also holds for "
         f"all of them together (Holm's correction at 5 %) is called firm: {holds} of those reproduced, {fails} of "
         "those contradicted.",
-        f"A verdict is about what was run here: {smaller} of {plural(len(records), 'recipe')} below the scale paper, "
-        "most of them with less data, fewer rounds or smaller networks than in the papers, or on other data. Every "
-        "page says what differs.",
+        f"A verdict is about what was run here: {of_paper} of the {judged} judged claims at the scale paper, with the "
+        "published settings as far as they are known; the others at the scale small, most of them with less data, "
+        "fewer rounds or smaller networks than in the papers. Some are on other data at either scale. Every page says "
+        "what differs.",
     ]
 
 
@@ -137,7 +175,7 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
     """(heading, a line for every claim with that verdict), those that have lines; `page` is the address of a recipe's
-    page, with {recipe} and {scale}."""
+    page (BenchmarkRecord.address)."""
     claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
     firm = set(map(id, firm_verdicts(claims)))
     parts: tuple[tuple[Source, Mapping[str, tuple[Status, ...]]], ...] = (
@@ -146,7 +184,7 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
     )
     sections = []
     for source, headings in parts:
-        columns = ["Claim", "Where", "Interval", "Margin", "How sure", "Page"]
+        columns = ["Claim", "Where", "Interval", "Margin", "How sure", "Scale", "Page"]
         if source == "kinfed":
             columns = ["Question", *columns[2:]]
         for heading, statuses in headings.items():
@@ -174,7 +212,8 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell("", interval=(margin.low, margin.mean, margin.high), tone=tone),
         TableCell(f"{margin_text(verdict)}, {plural(margin.n, 'seed')}"),
         TableCell("firm" if is_firm else sure),
-        TableCell(record.recipe, link=page.format(recipe=record.recipe, scale=record.scale)),
+        TableCell(record.scale),
+        TableCell(record.recipe, link=record.address(page)),
     ]
 
 
@@ -189,7 +228,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     ]
     rows: list[list[TableCell | str]] = [
         [
-            TableCell(record.recipe, link=page.format(recipe=record.recipe, scale=record.scale)),
+            TableCell(record.recipe, link=record.address(page)),
             f"{record.paper}: {record.reproduces}",
             *map(str, tally(record.verdicts)),
             str(record.seeds),
@@ -247,7 +286,7 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path) -> Path:
         f"{HOW_TO_READ} The same with finer drawings: [claims.html](claims.html).",
         "",
     ]
-    for heading, table in claim_sections(records, "{recipe}.md"):
+    for heading, table in claim_sections(records, "{page}.md"):
         lines += [f"## {heading}", "", table.markdown()]
-    lines += ["## Recipes", "", recipes_table(records, "{recipe}.md").markdown()]
+    lines += ["## Recipes", "", recipes_table(records, "{page}.md").markdown()]
     return write_page(folder / "README.md", "\n".join(lines))

@@ -14,6 +14,7 @@ from kinfed.report.panels import Panel, panels
 from kinfed.reproduce.benchmark_index import (
     PACKAGE,
     BenchmarkRecord,
+    page_name,
     published_records,
     write_index,
     write_readme,
@@ -76,7 +77,7 @@ def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Sequ
         "recipe.html",
         PACKAGE,
         title=f"{recipe.title} – kinfed",
-        kicker=f"kinfed reproduce {recipe.name} --scale {scale}",
+        kicker=recipe.command(scale),
         heading=recipe.title,
         links=[(name, title) for name, title in SECTIONS.items() if contents[name]],
         footer=[provenance_text(reproduction)],
@@ -122,8 +123,8 @@ def write_markdown(reproductions: Sequence[Reproduction], folder: Path, order: I
     """One Markdown page and one record per reproduction; README.md and claims.html, the index of all pages of the
     folder, those of recipes in this order first."""
     for one in reproductions:
-        write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
+        write_page(folder / f"{page_name(one.recipe.name, one.scale)}.md", markdown_page(one))
         BenchmarkRecord.of(one).write(folder)
     records = published_records(folder, order)
-    write_index(records, folder / "claims.html", "{recipe}.html")
+    write_index(records, folder / "claims.html", "{page}.html")
     return write_readme(records, folder)
