@@ -1,28 +1,20 @@
-"""The index of a benchmark: what holds, what does not, what is unknown, and how sure that is; every claim in a line.
-
-A record is what the index knows of a reproduction. Published pages have their records beside them
-(`verdicts/<recipe>.json`, at the scale paper `verdicts/<recipe>-paper.json`), so that publishing one recipe leaves the
-others in the index as they were. A claim that was judged at several scales counts once, at the largest."""
+"""The index of a benchmark: what holds, what does not, what is unknown, and how sure that is; every claim in a line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from kinfed.core import storage
 from kinfed.report import write_page
 from kinfed.report.formats import plural
 from kinfed.report.html import render
-from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text, verdicts
+from kinfed.reproduce.benchmark_records import BenchmarkRecord
+from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.recipe import SCALES, Scale, Source
+from kinfed.reproduce.recipe import Source
 
 PACKAGE = "kinfed.reproduce"
-RECORDS = "verdicts"  # folder of the records beside published pages
 
 # Sections of the index by verdict, of the papers' claims and of our questions. Ties among questions are open.
 CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
@@ -30,6 +22,10 @@ CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "What does not hold": ("contradicted",),
     "What is unknown": ("undecided",),
     "Exact ties": ("tied",),
+}
+UNTESTED_SECTIONS: Mapping[str, Status] = {
+    "Not measured": "not judged",
+    "Cannot be tested here": "cannot be tested here",
 }
 QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: yes": ("reproduced",),
@@ -42,86 +38,6 @@ HOW_TO_READ = (
     "Intervals are Student's 95 % intervals of paired differences over seeds, drawn about zero, each on a scale of its "
     "own; to the right is for the claim. Of several rivals, the interval that decides is shown."
 )
-
-
-@dataclass(frozen=True)
-class BenchmarkRecord:
-    recipe: str
-    title: str
-    paper: str
-    reproduces: str
-    scale: Scale
-    seeds: int
-    provenance: str
-    verdicts: tuple[Verdict, ...]
-
-    @classmethod
-    def of(cls, reproduction: Reproduction) -> BenchmarkRecord:
-        recipe = reproduction.recipe
-        return cls(
-            recipe.name,
-            recipe.title,
-            recipe.paper.name,
-            recipe.reproduces,
-            reproduction.scale,
-            len(reproduction.seeds),
-            reproduction.provenance,
-            tuple(verdicts(recipe, reproduction.results, reproduction.scale)),
-        )
-
-    @classmethod
-    def read(cls, path: Path) -> BenchmarkRecord:
-        values: dict[str, Any] = storage.read_json(path)
-        entries = values.pop("verdicts")
-        margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
-        judged = (Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
-        return cls(**values, verdicts=tuple(judged))
-
-    def write(self, folder: Path) -> None:
-        storage.make_folder(folder / RECORDS)
-        name = page_name(self.recipe, self.scale)
-        storage.write_json(folder / RECORDS / f"{name}.json", asdict(self), sort_keys=False)
-
-    def address(self, page: str) -> str:
-        """`page` with {recipe}, {scale} and {page}, the name of its published page."""
-        return page.format(recipe=self.recipe, scale=self.scale, page=page_name(self.recipe, self.scale))
-
-
-def page_name(recipe: str, scale: Scale) -> str:
-    """Of a published page and its record: a recipe can be published at several scales."""
-    return recipe if scale == "small" else f"{recipe}-{scale}"
-
-
-def published_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
-    """Of a folder of published pages: recipes in this order first, then the rest by name, every claim once."""
-    records = [BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))]
-    names = {record.recipe for record in records}
-    first = [name for name in order if name in names]
-    return [
-        record
-        for name in dict.fromkeys([*first, *sorted(names)])
-        for record in largest_scales([record for record in records if record.recipe == name])
-    ]
-
-
-def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
-    """Records of one recipe, largest scale first, with every claim in the first of them that judged it (in the first
-    that has it, if none did). A record with no claims left is dropped."""
-    if len(records) < 2:
-        return list(records)
-    ranked = sorted(records, key=lambda record: -SCALES.index(record.scale))
-    home: dict[str, BenchmarkRecord] = {}
-    for record in ranked:
-        for verdict in record.verdicts:
-            if verdict.claim not in home:
-                home[verdict.claim] = record
-    for record in reversed(ranked):  # the largest has the last word
-        home |= {verdict.claim: record for verdict in record.verdicts if verdict.status != "not judged"}
-    kept = (
-        replace(record, verdicts=tuple(verdict for verdict in record.verdicts if home[verdict.claim] is record))
-        for record in ranked
-    )
-    return [record for record in kept if record.verdicts]
 
 
 def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
@@ -174,8 +90,8 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 
 def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
-    """(heading, a line for every claim with that verdict), those that have lines; `page` is the address of a recipe's
-    page (BenchmarkRecord.address)."""
+    """(heading, a line for every claim with that verdict), those that have lines, the papers' claims without a verdict
+    among them; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
     claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
     firm = set(map(id, firm_verdicts(claims)))
     parts: tuple[tuple[Source, Mapping[str, tuple[Status, ...]]], ...] = (
@@ -195,8 +111,34 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
                 if verdict.source == source and verdict.status in statuses and verdict.margin is not None
             ]
             if rows:
-                table = TextTable.of(heading, [TableColumn(name, "text") for name in columns], rows)
-                sections.append((f"{heading} ({len(rows)})", table))
+                sections.append(_section(heading, columns, rows))
+        if source == "paper":
+            sections += _untested_sections(records, page)
+    return sections
+
+
+def _section(heading: str, columns: Iterable[str], rows: Sequence[Sequence[TableCell]]) -> tuple[str, TextTable]:
+    table = TextTable.of(heading, [TableColumn(name, "text") for name in columns], rows)
+    return f"{heading} ({len(rows)})", table
+
+
+def _untested_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
+    """The papers' claims without an interval, and why they have none."""
+    sections = []
+    for heading, status in UNTESTED_SECTIONS.items():
+        rows = [
+            [
+                TableCell(verdict.claim),
+                TableCell(f"{record.paper}: {verdict.place or record.reproduces}"),
+                TableCell(verdict.sentence),
+                TableCell(record.recipe, link=record.address(page)),
+            ]
+            for record in records
+            for verdict in record.verdicts
+            if verdict.source == "paper" and verdict.status == status
+        ]
+        if rows:
+            sections.append(_section(heading, ("Claim", "Where", "Why", "Page"), rows))
     return sections
 
 

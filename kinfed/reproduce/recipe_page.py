@@ -11,14 +11,8 @@ from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison, single_run
 from kinfed.report.html import Download, render
 from kinfed.report.panels import Panel, panels
-from kinfed.reproduce.benchmark_index import (
-    PACKAGE,
-    BenchmarkRecord,
-    page_name,
-    published_records,
-    write_index,
-    write_readme,
-)
+from kinfed.reproduce.benchmark_index import PACKAGE, write_index, write_readme
+from kinfed.reproduce.benchmark_records import BenchmarkRecord, page_name, published_records
 from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published

@@ -32,7 +32,8 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import published_records, tally, write_site
+from kinfed.reproduce.benchmark_index import tally, write_site
+from kinfed.reproduce.benchmark_records import published_records
 from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
 from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
@@ -362,6 +363,8 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
     assert "Of 6 claims of the papers, 2 are reproduced, 2 contradicted" in index
     assert "3 of the 4 judged claims at the scale paper" in index
+    assert "## Not measured (1)" in index
+    assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
     assert "| small | [toy](toy.md) |" in index
     assert "Again: `kinfed reproduce toy --scale paper --only p`" in (tmp_path / "docs/toy-paper.md").read_text("utf-8")
 
