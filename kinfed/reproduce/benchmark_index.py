@@ -50,8 +50,9 @@ def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
     return *counts, len(claims) - sum(counts), *answers
 
 
-def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
-    """What holds, what does not, what is unknown, and what chance alone would give."""
+def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str] = ()) -> list[str]:
+    """What holds, what does not, what is unknown, and what chance alone would give; `missing` are recipes without a
+    record."""
     claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
     counts = {status: sum(verdict.status == status for verdict in claims) for status in DECIDED}
     above, below = by_chance(claims)
@@ -61,7 +62,7 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
     at_paper = [verdict for record in records if record.scale == "paper" for verdict in record.verdicts]
     of_paper = sum(verdict.source == "paper" and verdict.status in DECIDED for verdict in at_paper)
     impossible = sum(verdict.status == "cannot be tested here" for verdict in claims)
-    return [
+    sentences = [
         f"Of {plural(len(claims), 'claim')} of the papers, {counts['reproduced']} are reproduced, "
         f"{counts['contradicted']} contradicted, {counts['undecided']} undecided (an interval contains zero), "
         f"{counts['tied']} exact ties; {impossible} cannot be tested here (private data, figures without numbers), and "
@@ -75,6 +76,9 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
         "fewer rounds or smaller networks than in the papers. Some are on other data at either scale. Every page says "
         "what differs.",
     ]
+    if missing:
+        sentences.append(f"Recipes that were never measured whole, whose claims are not counted: {', '.join(missing)}.")
+    return sentences
 
 
 def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
@@ -182,7 +186,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     return TextTable.of("Recipes", columns, rows)
 
 
-def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str) -> Path:
+def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
     """As a page of HTML."""
     sections = claim_sections(records, page)
     text = render(
@@ -199,7 +203,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str) -> Pa
         figures=False,
         table=recipes_table(records, page),
         papers=papers_table(records),
-        summary=summary_sentences(records),
+        summary=summary_sentences(records, missing),
         how_to_read=HOW_TO_READ,
         sections=sections,
     )
@@ -213,7 +217,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
     )
 
 
-def write_readme(records: Sequence[BenchmarkRecord], folder: Path) -> Path:
+def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequence[str] = ()) -> Path:
     """As Markdown, with intervals of characters."""
     lines = [
         "# Benchmark",
@@ -222,7 +226,7 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path) -> Path:
         "ones, and every claim judged: reproduced if all of its intervals lie above zero, contradicted if one lies "
         "below, undecided otherwise.",
         "",
-        *summary_sentences(records),
+        *summary_sentences(records, missing),
         "",
         papers_table(records).markdown(),
         f"{HOW_TO_READ} The same with finer drawings: [claims.html](claims.html).",

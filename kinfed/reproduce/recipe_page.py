@@ -119,6 +119,8 @@ def write_markdown(reproductions: Sequence[Reproduction], folder: Path, order: I
     for one in reproductions:
         write_page(folder / f"{page_name(one.recipe.name, one.scale)}.md", markdown_page(one))
         BenchmarkRecord.of(one).write(folder)
-    records = published_records(folder, order)
-    write_index(records, folder / "claims.html", "{page}.html")
-    return write_readme(records, folder)
+    names = list(order)
+    records = published_records(folder, names)
+    missing = [name for name in names if all(record.recipe != name for record in records)]
+    write_index(records, folder / "claims.html", "{page}.html", missing)
+    return write_readme(records, folder, missing)

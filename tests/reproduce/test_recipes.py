@@ -333,11 +333,12 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     toy = recipe_of(MEASURED)
     for name in ("toy", "other", "toy"):  # the second time, toy's record is replaced
         done = reproduce(replace(toy, name=name), "paper", tmp_path / f"{name}-paper")
-        index = write_markdown([done], tmp_path / "docs", ["other", "toy"]).read_text("utf-8")
+        index = write_markdown([done], tmp_path / "docs", ["other", "toy", "later"]).read_text("utf-8")
     records = published_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
     assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
+    assert "whose claims are not counted: later." in index
     assert "A verdict is about what was run here: 6 of the 6 judged claims at the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
