@@ -3,7 +3,7 @@
 A recipe runs what a table or figure of a paper shows, with a verdict for every claim (`kinfed list recipes`). Here
 Figures 3 to 5 of Self-FL (Chen et al., NeurIPS 2022): how far personal models are from the truth, which a synthetic
 task knows, by the share of clients that a round calls. The picture is of the scale `smoke`, a trial of the code in a
-minute; docs/benchmark/selffl-synthetic.md has the recipe's results at the scale `small`.
+minute; docs/benchmark/selffl-synthetic-paper.md has the recipe's results at the scale `paper`.
 """
 
 import csv

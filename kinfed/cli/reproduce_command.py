@@ -58,16 +58,18 @@ def reproduce(
     seed_numbers = None if seeds is None else integers("--seeds", seeds)
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
     failures: dict[str, str] = {}
+    recipes = {each: load_recipe(each) for each in RECIPES}
     if name is None:
         failures = _all_recipes(scale, seed_numbers, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
     else:
         recipe = load_recipe(name)
         if only is not None:
             recipe = recipe.limited_to(only.split(","), scale)
+        recipes[name] = recipe  # the index and what is published have the parts asked for
         _one_recipe(recipe, scale, seed_numbers, out, settings)
     finished = [
         measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=seed_numbers, settings=settings)
-        for recipe in map(load_recipe, RECIPES)
+        for recipe in recipes.values()
         if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", seed_numbers, settings)
     ]
     say(f"index    {write_site(finished, out)}")

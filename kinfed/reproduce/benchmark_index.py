@@ -1,27 +1,20 @@
-"""The index of a benchmark: what holds, what does not, what is unknown, and how sure that is; every claim in a line.
-
-A record is what the index knows of a reproduction. Published pages have their records beside them
-(`verdicts/<recipe>.json`), so that publishing one recipe leaves the others in the index as they were."""
+"""The index of a benchmark: what holds, what does not, what is unknown, and how sure that is; every claim in a line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from kinfed.core import storage
 from kinfed.report import write_page
 from kinfed.report.formats import plural
 from kinfed.report.html import render
-from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text, verdicts
+from kinfed.reproduce.benchmark_records import BenchmarkRecord
+from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import Source
 
 PACKAGE = "kinfed.reproduce"
-RECORDS = "verdicts"  # folder of the records beside published pages
 
 # Sections of the index by verdict, of the papers' claims and of our questions. Ties among questions are open.
 CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
@@ -29,6 +22,10 @@ CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "What does not hold": ("contradicted",),
     "What is unknown": ("undecided",),
     "Exact ties": ("tied",),
+}
+UNTESTED_SECTIONS: Mapping[str, Status] = {
+    "Not measured": "not judged",
+    "Cannot be tested here": "cannot be tested here",
 }
 QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: yes": ("reproduced",),
@@ -43,51 +40,6 @@ HOW_TO_READ = (
 )
 
 
-@dataclass(frozen=True)
-class BenchmarkRecord:
-    recipe: str
-    title: str
-    paper: str
-    reproduces: str
-    scale: str
-    seeds: int
-    provenance: str
-    verdicts: tuple[Verdict, ...]
-
-    @classmethod
-    def of(cls, reproduction: Reproduction) -> BenchmarkRecord:
-        recipe = reproduction.recipe
-        return cls(
-            recipe.name,
-            recipe.title,
-            recipe.paper.name,
-            recipe.reproduces,
-            reproduction.scale,
-            len(reproduction.seeds),
-            reproduction.provenance,
-            tuple(verdicts(recipe, reproduction.results, reproduction.scale)),
-        )
-
-    @classmethod
-    def read(cls, path: Path) -> BenchmarkRecord:
-        values: dict[str, Any] = storage.read_json(path)
-        entries = values.pop("verdicts")
-        margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
-        judged = (Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
-        return cls(**values, verdicts=tuple(judged))
-
-    def write(self, folder: Path) -> None:
-        storage.make_folder(folder / RECORDS)
-        storage.write_json(folder / RECORDS / f"{self.recipe}.json", asdict(self), sort_keys=False)
-
-
-def published_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
-    """Of a folder of published pages: recipes in this order first, then the rest by name."""
-    records = {path.stem: BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))}
-    first = [name for name in order if name in records]
-    return [records[name] for name in dict.fromkeys([*first, *records])]
-
-
 def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
     """How many of the paper's claims and of our questions have which verdict, in the order of TALLY."""
     claims, questions = (
@@ -98,17 +50,19 @@ def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
     return *counts, len(claims) - sum(counts), *answers
 
 
-def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
-    """What holds, what does not, what is unknown, and what chance alone would give."""
+def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str] = ()) -> list[str]:
+    """What holds, what does not, what is unknown, and what chance alone would give; `missing` are recipes without a
+    record."""
     claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
     counts = {status: sum(verdict.status == status for verdict in claims) for status in DECIDED}
     above, below = by_chance(claims)
     firm = firm_verdicts(claims)
     holds, fails = (sum(verdict.status == status for verdict in firm) for status in ("reproduced", "contradicted"))
     judged = sum(counts.values())
-    smaller = sum(record.scale != "paper" for record in records)
+    at_paper = [verdict for record in records if record.scale == "paper" for verdict in record.verdicts]
+    of_paper = sum(verdict.source == "paper" and verdict.status in DECIDED for verdict in at_paper)
     impossible = sum(verdict.status == "cannot be tested here" for verdict in claims)
-    return [
+    sentences = [
         f"Of {plural(len(claims), 'claim')} of the papers, {counts['reproduced']} are reproduced, "
         f"{counts['contradicted']} contradicted, {counts['undecided']} undecided (an interval contains zero), "
         f"{counts['tied']} exact ties; {impossible} cannot be tested here (private data, figures without numbers), and "
@@ -117,10 +71,14 @@ def summary_sentences(records: Sequence[BenchmarkRecord]) -> list[str]:
         f"most {above:.1f} of the {judged} judged claims reproduced and {below:.1f} contradicted. What also holds for "
         f"all of them together (Holm's correction at 5 %) is called firm: {holds} of those reproduced, {fails} of "
         "those contradicted.",
-        f"A verdict is about what was run here: {smaller} of {plural(len(records), 'recipe')} below the scale paper, "
-        "most of them with less data, fewer rounds or smaller networks than in the papers, or on other data. Every "
-        "page says what differs.",
+        f"A verdict is about what was run here: {of_paper} of the {judged} judged claims at the scale paper, with the "
+        "published settings as far as they are known; the others at the scale small, most of them with less data, "
+        "fewer rounds or smaller networks than in the papers. Some are on other data at either scale. Every page says "
+        "what differs.",
     ]
+    if missing:
+        sentences.append(f"Recipes that were never measured whole, whose claims are not counted: {', '.join(missing)}.")
+    return sentences
 
 
 def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
@@ -136,8 +94,8 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 
 def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
-    """(heading, a line for every claim with that verdict), those that have lines; `page` is the address of a recipe's
-    page, with {recipe} and {scale}."""
+    """(heading, a line for every claim with that verdict), those that have lines, the papers' claims without a verdict
+    among them; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
     claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
     firm = set(map(id, firm_verdicts(claims)))
     parts: tuple[tuple[Source, Mapping[str, tuple[Status, ...]]], ...] = (
@@ -146,7 +104,7 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
     )
     sections = []
     for source, headings in parts:
-        columns = ["Claim", "Where", "Interval", "Margin", "How sure", "Page"]
+        columns = ["Claim", "Where", "Interval", "Margin", "How sure", "Scale", "Page"]
         if source == "kinfed":
             columns = ["Question", *columns[2:]]
         for heading, statuses in headings.items():
@@ -157,8 +115,34 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
                 if verdict.source == source and verdict.status in statuses and verdict.margin is not None
             ]
             if rows:
-                table = TextTable.of(heading, [TableColumn(name, "text") for name in columns], rows)
-                sections.append((f"{heading} ({len(rows)})", table))
+                sections.append(_section(heading, columns, rows))
+        if source == "paper":
+            sections += _untested_sections(records, page)
+    return sections
+
+
+def _section(heading: str, columns: Iterable[str], rows: Sequence[Sequence[TableCell]]) -> tuple[str, TextTable]:
+    table = TextTable.of(heading, [TableColumn(name, "text") for name in columns], rows)
+    return f"{heading} ({len(rows)})", table
+
+
+def _untested_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
+    """The papers' claims without an interval, and why they have none."""
+    sections = []
+    for heading, status in UNTESTED_SECTIONS.items():
+        rows = [
+            [
+                TableCell(verdict.claim),
+                TableCell(f"{record.paper}: {verdict.place or record.reproduces}"),
+                TableCell(verdict.sentence),
+                TableCell(record.recipe, link=record.address(page)),
+            ]
+            for record in records
+            for verdict in record.verdicts
+            if verdict.source == "paper" and verdict.status == status
+        ]
+        if rows:
+            sections.append(_section(heading, ("Claim", "Where", "Why", "Page"), rows))
     return sections
 
 
@@ -174,7 +158,8 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell("", interval=(margin.low, margin.mean, margin.high), tone=tone),
         TableCell(f"{margin_text(verdict)}, {plural(margin.n, 'seed')}"),
         TableCell("firm" if is_firm else sure),
-        TableCell(record.recipe, link=page.format(recipe=record.recipe, scale=record.scale)),
+        TableCell(record.scale),
+        TableCell(record.recipe, link=record.address(page)),
     ]
 
 
@@ -189,7 +174,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     ]
     rows: list[list[TableCell | str]] = [
         [
-            TableCell(record.recipe, link=page.format(recipe=record.recipe, scale=record.scale)),
+            TableCell(record.recipe, link=record.address(page)),
             f"{record.paper}: {record.reproduces}",
             *map(str, tally(record.verdicts)),
             str(record.seeds),
@@ -201,7 +186,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     return TextTable.of("Recipes", columns, rows)
 
 
-def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str) -> Path:
+def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
     """As a page of HTML."""
     sections = claim_sections(records, page)
     text = render(
@@ -218,7 +203,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str) -> Pa
         figures=False,
         table=recipes_table(records, page),
         papers=papers_table(records),
-        summary=summary_sentences(records),
+        summary=summary_sentences(records, missing),
         how_to_read=HOW_TO_READ,
         sections=sections,
     )
@@ -232,7 +217,7 @@ def write_site(reproductions: Sequence[Reproduction], out: Path) -> Path:
     )
 
 
-def write_readme(records: Sequence[BenchmarkRecord], folder: Path) -> Path:
+def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequence[str] = ()) -> Path:
     """As Markdown, with intervals of characters."""
     lines = [
         "# Benchmark",
@@ -241,13 +226,13 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path) -> Path:
         "ones, and every claim judged: reproduced if all of its intervals lie above zero, contradicted if one lies "
         "below, undecided otherwise.",
         "",
-        *summary_sentences(records),
+        *summary_sentences(records, missing),
         "",
         papers_table(records).markdown(),
         f"{HOW_TO_READ} The same with finer drawings: [claims.html](claims.html).",
         "",
     ]
-    for heading, table in claim_sections(records, "{recipe}.md"):
+    for heading, table in claim_sections(records, "{page}.md"):
         lines += [f"## {heading}", "", table.markdown()]
-    lines += ["## Recipes", "", recipes_table(records, "{recipe}.md").markdown()]
+    lines += ["## Recipes", "", recipes_table(records, "{page}.md").markdown()]
     return write_page(folder / "README.md", "\n".join(lines))

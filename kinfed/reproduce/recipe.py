@@ -287,6 +287,12 @@ class Recipe:
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
     method_figures: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Results, Mapping[str, Comparison]], Sequence[RecipeFigure]] = lambda results, runs: ()
+    only: tuple[str, ...] = ()  # of a recipe limited to some of its parts: which
+
+    def command(self, scale: Scale) -> str:
+        """What measures it."""
+        chosen = f" --only {','.join(self.only)}" if self.only else ""
+        return f"kinfed reproduce {self.name} --scale {scale}{chosen}"
 
     def limited_to(self, names: Sequence[str], scale: Scale) -> Recipe:
         """The recipe with some of its parts."""
@@ -294,4 +300,6 @@ class Recipe:
         for name in names:
             if name not in all_names:
                 raise unknown_name(f"part of {self.name} at scale {scale}", name, all_names)
-        return replace(self, parts=lambda scale: [part for part in self.parts(scale) if part.name in names])
+        parts = self.parts
+        chosen = tuple(names)
+        return replace(self, parts=lambda scale: [part for part in parts(scale) if part.name in chosen], only=chosen)

@@ -11,13 +11,8 @@ from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison, single_run
 from kinfed.report.html import Download, render
 from kinfed.report.panels import Panel, panels
-from kinfed.reproduce.benchmark_index import (
-    PACKAGE,
-    BenchmarkRecord,
-    published_records,
-    write_index,
-    write_readme,
-)
+from kinfed.reproduce.benchmark_index import PACKAGE, write_index, write_readme
+from kinfed.reproduce.benchmark_records import BenchmarkRecord, page_name, published_records
 from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published
@@ -76,7 +71,7 @@ def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Sequ
         "recipe.html",
         PACKAGE,
         title=f"{recipe.title} – kinfed",
-        kicker=f"kinfed reproduce {recipe.name} --scale {scale}",
+        kicker=recipe.command(scale),
         heading=recipe.title,
         links=[(name, title) for name, title in SECTIONS.items() if contents[name]],
         footer=[provenance_text(reproduction)],
@@ -122,8 +117,10 @@ def write_markdown(reproductions: Sequence[Reproduction], folder: Path, order: I
     """One Markdown page and one record per reproduction; README.md and claims.html, the index of all pages of the
     folder, those of recipes in this order first."""
     for one in reproductions:
-        write_page(folder / f"{one.recipe.name}.md", markdown_page(one))
+        write_page(folder / f"{page_name(one.recipe.name, one.scale)}.md", markdown_page(one))
         BenchmarkRecord.of(one).write(folder)
-    records = published_records(folder, order)
-    write_index(records, folder / "claims.html", "{recipe}.html")
-    return write_readme(records, folder)
+    names = list(order)
+    records = published_records(folder, names)
+    missing = [name for name in names if all(record.recipe != name for record in records)]
+    write_index(records, folder / "claims.html", "{page}.html", missing)
+    return write_readme(records, folder, missing)

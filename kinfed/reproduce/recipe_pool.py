@@ -2,7 +2,8 @@
 
 A process measures one recipe as `kinfed reproduce NAME` does and writes its page; stopped, the next call goes on where
 it was. The time left follows from the share of each recipe that is done, weighted by what recipes took when they were
-last measured (`MINUTES`): how fast this machine works through these minutes shows as it goes."""
+last measured (`MINUTES`; at the scale smoke all are about as long): how fast this machine works through these minutes
+shows as it goes."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from kinfed.runs.observer import NullObserver, RunInfo
 LEAST_SHARE = 0.002  # of a recipe, before it says again how far it is
 LOOK_EVERY = 1.0  # seconds
 USUAL_MINUTES = 10.0  # of a recipe that was never timed
+SMOKE_MINUTES = 0.5
 ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -50,6 +52,7 @@ class PoolState:
     """How far the recipes are; what a display shows."""
 
     shares: dict[str, float]  # of every recipe, done
+    scale: Scale = "small"
     running: dict[str, float] = field(default_factory=dict)  # name -> when it began
     failures: dict[str, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -62,19 +65,20 @@ class PoolState:
             return None
         pace = self.busy / self.earned  # seconds of a process for one of those minutes
         left = [
-            minutes(name) * (1 - share)
+            minutes(name, self.scale) * (1 - share)
             for name, share in self.shares.items()
             if name not in self.done and name not in self.failures
         ]
         return pace * max(sum(left) / processes, max(left, default=0.0))
 
     def advance(self, name: str, share: float) -> None:
-        self.earned += minutes(name) * max(share - self.shares[name], 0.0)
+        self.earned += minutes(name, self.scale) * max(share - self.shares[name], 0.0)
         self.shares[name] = max(share, self.shares[name])
 
 
-def minutes(name: str) -> float:
-    return MINUTES.get(name, USUAL_MINUTES)
+def minutes(name: str, scale: Scale) -> float:
+    """Of a recipe beside others: at the scale smoke all are a trial of the code."""
+    return SMOKE_MINUTES if scale == "smoke" else MINUTES.get(name, USUAL_MINUTES)
 
 
 class ShareSender(NullObserver):
@@ -114,8 +118,8 @@ def run_recipes(
     the others alone. Stopped, processes end after their round."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    waiting = sorted(jobs, key=lambda job: -minutes(job.name))
-    state = PoolState({job.name: job.done_share() for job in jobs})
+    waiting = sorted(jobs, key=lambda job: -minutes(job.name, job.scale))
+    state = PoolState({job.name: job.done_share() for job in jobs}, jobs[0].scale)
     active: dict[str, tuple[BaseProcess, Connection]] = {}
     before = time.monotonic()
     try:
@@ -190,8 +194,8 @@ def measure_recipe(job: RecipeJob, connection: Connection, stop: Any) -> None:
         )
         write_reproduction(done)
         connection.send(("done", None))
-    except Interrupted:
-        pass  # what is done is saved
+    except (Interrupted, BrokenPipeError):
+        pass  # stopped, or nobody is left to tell; what is done is saved
     except KinfedError as error:
         connection.send(("failed", str(error)))
     except Exception:

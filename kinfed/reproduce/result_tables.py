@@ -185,7 +185,7 @@ def markdown_page(reproduction: Reproduction) -> str:
             lines += [f"{len(missing)} more claims are not judged: {NOT_RUN}.", ""]
     if recipe.notes:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
-    lines += [f"Again: `kinfed reproduce {recipe.name} --scale {reproduction.scale}`", ""]
+    lines += [f"Again: `{recipe.command(reproduction.scale)}`", ""]
     return "\n".join(lines)
 
 

@@ -48,6 +48,9 @@ def test_what_a_stopped_process_left_is_gone_on_with(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").exists()
     idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # nothing is begun
     assert (idle.shares[STEPS], idle.done) == (1.0, [])
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    receiver.close()
+    measure_recipe(job(STEPS, tmp_path), sender, threading.Event())  # its parent was killed: it ends without a word
 
 
 def test_a_recipe_that_fails_says_why(tmp_path: Path) -> None:
@@ -66,13 +69,23 @@ def test_the_time_left_by_hand() -> None:
     assert state.seconds_left(2) is None
     state.advance("selffl-ablation", 0.5)
     state.busy = 100.0
-    half = minutes("selffl-ablation") / 2
+    half = minutes("selffl-ablation", "small") / 2
     pace = 100 / half
-    assert state.seconds_left(2) == pytest.approx(pace * max((half + minutes(STEPS)) / 2, half))
+    assert state.seconds_left(2) == pytest.approx(pace * max((half + minutes(STEPS, "small")) / 2, half))
     state.failures[STEPS] = "it did not start"
     assert state.seconds_left(2) == pytest.approx(pace * half)
     state.done.append("selffl-ablation")
     assert state.seconds_left(2) == 0.0
+
+
+def test_at_the_scale_smoke_all_recipes_are_as_long() -> None:
+    """The longest recipe at the scale small says nothing of the others' trials."""
+    longest = max(MINUTES, key=lambda name: MINUTES[name])
+    state = PoolState({longest: 0.0, STEPS: 0.0}, "smoke")
+    state.advance(longest, 1.0)
+    state.done.append(longest)
+    state.busy = 30.0
+    assert state.seconds_left(1) == pytest.approx(30.0)
 
 
 def test_minutes_are_those_of_recipes() -> None:

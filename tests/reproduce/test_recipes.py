@@ -32,7 +32,8 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import published_records, tally, write_site
+from kinfed.reproduce.benchmark_index import tally, write_site
+from kinfed.reproduce.benchmark_records import published_records
 from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
 from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
@@ -320,27 +321,53 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
     index = write_markdown([done], tmp_path / "docs", ["toy"]).read_text("utf-8")
-    assert "[toy](toy.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
+    assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
     assert "Of 5 claims of the papers, 1 are reproduced, 2 contradicted" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points, 3 seeds |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
-    assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy.md").read_text("utf-8")
+    assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
 
 
 def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> None:
     toy = recipe_of(MEASURED)
     for name in ("toy", "other", "toy"):  # the second time, toy's record is replaced
         done = reproduce(replace(toy, name=name), "paper", tmp_path / f"{name}-paper")
-        index = write_markdown([done], tmp_path / "docs", ["other", "toy"]).read_text("utf-8")
+        index = write_markdown([done], tmp_path / "docs", ["other", "toy", "later"]).read_text("utf-8")
     records = published_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
     assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
-    assert "A verdict is about what was run here: 0 of 2 recipes below the scale paper" in index
+    assert "whose claims are not counted: later." in index
+    assert "A verdict is about what was run here: 6 of the 6 judged claims at the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
-    assert 'href="toy.html"' in html
+    assert 'href="toy-paper.html"' in html
+
+
+def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path) -> None:
+    """At the scale paper with one of two parts: its claims stand for those of small, the other part's stay."""
+
+    def toy_of(scale: Scale) -> Recipe:
+        studies = [Study(name, lambda seeds: MEASURED) for name in ("p", "q")]
+        on_q = Claim.above("a above b elsewhere", "q", "a", ["b"])
+        toy = replace(recipe_of(MEASURED), parts=lambda scale: studies)
+        toy = replace(toy, claims=[*toy.claims, on_q])
+        return toy if scale == "small" else toy.limited_to(["p"], scale)
+
+    scales: tuple[Scale, ...] = ("paper", "small")  # small is published later and takes nothing away
+    for scale in scales:
+        done = reproduce(toy_of(scale), scale, tmp_path / f"toy-{scale}")
+        index = write_markdown([done], tmp_path / "docs", ["toy"]).read_text("utf-8")
+    at_paper, at_small = published_records(tmp_path / "docs", ["toy"])
+    assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
+    assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
+    assert "Of 6 claims of the papers, 2 are reproduced, 2 contradicted" in index
+    assert "3 of the 4 judged claims at the scale paper" in index
+    assert "## Not measured (1)" in index
+    assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
+    assert "| small | [toy](toy.md) |" in index
+    assert "Again: `kinfed reproduce toy --scale paper --only p`" in (tmp_path / "docs/toy-paper.md").read_text("utf-8")
 
 
 def test_firm_verdicts_are_holms() -> None:

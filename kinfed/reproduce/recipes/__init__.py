@@ -45,7 +45,7 @@ RECIPES: dict[str, str] = {
     "cgpfl-cifar10": "CGPFL and seven competitors on CIFAR-10 (CGPFL: Table 1, last column)",
     "cgpfl-contexts": "CGPFL for several numbers of contexts (CGPFL: Figures 1 and 2)",
     "cgpfl-heur": "How many contexts: CGPFL-Heur against every K (CGPFL: Figure 3)",
-    "cgpfl-table1": "CGPFL and seven competitors, three data sets (CGPFL: Table 1)",
+    "cgpfl-table1": "CGPFL and seven competitors on MNIST and Fashion-MNIST (CGPFL: Table 1)",
     "adapters-text": (
         "Personal adapters of a pretrained encoder on reviews of 16 domains "
         "(FedSA-LoRA: its question on other data; no table)"

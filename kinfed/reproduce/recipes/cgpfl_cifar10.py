@@ -26,6 +26,7 @@ def parts(scale: Scale) -> list[RunPart]:
         fewer = {"model": "cnn_small", "clients": 10, "lr": 0.03, "steps": 3, "rounds": 4}
         return [RunPart(PART, {**DIGITS_SETTINGS, **fewer, "eval_every": 4, "algorithms": ALGORITHMS})]
     fewer = {"model": "cnn_tutorial", "clients": 20, "rounds": 16, "lr": 0.06}  # lr λ < 1, and λ goes up to 15
+    fewer |= {"seeds": CIFAR10_SETTINGS["seeds"][:3]}
     settings = {**CIFAR10_SETTINGS, "dataset": "cifar10", **fewer, "eval_every": 4}
     return [RunPart(PART, {**settings, "algorithms": ALGORITHMS})]
 

@@ -50,7 +50,7 @@ RECIPE = Recipe(
     tables=[personal_table("Test accuracy (%)", PART, METHODS)],
     claims=[
         Claim.above(
-            "IFCA above the baselines, a global model and local models",
+            "IFCA has benefits over the baselines: above a global model and local models",
             PART,
             "ifca",
             ["fedavg_model", "local"],
@@ -61,6 +61,8 @@ RECIPE = Recipe(
     ],
     notes=[
         NO_NUMBERS,
+        "The abstract speaks of “the baselines” without naming them; that these are one model for all and one of every "
+        "client’s own is our reading.",
         ONE_RATE,
         "From a random start IFCA can merge two groups into one cluster; the paper restarts where it must, here every "
         "seed counts as it is.",

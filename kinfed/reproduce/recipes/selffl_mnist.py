@@ -62,7 +62,7 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim.above(
-            "Self-FL above all baselines, personal models",
+            "Self-FL (with smoothing) above all baselines, personal models",
             "active-10",
             "selffl",
             RIVALS,

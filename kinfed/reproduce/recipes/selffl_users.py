@@ -9,7 +9,9 @@ from kinfed.report.comparison import Comparison
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
 from kinfed.reproduce.recipe import SELF_FL, RecipeFigure, Scale
 from kinfed.reproduce.recipes.common_selffl import (
+    ALIASES,
     COMPARED,
+    ONE_MODEL,
     RIVALS,
     letters_settings,
     method_options,
@@ -18,6 +20,7 @@ from kinfed.reproduce.recipes.common_selffl import (
 )
 
 METHODS = named(*COMPARED)
+ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
 HEADINGS = {"letters": "Letters", "mnist": "MNIST"}
 
 
@@ -45,7 +48,7 @@ def _claims(part: str, heading: str) -> list[Claim]:
             f"Users are served better than by FedAvg: a higher mean over users, {heading}",
             part,
             "selffl",
-            ["fedavg", "fedavg-server"],
+            ["fedavg", ONE_MODEL],
             "personal.accuracy_mean",
             place="NeurIPS version, Section 4.2, Figure 3",
         ),
@@ -84,7 +87,7 @@ RECIPE = Recipe(
     tables=[
         ResultTable(
             f"Users of {heading}",
-            METHODS,
+            ROWS,
             [
                 ResultColumn("Mean over users", part, "personal.accuracy_mean"),
                 ResultColumn("Spread over users", part, "personal.accuracy_std", lower_is_better=True),
@@ -100,6 +103,6 @@ RECIPE = Recipe(
         "small": "16x8 letters in place of FEMNIST; MNIST with 300 clients and 150 rounds instead of 1,000 and 200.",
         "paper": "16x8 letters in place of FEMNIST.",
     },
-    aliases={"fedavg-server": ("fedavg", "server")},
+    aliases=ALIASES,
     figures=figures,
 )
