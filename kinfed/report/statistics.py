@@ -176,7 +176,7 @@ class Gain:
         """Student's 95 % interval for as many examples as the client is tested on; None where the error is unknown."""
         if self.error is None or not finite(self.error) or self.n_test < 2:
             return None
-        reach = float(stdtrit(self.n_test - 1, 0.975)) * self.error
+        reach = float(student_quantile(self.n_test - 1, 0.95)) * self.error
         return Interval(self.gain, self.gain - reach, self.gain + reach, self.n_test)
 
 
