@@ -1,6 +1,6 @@
 """Local steps of models of every kind beside the same steps in a plain PyTorch loop: the table of docs/models.md.
 
-    python benchmarks/steps.py --weights minilm                        all models, on one core and on all
+    python benchmarks/steps.py --weights minilm                        all models, on one core and on all (two: 15 min.)
     python benchmarks/steps.py --weights minilm --page docs/models.md  and puts it into the page, between its marks
     python benchmarks/steps.py user-dropout lstm --threads 1 --repeats 15
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -98,11 +99,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown page to put the table into")
     arguments = parser.parse_args()
     rows: Rows = {}
+    began = time.perf_counter()
     for name in arguments.workloads:
         result = run_benchmarks([name], arguments.repeats, arguments.threads, weights=arguments.weights)
         machine = machine_line(result.machine)
         measured = measured_rows(result, os.getloadavg()[0])
         print("\n".join(" ".join(row) for row in measured.values()), flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s so far", flush=True)
         rows |= measured
         if arguments.page is not None:  # after each: what was measured stays if this is stopped
             put_into(arguments.page, markdown(rows_of(arguments.page, machine) | measured, machine))

@@ -61,8 +61,7 @@ def compare_steps(workload: StepWorkload, repeats: int, cores: Sequence[int], we
     """`weights`: folder with those of MiniLM, "" for random ones."""
     whole = _whole_task(workload, weights)
     parity = _parity(replace(workload, clients=PARITY_CLIENTS, steps=PARITY_STEPS), whole)
-    task, module, federation = _sides(workload, whole)
-    loop = PlainLoop(module, task.unflatten(task.init(0)).values(), federation, workload.training)
+    task, federation, loop, _ = _sides(workload, whole)
     engines = {n: fedavg(task, federation, workload.training, n) for n in cores}
     timings = {n: (Timing(), Timing()) for n in cores}
     for repeat in range(repeats + 1):
@@ -88,20 +87,23 @@ def _whole_task(workload: StepWorkload, weights: str) -> ModuleTask:
     return make_task(lambda: workload.module(weights), example=example, batch=workload.batch, examples=inf)
 
 
-def _sides(workload: StepWorkload, whole: ModuleTask) -> tuple[ModuleTask, nn.Module, Federation]:
-    """The engine's task, the loop's module, and what both train on."""
-    federation = workload.federation()
-    if not workload.cached:
-        return whole, copy.deepcopy(whole.module), federation
-    prefix = frozen_prefix(whole, federation.features.gather(torch.arange(2)))
-    if prefix is None:
-        raise KinfedError(f"{workload.name}: nothing of the model lies below what is trained")
-    activations = prefix.activations(federation.features)
-    module = nn.Sequential(*copy.deepcopy(prefix.cut.upper_layers(whole.module)))
-    return prefix.upper_task(activations, batch=workload.batch), module, replace(federation, features=activations)
+def _sides(workload: StepWorkload, whole: ModuleTask) -> tuple[ModuleTask, Federation, PlainLoop, Federation]:
+    """The engine's task and what it trains on; the loop, and what that trains on: the same examples."""
+    examples = workload.federation()
+    task, federation = whole, examples
+    module, loops = copy.deepcopy(whole.module), examples
+    if workload.cached:
+        prefix = frozen_prefix(whole, examples.features.gather(torch.arange(2)))
+        if prefix is None:
+            raise KinfedError(f"{workload.name}: nothing of the model lies below what is trained")
+        activations = prefix.activations(examples.features)
+        task, federation = prefix.upper_task(activations, batch=workload.batch), replace(examples, features=activations)
+        if workload.cached == "both":
+            module, loops = nn.Sequential(*copy.deepcopy(prefix.cut.upper_layers(whole.module))), federation
+    start = task.unflatten(task.init(0)).values()
+    return task, federation, PlainLoop(module, start, loops, workload.training), loops
 
 
 def _parity(workload: StepWorkload, whole: ModuleTask) -> float:
-    task, module, federation = _sides(workload, whole)
-    loop = PlainLoop(module, task.unflatten(task.init(0)).values(), federation, workload.training)
-    return disagreement(workload.name, fedavg(task, federation, workload.training, 1), federation, loop)
+    task, federation, loop, examples = _sides(workload, whole)
+    return disagreement(workload.name, fedavg(task, federation, workload.training, 1), examples, loop)

@@ -58,6 +58,7 @@ def list_(
         return
     if what == "models":
         console.print(_model_table())
+        say("path: how gradients are computed; after the stroke in long runs (fused), in small steps (batched)")
         return
     for kind in (what,) if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -73,16 +74,16 @@ def list_(
 
 
 def _model_table() -> Table:
-    """Models with their sizes."""
-    from kinfed.cli.listing import model_sizes, names
+    """Models with their sizes and paths."""
+    from kinfed.cli.listing import gradient_path, model_sizes, names
 
     table = Table(title="models", title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
-    for heading in ("parameters", "for examples"):
-        table.add_column(heading, no_wrap=heading != "parameters")
+    for heading in ("parameters", "for examples", "path"):
+        table.add_column(heading, no_wrap=heading == "for examples")
     table.add_column("")
     for name, summary in names("models").items():
-        table.add_row(name, *model_sizes(name), summary)
+        table.add_row(name, *model_sizes(name), gradient_path(name), summary)
     return table
 
 

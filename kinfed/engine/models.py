@@ -4,9 +4,10 @@
 
 `family` (mlr, mlp, cnn, resnet) says which settings of a preset are for the model (kinfed.runs.presets).
 `example` is the input (shape, number of classes) for which `kinfed list models` says how many parameters there are:
-`trained` ones, and `frozen` ones that all clients share. They are written down because counting them needs torch; a
-test counts. Where a model needs files, `outline` names a function of (shape, classes) that builds it without them, for
-such counts. Functions are imported when they are first used.
+`trained` ones, and `frozen` ones that all clients share. `path` says how its gradients are computed, and after a stroke
+how in other runs: "fused" in long ones, "batched" where steps are small. All this is written down because finding it
+out needs torch; a test does. Where a model needs files, `outline` names a function of (shape, classes) that builds it
+without them, for such counts. Functions are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -32,14 +33,33 @@ _CIFAR: Example = ((3, 32, 32), 10)
 _TEXT: Example = ((64,), 2)
 
 
-def _add(name: str, location: str, summary: str, example: Example, options: str = "", **about: Any) -> None:
+def _add(
+    name: str, location: str, summary: str, example: Example, options: str = "", path: str = "rows", **about: Any
+) -> None:
     module = f"kinfed.engine.{location.partition(':')[0]}"
     where = f"{module}:{options}" if options else NoOptions
-    MODELS.register(name, f"kinfed.engine.{location}", summary=summary, example=example, options=where, **about)
+    about |= {"example": example, "path": path}
+    MODELS.register(name, f"kinfed.engine.{location}", summary=summary, options=where, **about)
 
 
-_add("mlr", "zoo.classics:mlr", "multinomial logistic regression", _DIGITS, trained=7_850, family="mlr")
-_add("mlp", "zoo.classics:mlp", "one hidden layer of 128 ReLU units", _DIGITS, trained=101_770, family="mlp")
+_add(
+    "mlr",
+    "zoo.classics:mlr",
+    "multinomial logistic regression",
+    _DIGITS,
+    path="stacked/fused",
+    trained=7_850,
+    family="mlr",
+)
+_add(
+    "mlp",
+    "zoo.classics:mlp",
+    "one hidden layer of 128 ReLU units",
+    _DIGITS,
+    path="stacked/fused",
+    trained=101_770,
+    family="mlp",
+)
 _add(
     "lenet5",
     "zoo.classics:lenet5",
@@ -98,6 +118,7 @@ _add(
     "two LSTM layers of 256 for sequences of vectors (Self-FL on Sent140)",
     ((25, 300), 2),
     "LSTMOptions",
+    path="rows/fused",
     trained=1_098_242,
 )
 _add(
@@ -114,6 +135,7 @@ _add(
     "pretrained all-MiniLM-L6-v2, frozen, with LoRA adapters and a head, for texts",
     _TEXT,
     "MiniLMOptions",
+    path="rows/batched",
     outline="kinfed.engine.bert:minilm_outline",
     trained=74_498,
     frozen=22_565_376,

@@ -87,15 +87,16 @@ def test_steps_of_any_model_are_those_of_plain_torch(name: str, monkeypatch: pyt
     assert len(steps.ours.cpu) == len(steps.loop.cpu) == 1
 
 
+@pytest.mark.parametrize("name", ["minilm-last2", "minilm-last2-cached"])  # the loop through the whole model, or not
 @pytest.mark.parametrize(("options", "backend"), [({"lora_layers": 1}, "batched"), ({"lora_rank": 0}, "stacked")])
 def test_steps_on_activations_are_those_of_plain_torch(
-    options: dict[str, int], backend: str, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, int], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = dict(zip(bert._SIZES, (50, 8, 2, 2, 16, 16, 2, 1e-12), strict=True))
     monkeypatch.setattr(bert, "_MINILM", sizes)
     monkeypatch.setattr("kinfed.bench.step_timing.PARITY_STEPS", 3)
     module = lambda _: bert.random_minilm((6,), 10, **options)  # noqa: E731
-    workload = replace(STEP_WORKLOADS["minilm-last2"].quick(), module=module, shape=(6,), vocabulary=50)
+    workload = replace(STEP_WORKLOADS[name].quick(), module=module, shape=(6,), vocabulary=50)
     [steps] = compare_steps(workload, 1, (1,), "")
     assert steps.disagreement < 1e-6
     assert steps.backend == backend

@@ -10,7 +10,7 @@ from conftest import MakeBatch
 from torch import Tensor, nn
 
 import kinfed
-from kinfed.cli.listing import model_sizes
+from kinfed.cli.listing import gradient_path, model_sizes
 from kinfed.engine.model_outline import ModelOutline, model_outline
 from kinfed.engine.models import MODELS, build_model
 from kinfed.engine.task import make_task
@@ -138,6 +138,7 @@ def test_sizes_and_paths_are_known_without_building_a_model() -> None:
         facts = MODELS[name].facts
         assert outline is not None
         assert (facts["trained"], facts.get("frozen", 0)) == (outline.trained, outline.frozen), name
+        assert outline.backend == gradient_path(name).partition("/")[0], name
     resnet, bert, mlp = outlines["resnet18"], outlines["minilm"], outlines["mlp"]
     assert resnet == ModelOutline((3, 32, 32), 10, 11_173_962, 2 * 4800, 0, "rows")
     assert mlp == ModelOutline((1, 28, 28), 10, 101_770, 0, 0, "stacked")
