@@ -95,6 +95,9 @@ class Drawn(Judged):
     """The examples of `whole` at `index`, any number of times each, of other owners. What a measure asks of them is
     looked up there: a bootstrap computes it once for every example, not for every draw."""
 
+    _whole: Judged
+    _index: np.ndarray
+
     def __init__(self, whole: Judged, index: np.ndarray, owner: np.ndarray, clients: int) -> None:
         weight = None if whole.weight is None else whole.weight[index]
         vars(self).update(
@@ -103,11 +106,11 @@ class Drawn(Judged):
         )  # fmt: skip
 
     @cached_property
-    def output(self) -> np.ndarray:  # type: ignore[override]
+    def output(self) -> np.ndarray:
         return np.asarray(self._whole.output[self._index])
 
     @cached_property
-    def start_output(self) -> np.ndarray | None:  # type: ignore[override]
+    def start_output(self) -> np.ndarray | None:
         start = self._whole.start_output
         return None if start is None else np.asarray(start[self._index])
 
