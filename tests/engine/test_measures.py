@@ -10,14 +10,16 @@ import sklearn.metrics as reference
 import torch
 
 from kinfed.data.problem import Problem
-from kinfed.engine.bootstrap import bootstrap_draws, standard_errors
 from kinfed.engine.measures import (
     MEASURES,
     Judged,
+    bootstrap_draws,
+    client_sums,
     headline_measure,
     measures_of,
+    standard_errors,
 )
-from kinfed.engine.score import Score, client_sums
+from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
 from kinfed.runs.metrics import summarize
 
