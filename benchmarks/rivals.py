@@ -7,7 +7,8 @@
     python benchmarks/rivals.py W1 --also my_side.py:MySide --also-python ~/other/bin/python
 
 The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder:
-2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes.
+2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes on
+a quiet machine, which is an estimate; the tables say how long they took.
 
 Every contestant is a process that loads the data, computes one turn to warm up, and then computes a turn whenever it
 is asked, while all others wait. The least time of all turns counts: of the processor on one core, of the clock on
