@@ -7,7 +7,8 @@
     python benchmarks/rivals.py W1 --also my_side.py:MySide --also-python ~/other/bin/python
 
 The first run makes environments for the rivals (fedjax, pfl, flwr; from the package registry, in a cache folder:
-2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes.
+2.3 GB, a few minutes); kinfed and the plain PyTorch loop run in the present one. Everything takes about 45 minutes on
+a quiet machine, which is an estimate; the tables say how long they took.
 
 Every contestant is a process that loads the data, computes one turn to warm up, and then computes a turn whenever it
 is asked, while all others wait. The least time of all turns counts: of the processor on one core, of the clock on
@@ -27,6 +28,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -114,6 +116,7 @@ class Results:
     steps: list[Steps] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)  # of rivals
     load: list[float] = field(default_factory=list)  # of the machine, before and after everything
     minutes: float = 0.0  # that measuring took
 
@@ -126,8 +129,22 @@ class Results:
         self.steps += [Steps(**each) for each in figures["steps"]]
         self.jobs += [Job(**each) for each in figures["jobs"]]
         self.versions |= figures["versions"]
+        self.failures += figures["failures"]
         self.load += figures["load"]
         self.minutes += figures["minutes"]
+
+
+class ContestantError(Exception):
+    """A contestant ended without an answer."""
+
+    def __init__(self, name: str, log: str) -> None:
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        # Of chained errors the first: those after it only say that something failed.
+        reason = next(
+            (line for line in lines if re.match(r"(\w+\.)*(\w*Error|Exception)\b", line)), (lines or [""])[-1]
+        )
+        super().__init__(f"{name} ended without an answer: {reason[:300]}")
+        self.name, self.log = name, log
 
 
 class Contestant:
@@ -163,7 +180,7 @@ class Contestant:
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
-            raise SystemExit(f"{self.name} ended without an answer:\n{self._log.read()[-3000:]}")
+            raise ContestantError(self.name, self._log.read())
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -216,10 +233,13 @@ def compete(
     repeats: int,
     seconds: float,
 ) -> tuple[Contest, dict[str, str]]:
-    """All contestants that have the method, in turns, for so many seconds or a little longer."""
+    """All contestants that have the method, in turns, for so many seconds or a little longer. ContestantError where one
+    of them fails."""
     present = [name for name in names if method in entry_of(name).methods and work.name in entry_of(name).works]
-    sides = [Contestant(name, pythons[name], work, method, images, cores) for name in present]
+    sides: list[Contestant] = []
     try:
+        for name in present:
+            sides.append(Contestant(name, pythons[name], work, method, images, cores))
         times = {side.name: Times() for side in sides}
         began = time.monotonic()
         for repeat in range(repeats + 1):
@@ -250,7 +270,7 @@ def do_job(name: str, python: Path, work: Work, images: Path, cores: int) -> Job
     )  # fmt: skip
     wall = time.perf_counter() - began
     if process.returncode or not process.stdout:
-        raise SystemExit(f"{name} did not do its job:\n{process.stderr[-3000:]}")
+        raise ContestantError(name, process.stderr)
     answer = json.loads(process.stdout.splitlines()[-1])
     return Job(work.name, cores, name, wall, answer["cpu"], answer["accuracy"])
 
@@ -308,6 +328,8 @@ def markdown(results: Results, names: Sequence[str]) -> str:
             "Models that none of the rivals comes with, beside the loop: milliseconds per client and local step."
         )
         parts.append(table(["model", "what", "cores", "loop", "kinfed", "to the loop"], rows, 2))
+    if results.failures:
+        parts.append("\n".join(f"* Not in the tables: {failure}" for failure in results.failures))
     if results.jobs:
         rows = [
             [job.work, job.contestant, str(job.cores), f"{job.wall:.1f} s", f"{job.cpu:.1f} s",
@@ -380,18 +402,31 @@ def measured(
         make_images(work).save(images)
         for method in [method for method in work.methods if not chosen or method in chosen]:
             for cores in arguments.cores:
-                contest, versions = compete(
-                    work, method, cores, names, pythons, images, arguments.repeats, arguments.seconds
-                )
+                able = list(names)
+                while True:
+                    try:
+                        contest, versions = compete(
+                            work, method, cores, able, pythons, images, arguments.repeats, arguments.seconds
+                        )
+                        break
+                    except ContestantError as error:  # the others begin once more without it
+                        yield leave_out(error, results, f"{work.name} {method}, {cores} core(s)")
+                        able.remove(error.name)
                 results.contests.append(contest)
                 results.versions |= versions
                 yield " ".join(contest_row(contest, names))
         if "job" in arguments.works and work.rounds:
             for cores in arguments.cores:
-                turns = [[do_job(name, pythons[name], work, images, cores) for name in names] for _ in range(JOB_TURNS)]
-                for jobs in zip(*turns, strict=True):
-                    results.jobs.append(min(jobs, key=lambda job: job.cpu))
-                    yield f"{work.name} {results.jobs[-1].contestant} {cores}: {results.jobs[-1].cpu:.1f} s"
+                jobs: dict[str, list[Job]] = {name: [] for name in names}
+                for _ in range(JOB_TURNS):
+                    for name in list(jobs):
+                        try:
+                            jobs[name].append(do_job(name, pythons[name], work, images, cores))
+                        except ContestantError as error:
+                            yield leave_out(error, results, f"the whole job of {work.name}, {cores} core(s)")
+                            del jobs[name]
+                results.jobs += [min(turns, key=lambda job: job.cpu) for turns in jobs.values()]
+                yield f"jobs of {work.name} on {cores} core(s): {', '.join(jobs)}"
         images.unlink()
     if steps := [name for name in arguments.works if name in STEPS]:
         results.steps += [
@@ -402,6 +437,15 @@ def measured(
             for each in run_benchmarks(steps, arguments.repeats, arguments.cores).steps
         ]  # fmt: skip
         yield f"{len(steps)} models beside the loop"
+
+
+def leave_out(error: ContestantError, results: Results, where: str) -> str:
+    """A rival that fails is named below the tables, and what is measured goes on; without kinfed or the loop there is
+    nothing to compare."""
+    if error.name in ("kinfed", "loop"):
+        raise SystemExit(f"{error}\n{error.log[-3000:]}")
+    results.failures.append(f"{where}: {error}")
+    return results.failures[-1]
 
 
 if __name__ == "__main__":

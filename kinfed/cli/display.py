@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.cli.terminal import say
-from kinfed.engine.measures import MEASURES, Measure, find_measure
+from kinfed.engine.measure_catalogue import MEASURES, Measure, find_measure
 from kinfed.interactive.progress import LiveDisplay, Speed
 from kinfed.runs.metrics import headline_text
 from kinfed.runs.observer import NullObserver

@@ -98,6 +98,10 @@ class Tree:
             return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
         return self.map(lambda tensor: tensor[index])
 
+    def sorted_by(self, places: Tensor) -> Self:
+        """The rows in the order of their places [n]; the tree itself where they stand in it already."""
+        return self if isinstance(as_slice(places), slice) else self.take(torch.argsort(places))
+
     def put(self, index: Tensor | slice, rows: Self) -> None:
         """self.take(index) is `rows` afterwards. All or nothing: rows that do not fit are refused before any write."""
         ours, theirs = self.named(), rows.named()

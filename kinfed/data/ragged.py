@@ -50,7 +50,7 @@ class Ragged:
 
     def counts(self, ids: Tensor) -> Tensor:
         """count[ids], in time that does not grow with the number of clients."""
-        return self.offsets[ids + 1] - self.offsets[ids]
+        return self.offsets.index_select(0, ids + 1) - self.offsets.index_select(0, ids)
 
     @cached_property
     def longest(self) -> int:

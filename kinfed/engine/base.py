@@ -18,17 +18,16 @@ from kinfed.core.tree import runs
 from kinfed.data.batches import Batch, Batches, Split
 from kinfed.data.problem import Problem
 from kinfed.engine import columns
-from kinfed.engine.bootstrap import error_draws, no_draws
 from kinfed.engine.class_sums import ClassSums, class_sums
 from kinfed.engine.columns import ParameterSlot
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.head import Head
-from kinfed.engine.measures import Judged, headline_measure, measures_of
+from kinfed.engine.measures import Judged, client_sums, error_draws, headline_measure, measures_of, no_draws
 from kinfed.engine.moves import Move
 from kinfed.engine.objective import CROSS_ENTROPY, Objective
-from kinfed.engine.score import OutputCollector, Score, client_sums
+from kinfed.engine.score import OutputCollector, Score
 from kinfed.errors import ModelError
 
 
@@ -234,10 +233,6 @@ class Task(ABC):
         draws = partial(error_draws, headline, judged, part.ids)
         return replace(score, sums=client_sums(judged, headline), error_or_draws=draws)
 
-    def scores_alone(self, theta: Tensor, part: Split) -> bool:
-        """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
-        return len(part.count) == 1
-
     @property
     def plain_task(self) -> Task:
         """The task of the models that methods start from; that of wider rows is made of it."""
@@ -259,6 +254,10 @@ class Task(ABC):
             weight[rows] += batch.weight.sum(1).to("cpu", torch.float64)
         mean: Tensor = loss / weight
         return mean
+
+    def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
+        return len(part.count) == 1
 
     def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
         """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.data.batches import Batch, Split
 from kinfed.data.problem import Problem
-from kinfed.engine.bootstrap import deviation_of_draws
-from kinfed.engine.measures import MEASURES, Judged, Measure, measures_of
+from kinfed.engine.measures import MEASURES, Judged, deviation_of_draws
 
 
 @dataclass
@@ -138,9 +136,3 @@ class OutputCollector:
         else:
             output = torch.nan_to_num(output, nan=0.0, posinf=1e30, neginf=-1e30)
         return Judged(output.numpy(), target[order].numpy(), owner[order].numpy(), self._n, problem)
-
-
-def client_sums(judged: Judged, headline: Measure | None = None) -> dict[str, Tensor]:
-    """[n, 2] numerators and denominators of every measure of the problem, and of the headline where it is another."""
-    measures = {one.name: one for one in (*measures_of(judged.problem), *([] if headline is None else [headline]))}
-    return {name: torch.from_numpy(np.stack(one.sums(judged), 1).astype(np.float64)) for name, one in measures.items()}

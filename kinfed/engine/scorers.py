@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfed.data.problem import Kind, Problem
-from kinfed.engine.measures import Judged, Measure, Sums
+from kinfed.engine.measure_catalogue import Judged, Measure, Sums
 from kinfed.errors import ConfigError
 
 CLUSTERINGS = (

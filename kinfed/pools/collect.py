@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfed.core.large_rows import empty_rows
-from kinfed.core.tree import Tree, as_slice
+from kinfed.core.tree import Tree
 from kinfed.engine.task import Score
 from kinfed.pools.base import Evaluation, Reply
 from kinfed.privacy.dpsgd import Record
@@ -46,7 +46,7 @@ class ReplyCollector:
             return
         self._replied[positions] = True
         if self._rows is None and positions.numel() == self._ids.numel():  # all at once
-            self._rows = up if isinstance(as_slice(positions), slice) else up.take(torch.argsort(positions))
+            self._rows = up.sorted_by(positions)
             return
         if self._rows is None:
             self._rows = up.map(lambda tensor: empty_rows(tensor, len(self._ids), *tensor.shape[1:]))

@@ -98,7 +98,8 @@ class LocalPool:
         if compression is not None and compression.remembers and algorithm.averages != ():  # something is sent
             self.unsent = MomentStore(clients, state_folder, state_bytes)
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
-        if evaluated is not None and not self._beside() and deploys_state(algorithm):
+        self._reads_states = not deploys_state(algorithm)  # in training
+        if evaluated is not None and not self._beside() and not self._reads_states:
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
 
@@ -115,7 +116,7 @@ class LocalPool:
             who = ids[piece]
             cohort = self._cohort(who, round, None if effort is None else effort[piece])
             with _error_context("client_update", who, round):
-                state = self.clients.take(who, borrow=True).to(self.task.device)
+                state = self._training_state(who).to(self.task.device)
                 down = download(who).to(self.task.device)
                 memory = self._memory(who)
                 client, up = self.algorithm.client_update(self.task, state, down, with_memory(cohort, memory))
@@ -129,6 +130,11 @@ class LocalPool:
         for _ in self._map(train_chunk, range(len(pieces))):
             pass
         return updates.reply()
+
+    def _training_state(self, ids: Tensor) -> Tree:
+        """What these clients start a round from. Where states are only there to be deployed, that of a client that has
+        none yet does as well, and no rows are copied for it."""
+        return self.clients.take(ids, borrow=True) if self._reads_states else self.clients.fresh(ids)
 
     def evaluate(
         self,

@@ -30,7 +30,7 @@ class ClientStore(Generic[Client]):
         self, num_clients: int, fresh: Callable[[Tensor], Client], folder: Path | None = None, bound: int = 0
     ) -> None:
         self.slot = torch.full((num_clients,), -1, dtype=torch.int64)
-        self._fresh = fresh
+        self.fresh = fresh
         self._folder = folder
         self._bound = bound
         self._rows: Client | None = None
@@ -49,18 +49,18 @@ class ClientStore(Generic[Client]):
     def take(self, ids: Tensor, *, borrow: bool = False) -> Client:
         """States of these clients: a copy, or with `borrow` perhaps the store's own rows, to be read until the next
         put. Clients who are always called together lie side by side, so that nothing is copied for them."""
-        slot = self.slot[ids]
+        slot = self.slot.index_select(0, ids)
         new = (slot < 0).nonzero().squeeze(1)
         if self._rows is None or 0 < new.numel() == ids.numel():
-            return self._fresh(ids)
+            return self.fresh(ids)
         if not new.numel():
             return self._rows.take(as_slice(slot) if borrow else slot)
         rows = self._rows.take(slot.clamp_min(0))
-        rows.put(new, self._fresh(ids[new]))
+        rows.put(new, self.fresh(ids[new]))
         return rows
 
     def put(self, ids: Tensor, rows: Client) -> None:
-        slot = self.slot[ids]
+        slot = self.slot.index_select(0, ids)
         new = (slot < 0).nonzero().squeeze(1)
         if new.numel():
             used = self._used
@@ -111,7 +111,7 @@ class ClientStore(Generic[Client]):
 
     def _example(self, ids: Tensor, rows: Mapping[str, Tensor]) -> Client:
         """A state like those that belong here; what is loaded must have its fields, shapes and types."""
-        return self._fresh(ids)
+        return self.fresh(ids)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `named` gave. States of another method, model or population are refused, and the present

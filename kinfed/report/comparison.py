@@ -16,7 +16,7 @@ from kinfed.data.description import Description
 from kinfed.report.formats import plural
 from kinfed.report.metric_style import MetricStyle, headline_of, metric_style
 from kinfed.report.palette import Style, styles
-from kinfed.runs.baseline import Baseline
+from kinfed.runs.baseline_record import Baseline
 from kinfed.runs.reader import KINDS, Kind, Run, Trial
 
 DATA_KEYS = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kinfed.engine.measures import MEASURES
+from kinfed.engine.measure_catalogue import MEASURES
 from kinfed.report.comparison import Comparison, Method
 from kinfed.report.formats import format_number, natural_order
 from kinfed.report.metric_style import MetricStyle, metric_style
 from kinfed.report.statistics import Difference, Gain, average, clear_winner, client_gains, summarize_gains
 from kinfed.report.tables import TableCell, TableColumn, TextTable
-from kinfed.runs.baseline import Baseline
+from kinfed.runs.baseline_record import Baseline
 from kinfed.runs.reader import KINDS, Kind, Trial, finite
 
 KIND_NAMES: dict[Kind, str] = {"personal": "Personal models", "server": "Server model"}

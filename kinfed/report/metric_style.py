@@ -8,7 +8,7 @@ from math import floor, isfinite, log10
 from statistics import median
 from typing import Any
 
-from kinfed.engine.measures import find_measure, headline_name
+from kinfed.engine.measure_catalogue import find_measure, headline_name
 
 LOSS = "loss"
 

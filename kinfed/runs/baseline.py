@@ -8,34 +8,61 @@ the same for all methods of a seed, and stands in every table of results, never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import numpy as np
+import torch
+from torch import Tensor
 
+from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
+from kinfed.engine.measures import Judged, client_sums, deviation_of_draws, error_draws, headline_measure
+from kinfed.engine.objective import Objective
+from kinfed.engine.score import Score
+from kinfed.runs.baseline_record import Baseline as Baseline
+from kinfed.runs.metrics import summarize
+from kinfed.runs.results import ClientTable
 
 MAJORITY, MEAN = "majority class", "mean"
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Of one seed."""
-
-    seed: int
-    name: str
-    personal: dict[str, float]  # metrics over the clients that are evaluated
-    clients: dict[str, float | None]  # the headline metric of every client; None where it is undefined
-
-    def __repr__(self) -> str:
-        return f"Baseline({self.name}, seed {self.seed}: {len(self.clients)} clients)"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Baseline:
-        return cls(int(record["seed"]), str(record["name"]), dict(record["personal"]), dict(record["clients"]))
-
-
 def baseline_name(problem: Problem) -> str:
     return MEAN if problem.is_regression else MAJORITY
+
+
+def constant_outputs(data: Federation, ids: Tensor) -> Tensor:
+    """[n, C] what every client of `ids` predicts for all its rows: log-probabilities of classes, or the standardized
+    mean of the target."""
+    if not data.problem.is_regression:
+        counts = data.class_counts()[ids].to(torch.float64) + 1
+        return (counts / counts.sum(1, keepdim=True)).log()
+    train = data.train
+    sums = torch.zeros(len(train), dtype=torch.float64).index_add_(0, train.owner, data.targets[train.rows].double())
+    return (sums / train.count)[ids, None]
+
+
+def baseline_score(data: Federation, ids: Tensor, objective: Objective, metric: str | None) -> Score:
+    """The sums of every client's test rows, as of any model."""
+    test = data.test.take(ids)
+    output, target = constant_outputs(data, ids)[test.owner], data.targets[test.rows]
+    losses = objective.losses(output, target.to(torch.float64) if data.problem.is_regression else target)
+    values = target.to(torch.float64) if data.problem.is_regression else target
+    judged = Judged(output.numpy(), values.numpy(), test.owner.numpy(), len(ids), data.problem)
+    headline = headline_measure(data.problem, metric)
+    right = np.zeros(len(losses)) if data.problem.is_regression else judged.predicted == judged.target
+    return Score(
+        correct=torch.from_numpy(judged.total(right).astype(np.float64)),
+        loss=torch.from_numpy(judged.total(losses.numpy())),
+        count=test.count,
+        sums=client_sums(judged, headline),
+        error_or_draws=deviation_of_draws(error_draws(headline, judged, ids)),
+    )
+
+
+def make_baseline(
+    seed: int, score: Score, ids: Tensor, clients: ClientTable, problem: Problem, metric: str | None
+) -> Baseline:
+    correct = None if problem.is_regression else score.correct
+    metrics = summarize(correct, score.loss, score.count, clients.n_train[ids], score.sums)
+    values = score.measure(headline_measure(problem, metric).name).tolist()
+    names = [clients.names[k] for k in ids.tolist()]
+    by_client = {name: None if value != value else value for name, value in zip(names, values, strict=True)}
+    return Baseline(seed, baseline_name(problem), metrics, by_client)

@@ -25,8 +25,7 @@ from kinfed.engine.measures import headline_measure
 from kinfed.engine.models import Builder
 from kinfed.engine.score import Score
 from kinfed.pools.base import Evaluation
-from kinfed.runs.baseline import Baseline
-from kinfed.runs.baseline_score import make_baseline
+from kinfed.runs.baseline import Baseline, make_baseline
 from kinfed.runs.config import RunConfig
 from kinfed.runs.curves import Curves
 from kinfed.runs.experiment import Experiment

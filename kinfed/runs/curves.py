@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfed.engine.measures import CALIBRATION_BINS, Judged
+from kinfed.engine.measure_catalogue import CALIBRATION_BINS, Judged
 
 if TYPE_CHECKING:
     from kinfed.data.federation import Federation

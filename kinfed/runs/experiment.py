@@ -20,8 +20,7 @@ from kinfed.data.federation import Federation
 from kinfed.engine.models import Builder
 from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
-from kinfed.runs.baseline import Baseline
-from kinfed.runs.baseline_score import baseline_score, make_baseline
+from kinfed.runs.baseline import Baseline, baseline_score, make_baseline
 from kinfed.runs.common_start import StartMaker
 from kinfed.runs.config import RunConfig
 from kinfed.runs.config_reading import make_config

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kinfed.core.registry import Registry
-from kinfed.engine.measures import MEASURES, Measure, find_measure, headline_name
+from kinfed.engine.measure_catalogue import MEASURES, Measure, find_measure, headline_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.data.description import Description
 from kinfed.errors import StorageError
-from kinfed.runs.baseline import Baseline
+from kinfed.runs.baseline_record import Baseline
 from kinfed.runs.curves import Curves
 from kinfed.runs.metrics import has_diverged
 from kinfed.runs.run_files import RunFiles, RunFolderError

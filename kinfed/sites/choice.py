@@ -31,8 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.engine.bootstrap import bootstrap_draws, deviation_of_draws
-from kinfed.engine.measures import Judged, Measure
+from kinfed.engine.measures import Judged, Measure, bootstrap_draws, deviation_of_draws
 from kinfed.runs.gain import estimate_spread
 from kinfed.sites.portfolio import ALONE
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfed.engine.bootstrap import bootstrap_draws
-from kinfed.engine.measures import Judged, Measure
+from kinfed.engine.measures import Judged, Measure, bootstrap_draws
 from kinfed.errors import DataError
 from kinfed.sites.choice import Advantage, advantage, best_together, choose
 from kinfed.sites.inner_folds import NEVER

@@ -16,8 +16,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from kinfed.data.federation import Federation
-from kinfed.engine.bootstrap import bootstrap_draws, deviation_of_draws
-from kinfed.engine.measures import Judged, Measure
+from kinfed.engine.measures import Judged, Measure, bootstrap_draws, deviation_of_draws
 from kinfed.sites.choice import Advantage, advantage, shrunk, values
 from kinfed.sites.decision import FitDecision, replicates_for
 from kinfed.sites.fit_result import Estimate, SiteRecord

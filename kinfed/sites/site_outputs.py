@@ -11,7 +11,7 @@ from kinfed.data.problem import Problem
 from kinfed.engine.measures import Judged
 from kinfed.engine.personal import task_for
 from kinfed.errors import ConfigError
-from kinfed.runs.baseline_score import constant_outputs
+from kinfed.runs.baseline import constant_outputs
 from kinfed.runs.results import RunOutcome
 from kinfed.sites.portfolio import Contender
 

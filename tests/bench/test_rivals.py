@@ -11,7 +11,7 @@ import torch
 from contestant import SIDES, entry_of
 from kinfed_side import KinfedSide
 from loop_side import LoopSide
-from rivals import BEGIN, END, Contest, Times, contest_row, put_into
+from rivals import BEGIN, END, Contest, ContestantError, Results, Times, contest_row, leave_out, put_into
 from work import EIGHT, WORKS, Images, make_images
 
 TINY = replace(WORKS["W2"], clients=4, active=4, examples=40, fewest=40, batch=40, epochs=3)
@@ -74,3 +74,12 @@ def test_tables_take_the_place_of_the_last_ones(tmp_path: Path) -> None:
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="marks"):
         put_into(page, "new")
+
+
+def test_a_rival_that_fails_is_named_and_the_others_go_on() -> None:
+    log = "Traceback ...\nValueError: no cluster\nThe above exception was the cause of another:\nRuntimeError: ended\n"
+    results = Results()
+    assert "no cluster" in leave_out(ContestantError("flower", log), results, "LR_MNIST fedavg, 1 core(s)")
+    assert results.failures == ["LR_MNIST fedavg, 1 core(s): flower ended without an answer: ValueError: no cluster"]
+    with pytest.raises(SystemExit, match="no cluster"):
+        leave_out(ContestantError("kinfed", log), results, "")

@@ -253,3 +253,28 @@ def test_one_row_for_all_clients_is_told_from_equal_rows() -> None:
     assert is_broadcast(row.expand(4, 3))
     assert not is_broadcast(row.expand(4, 3).clone())
     assert not is_broadcast(torch.zeros(4, 1).expand(4, 3))
+
+
+def test_rows_go_into_the_order_of_their_places() -> None:
+    rows = state(4)
+    assert rows.sorted_by(torch.arange(4)) is rows
+    assert same(rows.sorted_by(torch.tensor([2, 0, 3, 1])), rows.take(torch.tensor([1, 3, 0, 2])))
+
+
+def test_what_lies_in_the_memory_of_another_tree_is_copied_and_nothing_else() -> None:
+    rows = state(4)
+    view = State(rows.v[1:3], torch.arange(2), rows.seen[:2].clone(), Inner(rows.inner.score[:2]))
+    apart = view.apart_from(rows)
+    rows.v.zero_()
+    rows.inner.score.zero_()
+    assert apart.v[0, 0] == 1.0
+    assert apart.inner.score[1] == 1 / 3
+    assert apart.visits is view.visits
+    assert view.apart_from(state(4)) is view
+
+
+def test_a_sum_that_overflows_over_rows_rejects_none_of_them() -> None:
+    rows = Inner(torch.tensor([3e38, 3e38, 1.0], dtype=torch.float32))
+    assert rows.finite_rows(3).tolist() == [True, True, True]
+    rows.score[1] = torch.inf
+    assert rows.finite_rows(3).tolist() == [True, False, True]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from realdata import real_data
+from sklearn.datasets import load_digits
 
 from kinfed.core.cache import cache_folder
 from kinfed.data.features import Features
@@ -76,6 +77,9 @@ def test_digits_needs_no_file():
     assert (float(x.min()), float(x.max())) == (0.0, 1.0)
     assert torch.bincount(source.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert not source.has_official_test
+    theirs = load_digits()
+    np.testing.assert_array_equal(source.features.raw[:, 0], theirs.images)
+    np.testing.assert_array_equal(source.labels, theirs.target)
 
 
 def test_images_decode_to_what_was_stored(tiny_mnist):

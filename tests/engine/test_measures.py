@@ -10,14 +10,17 @@ import sklearn.metrics as reference
 import torch
 
 from kinfed.data.problem import Problem
-from kinfed.engine.bootstrap import bootstrap_draws, deviation_of_draws, error_draws
 from kinfed.engine.measures import (
     MEASURES,
     Judged,
+    bootstrap_draws,
+    client_sums,
+    deviation_of_draws,
+    error_draws,
     headline_measure,
     measures_of,
 )
-from kinfed.engine.score import Score, client_sums
+from kinfed.engine.score import Score
 from kinfed.errors import ConfigError
 from kinfed.runs.metrics import summarize
 

@@ -22,7 +22,7 @@ from kinfed.report.measured_gain import measured_gain
 from kinfed.report.method_tables import every_metric_table
 from kinfed.report.method_tables import results_table as page_table
 from kinfed.report.sentences import one_class_sentence
-from kinfed.runs.baseline_score import baseline_score
+from kinfed.runs.baseline import baseline_score
 from kinfed.runs.reader import load_run
 
 RUN = {"algorithms": "local,fedavg", "rounds": 1, "model": "mlr", "participation": 1.0}
