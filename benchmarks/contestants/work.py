@@ -53,6 +53,12 @@ WORKS = {
             examples=100, fewest=100, epochs=2, turn=2,
         ),
         Work(
+            name="W1_UNEQUAL",
+            title="the same with clients of 10 to thousands of examples, 100 on average",
+            model="mlr", shape=(1, 28, 28), classes=10, clients=1000, active=100, batch=10, lr=0.03,
+            examples=100, fewest=10, epochs=2, turn=2,
+        ),
+        Work(
             name="W2",
             title="MLP 784-128-10, 40 clients of 400 examples, 20 steps of 20",
             model="mlp", shape=(1, 28, 28), classes=10, clients=40, active=40, batch=20, lr=0.03,

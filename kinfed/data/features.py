@@ -119,7 +119,8 @@ class Features:
             zero, one = torch.zeros(self.shape), torch.ones(self.shape)
             mean = zero if self._shift is None else self._shift.cpu().expand(self.shape)
             factor = one if self._scale is None else self._scale.cpu().expand(self.shape)
-            self._standardization = mean.flatten().numpy(), factor.flatten().numpy()
+            # One number for all, expanded, would be read by slower code than numbers that lie side by side.
+            self._standardization = mean.flatten().contiguous().numpy(), factor.flatten().contiguous().numpy()
         return self._standardization
 
     def on(self, device: torch.device) -> Features:

@@ -86,6 +86,7 @@ def _compile(function: Callable[..., None], signature: Any) -> Callable[..., Non
     except _CACHE_ERRORS:
         kernel = njit(nogil=True, error_model="numpy")(function)
         kernel.compile(signature)
+    kernel.disable_compile()  # arguments of another type are a mistake: numba would compile slower code for them
     return kernel
 
 

@@ -217,6 +217,17 @@ def test_numbers_are_learned_as_on_the_torch_path(objective: Objective) -> None:
     assert bool(gone.loss.isnan().all())
 
 
+def test_a_mean_and_a_scale_of_all_features_are_read_by_the_same_code() -> None:
+    """They are one number each; code for arguments of another type is never compiled, so this would fail."""
+    fused, stacked = both(network([6, 4, 3]))
+    split = random_split([9, 4], 6, 3, as_bytes=True)
+    split.features = Features(split.features.raw, torch.full((1,), 127.5), torch.full((1,), 73.9))
+    theta, training = torch.stack([fused.init(0), fused.init(1)]), LocalTraining(batch=3, steps=4)
+    assert fused.runs_whole_loops(split.batches(training))
+    ours, theirs = (sgd(task, theta, split.batches(training)) for task in (fused, stacked))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_a_model_that_left_the_numbers_is_never_right() -> None:
     task = make_task(network([4, 3, 2], nn.ReLU), backend="fused")
     split = random_split([5], 4, 2, as_bytes=False)
