@@ -105,7 +105,7 @@ MINUTES: dict[str, float] = {
     "fedbn-features": 60,
     "kin-ablation": 10,
     "kin-everywhere": 81,
-    "methods-cifar10": 90,
+    "methods-cifar10": 40,
     "sites": 8,
 }
 
