@@ -3,7 +3,7 @@
 A recipe says what is run at each scale, which numbers the paper has, and which claims are to be checked:
 
     smoke   under 60 seconds on two cores, on data that is always there: does everything work?
-    small   under 15 minutes on two cores, on the real data
+    small   minutes, the longest about an hour, on the real data
     paper   the published settings
 
 See kinfed.reproduce for what a recipe is made of. A new one is a file with a RECIPE in it and its line in RECIPES; what
