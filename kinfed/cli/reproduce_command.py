@@ -23,7 +23,7 @@ SAY_EVERY = 30.0  # seconds between two lines about all recipes, where nothing e
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A recipe (kinfed list recipes).")] = None,
     every: Annotated[bool, typer.Option("--all", help="All recipes, several at a time (see --processes).")] = False,
-    scale: Annotated[str, typer.Option(help="smoke (under a minute), small (under 15), or paper.")] = "small",
+    scale: Annotated[str, typer.Option(help="smoke (under a minute), small (minutes to an hour), or paper.")] = "small",
     only: Annotated[str | None, typer.Option(help="Only these parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0,1,2,3,4.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),

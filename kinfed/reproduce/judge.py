@@ -25,7 +25,7 @@ from kinfed.report.formats import format_number
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable
 
-NOT_RUN = "this scale does not run what it needs"
+NOT_RUN = "not part of what was run"
 
 Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
 DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals

@@ -3,7 +3,7 @@
 A recipe says what is run at each scale, which numbers the paper has, and which claims are to be checked:
 
     smoke   under 60 seconds on two cores, on data that is always there: does everything work?
-    small   under 15 minutes on two cores, on the real data
+    small   minutes, the longest about an hour, on the real data
     paper   the published settings
 
 See kinfed.reproduce for what a recipe is made of. A new one is a file with a RECIPE in it and its line in RECIPES; what
@@ -76,18 +76,18 @@ RECIPES: dict[str, str] = {
     "sites": "Learning alone or together at real sites (kinfed: our question on eleven real tables)",
 }  # name -> what `kinfed list recipes` says: title (paper: what is reproduced)
 
-# What the scale small took in minutes when a recipe was last measured, on busy machines: which recipes are long, and
-# how much is left of all of them.
+# What the scale small takes in minutes on one core: which recipes are long, and how much is left of all of them.
+# Processor time where the page has it, or estimated from a few rounds; otherwise what it took on busy machines.
 MINUTES: dict[str, float] = {
     "selffl-ablation": 2.5,
-    "selffl-algorithms": 8,
+    "selffl-algorithms": 2,
     "selffl-cifar10": 15,
-    "selffl-femnist": 15,
-    "selffl-mnist": 30,
+    "selffl-femnist": 10,
+    "selffl-mnist": 20,
     "selffl-sent140": 2,
     "selffl-steps": 0.5,
-    "selffl-synthetic": 4.5,
-    "selffl-users": 5,
+    "selffl-synthetic": 2,
+    "selffl-users": 2.5,
     "selffl-wakeword": 22,
     "fedfomo-exploration": 20,
     "fedfomo-foreign": 22,
@@ -98,11 +98,17 @@ MINUTES: dict[str, float] = {
     "fedfomo-weights": 13,
     "fedfomo-work": 500,  # an estimate: never measured whole
     "cgpfl-cifar10": 35,
-    "cgpfl-contexts": 6,
-    "cgpfl-heur": 16,
+    "cgpfl-contexts": 26,
+    "cgpfl-heur": 10,
     "cgpfl-table1": 60,
     "adapters-text": 25,
     "fedbn-features": 60,
+    "pfedme-mnist": 2,
+    "fedrep-cifar10": 11,
+    "fedbabu-cifar10": 11,
+    "fedala-cifar10": 30,
+    "ifca-rotated": 5,
+    "scaffold-rounds": 8,
     "kin-ablation": 10,
     "kin-everywhere": 81,
     "methods-cifar10": 40,
