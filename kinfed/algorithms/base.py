@@ -315,7 +315,7 @@ def _with_neighbours(
 
 def deploys_state(algorithm: AnyAlgorithm) -> bool:
     """Whether the class of the algorithm itself, not one it is derived from, has the trait "state to deploy"."""
-    return "state to deploy" in vars(type(algorithm)).get("traits", ())
+    return "traits" in vars(type(algorithm)) and "state to deploy" in algorithm.traits
 
 
 def privacy_profile(algorithm: AnyAlgorithm, count: Tensor) -> PrivacyProfile | None:

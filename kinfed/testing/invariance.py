@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from kinfed.algorithms.base import deploys_state
+from kinfed.algorithms.base import AnyAlgorithm, deploys_state
 from kinfed.core import rng
 from kinfed.engine.fused_task import compiles, is_installed
 from kinfed.engine.task import StackedTask
@@ -95,8 +95,9 @@ def evaluation_is_pure(bench: Bench) -> None:
 
 @check
 def who_is_evaluated_does_not_matter(bench: Bench) -> None:
-    """With a sample of clients to evaluate, whose states alone are kept where a state is only there to be deployed, the
-    server ends as without. Other methods keep all states."""
+    """A state that is only there to be deployed (trait "state to deploy") is not read in training: pools train such
+    methods from fresh states, and keep those of evaluated clients alone. Where all states are kept and read, the server
+    ends at the same, and so it does with a sample of clients to evaluate. Other methods keep all states."""
     if not deploys_state(bench.algorithm):
         return
     with bench.loop(evaluated=torch.tensor([0])) as loop:
@@ -107,6 +108,22 @@ def who_is_evaluated_does_not_matter(bench: Bench) -> None:
     expect(evaluated == [0], f"an evaluation of client 0 alone has results of it alone; they are of {evaluated}")
     theirs = {name: bench.usual[name] for name in ours}
     expect_equal(ours, theirs, "a sample of evaluated clients (trait 'state to deploy') changes no training")
+    read = bench.run(algorithm=_reading_states(bench.algorithm))
+    expect_equal(
+        ours,
+        {name: read[name] for name in ours},
+        "a sample of evaluated clients (trait 'state to deploy') trains as if all states were kept and read",
+    )
+
+
+def _reading_states(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """The same method, of a class that does not say that its states are only there to be deployed."""
+    family = type(algorithm)
+    plain = type(family.__name__, (family,), {"traits": family.traits - {"state to deploy"}})
+    copy: AnyAlgorithm = plain(
+        **{field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
+    )
+    return copy
 
 
 @check

@@ -68,7 +68,7 @@ RECIPES: dict[str, str] = {
     ),
     "kin-ablation": "Kin without one of its parts (kinfed: our question about its parts)",
     "kin-everywhere": (
-        "Kin against nine methods, wherever clients may differ (kinfed: our question on eighteen federations)"
+        "Kin against nine methods, wherever clients may differ (kinfed: our question on nineteen federations)"
     ),
     "methods-cifar10": (
         "All methods on CIFAR-10, with tuned settings (kinfed: our question, which method when labels are skewed)"
