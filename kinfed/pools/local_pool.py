@@ -98,8 +98,8 @@ class LocalPool:
         if compression is not None and compression.remembers and algorithm.averages != ():  # something is sent
             self.unsent = MomentStore(clients, state_folder, state_bytes)
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
-        self._reads_states = not deploys_state(algorithm)  # in training
-        if evaluated is not None and not self._beside() and not self._reads_states:
+        self.reads_states = not deploys_state(algorithm)  # in training; a contract check has all methods read them
+        if evaluated is not None and not self._beside() and not self.reads_states:
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
 
@@ -134,7 +134,7 @@ class LocalPool:
     def _training_state(self, ids: Tensor) -> Tree:
         """What these clients start a round from. Where states are only there to be deployed, that of a client that has
         none yet does as well, and no rows are copied for it."""
-        return self.clients.take(ids, borrow=True) if self._reads_states else self.clients.fresh(ids)
+        return self.clients.take(ids, borrow=True) if self.reads_states else self.clients.fresh(ids)
 
     def evaluate(
         self,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from kinfed.algorithms.base import AnyAlgorithm, deploys_state
+from kinfed.algorithms.base import deploys_state
 from kinfed.core import rng
 from kinfed.engine.fused_task import compiles, is_installed
 from kinfed.engine.task import StackedTask
+from kinfed.pools.local_pool import LocalPool
 from kinfed.server.schedule import Schedule
 from kinfed.testing.workbench import ROUNDS, SEED, Bench, check, expect, expect_equal, outcome, state_of
 
@@ -108,22 +109,14 @@ def who_is_evaluated_does_not_matter(bench: Bench) -> None:
     expect(evaluated == [0], f"an evaluation of client 0 alone has results of it alone; they are of {evaluated}")
     theirs = {name: bench.usual[name] for name in ours}
     expect_equal(ours, theirs, "a sample of evaluated clients (trait 'state to deploy') changes no training")
-    read = bench.run(algorithm=_reading_states(bench.algorithm))
-    expect_equal(
-        ours,
-        {name: read[name] for name in ours},
-        "a sample of evaluated clients (trait 'state to deploy') trains as if all states were kept and read",
-    )
-
-
-def _reading_states(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method, of a class that does not say that its states are only there to be deployed."""
-    family = type(algorithm)
-    plain = type(family.__name__, (family,), {"traits": family.traits - {"state to deploy"}})
-    copy: AnyAlgorithm = plain(
-        **{field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
-    )
-    return copy
+    with bench.loop() as loop:
+        assert isinstance(loop.pool, LocalPool)
+        loop.pool.reads_states = True
+        for _ in range(ROUNDS):
+            loop.round()
+        read = {name: tensor for name, tensor in state_of(loop).items() if name in ours}
+    what = "a sample of evaluated clients (trait 'state to deploy') trains as if all states were kept and read"
+    expect_equal(ours, read, what)
 
 
 @check
