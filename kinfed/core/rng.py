@@ -27,8 +27,8 @@ _MULTIPLY_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MULTIPLY_2 = 0x94D049BB133111EB - (1 << 64)
 _INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
 _ALL_BITS = (1 << 64) - 1
-_FACTOR, _STEP = np.uint64(_MULTIPLY_1 & _ALL_BITS), np.uint64(_INCREMENT & _ALL_BITS)
-_ROUNDS = (np.uint64(30), _FACTOR), (np.uint64(27), np.uint64(_MULTIPLY_2 & _ALL_BITS)), (np.uint64(31), None)
+FACTOR, STEP = np.uint64(_MULTIPLY_1 & _ALL_BITS), np.uint64(_INCREMENT & _ALL_BITS)
+ROUNDS = (np.uint64(30), FACTOR), (np.uint64(27), np.uint64(_MULTIPLY_2 & _ALL_BITS)), (np.uint64(31), None)
 _BLOCK = 1 << 14  # draws that are mixed at once: their 128 KB stay in a core's cache
 
 
@@ -76,7 +76,7 @@ def fold(key: Key, *values: Key) -> Tensor:
 def fold_words(key: Words, *values: Words) -> Words:
     """`fold` of arrays with at least one axis."""
     for value in values:
-        key = _mixed(_mixed(key + _STEP) ^ (value * _FACTOR + _STEP))
+        key = _mixed(_mixed(key + STEP) ^ (value * FACTOR + STEP))
     return key
 
 
@@ -116,8 +116,8 @@ def at(key: Tensor, position: Tensor) -> Tensor:
 
 def words_at(key: Words, position: Words) -> Words:
     """`at` of arrays."""
-    draw = _mixed(key + position * _STEP)
-    draw += _STEP
+    draw = _mixed(key + position * STEP)
+    draw += STEP
     return _mixed(draw)
 
 
@@ -170,10 +170,10 @@ def _many_bits(key: Tensor, count: int) -> NDArray[np.int64]:
     for begin in range(0, count, _BLOCK):
         x = draw[begin : begin + _BLOCK]
         x[:] = np.arange(begin, begin + len(x), dtype=np.uint64)
-        x *= _STEP
+        x *= STEP
         x += start
         _mix_(x, scratch[: len(x)])
-        x += _STEP
+        x += STEP
         _mix_(x, scratch[: len(x)])
     return draw.view(np.int64)
 
@@ -193,7 +193,7 @@ def _mixed(x: Words) -> Words:
 
 def _mix_(x: Words, scratch: Words) -> None:
     """`_mix`, in place."""
-    for bits, factor in _ROUNDS:
+    for bits, factor in ROUNDS:
         np.right_shift(x, bits, out=scratch)
         x ^= scratch
         if factor is not None:

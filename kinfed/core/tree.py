@@ -169,12 +169,11 @@ class Tree:
         good = torch.ones(rows, dtype=torch.bool)
         for tensor in self.named().values():
             if tensor.is_floating_point() and tensor.numel():
-                # A row's sum is finite unless a member is not, or it overflows, which is as useless to average.
-                # Half precision overflows at 65504 already, so it is summed in float32.
+                # A sum is finite unless a member is not, or it overflows, which is as useless to average. Half
+                # precision overflows at 65504 already, so it is summed in float32.
                 wide = tensor.dtype if tensor.element_size() > 2 else torch.float32
-                sums = tensor.reshape(rows, -1).sum(1, dtype=wide)
-                if not math.isfinite(sums.sum()):  # if their sum is finite, so is each of them
-                    good &= torch.isfinite(sums).cpu()
+                if not math.isfinite(tensor.sum(dtype=wide)):
+                    good &= torch.isfinite(tensor.reshape(rows, -1).sum(1, dtype=wide)).cpu()
         return good
 
 

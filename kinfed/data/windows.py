@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfed.core import rng
+
+DRAW_BITS = 39  # of a draw decide the place of an example in an order
+MOST_EXAMPLES = 1 << (63 - DRAW_BITS)  # whose places, and segments whose numbers, fit into a word beside a draw
 
 
 class Windows:
@@ -31,10 +36,21 @@ class Windows:
         self.size = torch.from_numpy(np.minimum(self.batch, self.count))  # [n] examples of a batch, the largest ones
         self.per_epoch = -(-self.count // self.batch)
         if self.by_epoch:
-            epochs = -(-steps.numpy() // np.maximum(self.per_epoch, 1))
+            self.epochs = -(-steps.numpy() // np.maximum(self.per_epoch, 1))  # [n] that a client begins
         else:
-            epochs = -(-(steps.numpy() * self.size.numpy()) // np.maximum(self.count, 1))
-        self.order, self.offset = _epoch_orders(key, self.count, epochs)
+            self.epochs = -(-(steps.numpy() * self.size.numpy()) // np.maximum(self.count, 1))
+        self.key = key.numpy().view(np.uint64)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Random orders of every (client, epoch), client after client."""
+        return _epoch_orders(self.key, self.count, self.epochs)
+
+    @cached_property
+    def offset(self) -> np.ndarray:
+        """[n] where each client begins in `order`."""
+        total = self.count * self.epochs
+        return np.asarray(total.cumsum() - total)
 
     def examples(self, active: Tensor | slice, step: int, together: int, width: int) -> tuple[Tensor, Tensor]:
         """(row index [S, n, B], weight [S, n, B]) of the batches of `together` steps from `step`."""
@@ -58,24 +74,22 @@ class Windows:
         return self.rows[place], weight if self.weights is None else weight * self.weights[place]
 
 
-def _epoch_orders(key: Tensor, count: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Random orders of every (client, epoch), concatenated client by client; and where each client begins.
-
-    One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
+def _epoch_orders(key: np.ndarray, count: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    """One sort for the whole cohort: the segment number stands in the high bits, the random draw below it. The number
     of random bits is fixed and equal draws keep their places, so an order does not depend on who else is sorted."""
+    if int(epochs.sum()) > MOST_EXAMPLES:
+        half = [slice(None, len(count) // 2), slice(len(count) // 2, None)]
+        return np.concatenate([_epoch_orders(key[part], count[part], epochs[part]) for part in half])
     client = np.arange(len(count)).repeat(epochs)
     epoch = np.arange(len(client)) - (epochs.cumsum() - epochs).repeat(epochs)
-    keys = rng.fold_words(key.numpy().view(np.uint64)[client], epoch.view(np.uint64))
+    keys = rng.fold_words(key[client], epoch.view(np.uint64))
     lengths = count[client]
     segment = np.arange(len(client)).repeat(lengths)
     place = np.arange(len(segment)) - (lengths.cumsum() - lengths).repeat(lengths)
-    draw = rng.words_at(keys[segment], place.view(np.uint64)).view(np.int64)
-    high = max(len(lengths).bit_length(), 24)
-    packed = (segment << (63 - high)) | ((draw >> (high + 1)) & ((1 << (63 - high)) - 1))
+    draw = rng.words_at(keys[segment], place.view(np.uint64))
+    packed = (segment << DRAW_BITS) | (draw >> np.uint64(64 - DRAW_BITS)).view(np.int64)
     sorting = packed.argsort()
     ranked = packed[sorting]
     if (ranked[1:] == ranked[:-1]).any():
         sorting = packed.argsort(kind="stable")
-    order = place[sorting]
-    total = count * epochs
-    return order, total.cumsum() - total
+    return np.asarray(place[sorting])

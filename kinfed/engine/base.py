@@ -39,6 +39,7 @@ class Task(ABC):
     device: torch.device = torch.device("cpu")
     backend: str = "custom"  # how gradients are computed
     one_row_at_a_time: bool = False  # the pool then sends cohorts of one client to its worker threads
+    shares_rows: bool = False  # calls of a whole loop use idle threads: small cohorts need not be cut into chunks
     classifies: bool = True  # outputs are logits of classes: accuracy is defined
     objective: Objective = CROSS_ENTROPY
     problem: Problem | None = None  # by whose measures models are scored; None: by loss and accuracy alone

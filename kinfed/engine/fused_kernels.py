@@ -22,6 +22,7 @@ from numba import njit, types
 from kinfed.engine import (
     fused_choice,
     fused_moves,
+    fused_orders,
     fused_program,
     fused_recurrent,
     fused_steps,
@@ -31,10 +32,12 @@ from kinfed.engine import (
     vector_code,
 )
 from kinfed.engine.fused_choice import add_losses, backward, delta_of_loss, forward
+from kinfed.engine.fused_orders import draw_orders
 from kinfed.engine.fused_steps import DECAY, KIND, PLAIN, copy, floats, move, read_batch, read_example
 
 _CODE = (  # in kernels
-    vector_code, tiles, products, lstm_cells, fused_steps, fused_recurrent, fused_choice, fused_program, fused_moves,
+    vector_code, tiles, products, lstm_cells, fused_orders, fused_steps, fused_recurrent, fused_choice, fused_program,
+    fused_moves,
 )  # fmt: skip
 _LOCK = threading.Lock()
 # Of numba's cache: no place for it, files that cannot be read or written, and such as hold something else. Mistakes in
@@ -52,16 +55,19 @@ _CACHE_ERRORS = (
 
 
 _INT = types.intp
-_INTS, _FLOATS, _SINGLES, _BYTES = (kind[::1] for kind in (types.int64, types.float64, types.float32, types.uint8))
+_INTS, _KEYS, _FLOATS, _SINGLES, _BYTES = (
+    kind[::1] for kind in (types.int64, types.uint64, types.float64, types.float32, types.uint8)
+)
 _NET, _SINGLE_ROWS, _FLOAT_ROWS = (kind[:, ::1] for kind in (types.int64, types.float32, types.float64))
 _NETS = {"dense": _NET, "recurrent": types.Tuple((_NET, types.int64))}
 _TARGETS = {"classes": types.int64, "numbers": types.float32}
 _ROWS = (_INT, _INT)  # address, and numbers from row to row
 _SHAPE = (_INT, _INT, _INT)  # length, width, classes
 _SOURCE = (_INT, _INT, _SINGLES, _SINGLES, _INT)  # raw, kind, mean, factor, vectors
-# rows, start, count, steps, order, offset, importance, batch, by_epoch
-_WINDOWS = (*[_INTS] * 6, _SINGLES, _INT, types.boolean)
-_STREAMS = (*[_INTS] * 4, _NET, _INTS, _SINGLES, _INT, types.boolean)  # the same with `order` of several streams
+_CLIENTS = (*[_INTS] * 4,)  # rows, start, count, steps
+_BATCHES = (_SINGLES, _INT, types.boolean)  # importance, batch, by_epoch
+_WINDOWS = (*_CLIENTS, _KEYS, *[_INTS] * 3, *_BATCHES)  # key, epochs, order and spare numbers
+_STREAMS = (*_CLIENTS, _NET, _INTS, *_BATCHES)  # order of several streams, and offset
 _TERMS = (_FLOATS, _FLOATS, *_ROWS, *_ROWS, _FLOATS, _FLOATS)  # rates, lams, center, drift, rule, loss_rule
 
 
@@ -104,7 +110,7 @@ def _memory(target: Any) -> tuple[Any, ...]:
 def _make_train(stamp: str) -> Callable[..., None]:
     def train(
         net, trains, theta, theta_row, length, width, classes, raw, kind, mean, factor, vectors, labels,
-        rows, start, count, steps, order, offset, importance, batch, by_epoch,
+        rows, start, count, steps, key, epochs, order, places, importance, batch, by_epoch,
         rates, lams, center, center_row, drift, drift_row, rule, loss_rule,
         mask, first, first_row, second, second_row, taken, gradient,
         x, hidden, delta, spare, y, weight,
@@ -116,9 +122,10 @@ def _make_train(stamp: str) -> Callable[..., None]:
             row = theta + 4 * i * theta_row
             near = center + 4 * i * center_row
             along = drift + 4 * i * drift_row
+            draw_orders(key[i], count[i], epochs[i], order, places)
             for s in range(steps[i]):
                 size = read_batch(
-                    s, start[i], count[i], batch, by_epoch, order, offset[i], rows, importance, labels,
+                    s, start[i], count[i], batch, by_epoch, order, nothing, rows, importance, labels,
                     raw, kind, mean, factor, vectors, length, width, x, y, weight,
                 )  # fmt: skip
                 outputs = forward(net, row, x, hidden, spare, size)

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.core.threads import share_rows
 from kinfed.data.batches import Batch, Batches, LocalTraining, Split
 from kinfed.data.features import Features
+from kinfed.data.windows import MOST_EXAMPLES
 from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.fused_net import FusedNet, Shape, fused_net
 from kinfed.engine.fused_program import make_program
-from kinfed.engine.moves import Move
+from kinfed.engine.moves import GradientStep, Move
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.score import OutputCollector, Score
 from kinfed.engine.stacked_net import StackedNet
@@ -52,6 +54,7 @@ def compiles(net: StackedNet | None, device: torch.device | str, objective: Obje
 
 class FusedTask(StackedTask):
     backend = "fused"
+    shares_rows = True
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -72,8 +75,9 @@ class FusedTask(StackedTask):
         self._all_train, _ = fused.trained(None)
 
     def runs_whole_loops(self, batches: Batches) -> bool:
-        training = batches.training
-        return training.augment is None and not training.poisson and self._reads(batches.split.features)
+        training, split = batches.training, batches.split
+        fits = len(split.rows) <= MOST_EXAMPLES or int(split.count.max()) <= MOST_EXAMPLES
+        return training.augment is None and not training.poisson and fits and self._reads(split.features)
 
     def train_(
         self,
@@ -92,19 +96,27 @@ class FusedTask(StackedTask):
         trains, whole_layers = self._fused.trained(mask)
         plain = training.is_plain and whole_layers
         shape = self._shape(split.features.shape)
-        work = _WorkMemory(self._fused, shape, min(training.batch, int(split.count.max()) if n else 0), split.labels)
         columns = np.ones(self.num_params, np.uint8) if mask is None else mask.numpy().astype(np.uint8)
-        gradient = np.empty(0 if plain else self.num_params, np.float32)
-        first = moments.get("velocity", moments.get("first"))
-        taken = moments.get("steps", torch.zeros(n))
-        self._compiled("train")(
-            *self._model(shape, trains, theta), *_source(split.features), split.labels.numpy(),
-            split.rows.numpy(), windows.start, windows.count, batches.steps.numpy(), windows.order, windows.offset,
-            _NO_NUMBERS if split.weights is None else split.weights.numpy(), training.batch, windows.by_epoch,
-            _each(rate, n), _each(lam, n), *_rows(center), *_rows(drift), _rule(training, plain), self._loss_rule,
-            columns, *_rows(first), *_rows(moments.get("second")), taken.numpy(), gradient.ctypes.data,
-            *work.addresses,
-        )  # fmt: skip
+        first, second = moments.get("velocity", moments.get("first")), moments.get("second")
+        taken = moments.get("steps", torch.zeros(n)).numpy()
+        rates, lams, steps = _each(rate, n), _each(lam, n), batches.steps.numpy()
+        kernel, source, rule = self._compiled("train"), _source(split.features), _rule(training, plain)
+        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
+
+        def train_rows(rows: slice) -> None:
+            start, count, epochs = windows.start[rows], windows.count[rows], windows.epochs[rows]
+            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            gradient = np.empty(0 if plain else self.num_params, np.float32)
+            order = np.empty(int((count * epochs).max(initial=0)), np.int64)
+            kernel(
+                *self._model(shape, trains, theta[rows]), *source, split.labels.numpy(), split.rows.numpy(), start,
+                count, steps[rows], windows.key[rows], epochs, order, np.empty_like(order), importance, training.batch,
+                windows.by_epoch, rates[rows], lams[rows], *_rows(center, rows), *_rows(drift, rows), rule,
+                self._loss_rule, columns, *_rows(first, rows), *_rows(second, rows), taken[rows], gradient.ctypes.data,
+                *work.addresses,
+            )  # fmt: skip
+
+        share_rows(train_rows, steps * self._operations(shape, training.batch))
 
     def runs_moves(self, streams: Sequence[Batches], models: Mapping[str, Tensor]) -> bool:
         return all(map(self.runs_whole_loops, streams)) and all(map(_is_readable, models.values()))
@@ -118,25 +130,29 @@ class FusedTask(StackedTask):
     ) -> None:
         batches, program = streams[0], make_program(moves, models, numbers)
         split, training, windows = batches.split, batches.training, [stream.windows() for stream in streams]
-        shape = self._shape(split.features.shape)
-        work = _WorkMemory(
-            self._fused, shape, min(training.batch, int(split.count.max()) if len(split.count) else 0), split.labels
-        )
-        spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
-        kept = [_rows(model) for model in models.values()]
-        passing = [(row.ctypes.data, 0) for row in spare]
-        places = np.array(kept + passing, np.int64).T.copy()
-        values = np.array([number.numpy() for number in numbers.values()]).reshape(len(numbers), len(split.count))
-        self._compiled("move")(
-            self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs,
-            *_source(split.features), split.labels.numpy(), split.rows.numpy(), windows[0].start, windows[0].count,
-            batches.steps.numpy(), np.array([window.order for window in windows]), windows[0].offset,
-            _NO_NUMBERS if split.weights is None else split.weights.numpy(), training.batch, windows[0].by_epoch,
-            *places, values, program.what, program.amount, self._loss_rule, passing[-1][0] if program.learns else 0,
-            self.num_params, *work.addresses,
-        )  # fmt: skip
-        for number, value in zip(numbers.values(), values, strict=True):
-            number.copy_(torch.from_numpy(value))
+        shape, labels, steps = self._shape(split.features.shape), split.labels.numpy(), batches.steps.numpy()
+        order, batches_of = np.array([window.order for window in windows]), windows[0]
+        importance = _NO_NUMBERS if split.weights is None else split.weights.numpy()
+        kernel, source = self._compiled("move"), _source(split.features)
+
+        def move_rows(rows: slice) -> None:
+            count = batches_of.count[rows]
+            work = _WorkMemory(self._fused, shape, min(training.batch, int(count.max(initial=0))), split.labels)
+            spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
+            passing = [(row.ctypes.data, 0) for row in spare]
+            places = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
+            values = np.array([number[rows].numpy() for number in numbers.values()]).reshape(len(numbers), len(count))
+            kernel(
+                self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs, *source,
+                labels, split.rows.numpy(), batches_of.start[rows], count, steps[rows], order, batches_of.offset[rows],
+                importance, training.batch, batches_of.by_epoch, *places, values, program.what, program.amount,
+                self._loss_rule, passing[-1][0] if program.learns else 0, self.num_params, *work.addresses,
+            )  # fmt: skip
+            for number, value in zip(numbers.values(), values, strict=True):
+                number[rows] = torch.from_numpy(value)
+
+        gradients = sum(move.times for move in moves if isinstance(move, GradientStep))
+        share_rows(move_rows, steps * (gradients * self._operations(shape, training.batch)))
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if cut is not None or not self._fits(theta, batch):
@@ -174,16 +190,21 @@ class FusedTask(StackedTask):
     def _scored(self, theta: Tensor, part: Split, outputs: OutputCollector | None) -> Score:
         if not self._reads(part.features) or not _is_readable(theta) or not len(part.count):
             return super()._scored(theta, part, outputs)
-        z = None if outputs is None else np.empty((int(part.count.sum()), self._fused.outputs), np.float32)
-        n = len(part.count)
-        correct, loss = np.zeros(n), np.zeros(n)
-        shape = self._shape(part.features.shape)
-        work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(part.count.max())), part.labels)
-        self._compiled("score")(
-            *self._model(shape, self._all_train, theta), *_source(part.features), part.labels.numpy(),
-            part.rows.numpy(), part.start.numpy(), part.count.numpy(), work.width, self._loss_rule, correct, loss,
-            0 if z is None else z.ctypes.data, *work.addresses,
-        )  # fmt: skip
+        n, shape = len(part.count), self._shape(part.features.shape)
+        start, count, labels = part.start.numpy(), part.count.numpy(), part.labels.numpy()
+        z = None if outputs is None else np.empty((int(count.sum()), self._fused.outputs), np.float32)
+        before, correct, loss = count.cumsum() - count, np.zeros(n), np.zeros(n)
+        kernel, source = self._compiled("score"), _source(part.features)
+
+        def score_rows(rows: slice) -> None:
+            work = _WorkMemory(self._fused, shape, min(SCORED_TOGETHER, int(count[rows].max())), part.labels)
+            kernel(
+                *self._model(shape, self._all_train, theta[rows]), *source, labels, part.rows.numpy(), start[rows],
+                count[rows], work.width, self._loss_rule, correct[rows], loss[rows],
+                0 if z is None else z[before[rows.start] :].ctypes.data, *work.addresses,
+            )  # fmt: skip
+
+        share_rows(score_rows, count * (self._operations(shape, 1) // 3))
         if z is not None and outputs is not None:
             outputs.add_all(part, torch.from_numpy(z))
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
@@ -212,6 +233,10 @@ class FusedTask(StackedTask):
     def _model(self, shape: Shape, trains: np.ndarray, theta: Tensor) -> tuple[Any, ...]:
         """What every kernel is told first."""
         return self._fused.argument(shape), trains, *_rows(theta), shape.length, shape.width, self._fused.outputs
+
+    def _operations(self, shape: Shape, batch: int) -> int:
+        """Of a gradient, about: additions and multiplications."""
+        return 6 * self.num_params * shape.length * batch
 
     def _shape(self, example: tuple[int, ...]) -> Shape:
         shape = self._fused.shape_of(example)
@@ -264,9 +289,14 @@ def _readable(rows: Tensor | None) -> Tensor | None:
     return dense.expand_as(rows) if one_for_all else dense
 
 
-def _rows(rows: Tensor | None) -> tuple[int, int]:
-    """Address, and numbers from row to row; a broadcast row is read again and again. The caller holds the tensor."""
-    return _NOWHERE if rows is None else (rows.data_ptr(), rows.stride(0))
+def _rows(rows: Tensor | None, some: slice | None = None) -> tuple[int, int]:
+    """Address, and numbers from row to row, of all rows or some; a broadcast row is read again and again. The caller
+    holds the tensor."""
+    if rows is None:
+        return _NOWHERE
+    distance = rows.stride(0)
+    first = 0 if some is None else some.start
+    return rows.data_ptr() + first * distance * rows.element_size(), distance
 
 
 def _holds_numbers(features: Features, length: int) -> bool:

@@ -7,9 +7,7 @@ torch thread, so any number of workers gives the same bits.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,15 +19,16 @@ from kinfed.algorithms.base import AnyAlgorithm, deployed_models, deploys_state
 from kinfed.core import rng
 from kinfed.core.large_rows import forget_free_blocks
 from kinfed.core.loop_memory import LoopMemory, Moments
-from kinfed.core.threads import one_thread
+from kinfed.core.threads import OneCoreThreads, idle_threads, one_thread
 from kinfed.core.tree import Tree
 from kinfed.data.augment import augmentation
 from kinfed.data.batches import Split
 from kinfed.data.federation import Cohort, Federation, with_memory
+from kinfed.data.ragged import Ragged
 from kinfed.engine.personal import task_for
 from kinfed.engine.score import Score
 from kinfed.engine.task import Task
-from kinfed.errors import CheckpointError, PoolError
+from kinfed.errors import CheckpointError
 from kinfed.pools.base import Download, Evaluation, Reply, ServerModelOf
 from kinfed.pools.chunk_updates import ChunkUpdate, OrderedUpdates
 from kinfed.pools.collect import join_evaluations
@@ -45,11 +44,11 @@ CHUNK_BYTES = 8 << 20  # parameters of one chunk: two of 8 MB took 0.8 of the ti
 DEVICE_COPIES = 16  # bytes of an accelerator's memory for every byte of parameters that it trains at a time
 MIN_CHUNKS = 2  # so that a small cohort still spreads over threads; more of them only fight over the interpreter
 STEP_FLOPS = 10_000_000  # a chunk whose step is less work than this is not cut: the Python that starts it costs more
+SHARED_STEP_FLOPS = 50_000_000  # the same of tasks whose calls share out the rows of a chunk themselves
 # Before the names of what clients keep beside the algorithm's state, among the states.
 _MOMENTS = "moments."  # of local optimizers
 _UNSENT = "compression."  # of compressed updates
 _BESIDE = {_MOMENTS: "moments of local optimizers", _UNSENT: "what compressed updates have left out"}
-THREAD_START_SECONDS = 60.0  # for worker threads to start; they need milliseconds
 
 
 class LocalPool:
@@ -80,7 +79,7 @@ class LocalPool:
         self.seed = seed
         self.workers = workers or available_cores()
         self._chunk = chunk
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = OneCoreThreads(self.workers)
         self._device_bytes: int | None = None
         self._known_scores = KnownScores(federation.num_clients)
 
@@ -99,16 +98,14 @@ class LocalPool:
             self.unsent = MomentStore(clients, state_folder, state_bytes)
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
         self.reads_states = not deploys_state(algorithm)  # in training; a contract check has all methods read them
+        self._unread_state: Tree | None = None  # of one client, where training does not read states
         if evaluated is not None and not self._beside() and not self.reads_states:
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
 
     def train(self, ids: Tensor, download: Download, round: int, effort: Tensor | None = None) -> Reply:
         """One round at the clients `ids` (ascending). Their new states are kept; non-finite ones are not."""
-        counts = self.federation.train.counts(ids)
-        order = torch.argsort(counts, descending=True, stable=True)  # like lengths together: no idle rows
-        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
-
+        pieces = self._pieces(self.federation.train, ids)
         updates = OrderedUpdates(ids, self.clients, self._beside(), self._keeps)
 
         def train_chunk(number: int) -> None:
@@ -133,8 +130,12 @@ class LocalPool:
 
     def _training_state(self, ids: Tensor) -> Tree:
         """What these clients start a round from. Where states are only there to be deployed, that of a client that has
-        none yet does as well, and no rows are copied for it."""
-        return self.clients.take(ids, borrow=True) if self.reads_states else self.clients.fresh(ids)
+        none yet does as well, the same for all, and no rows are copied for it."""
+        if self.reads_states:
+            return self.clients.take(ids, borrow=True)
+        if self._unread_state is None:
+            self._unread_state = self.clients.fresh(ids[:1])
+        return self._unread_state.map(lambda rows: rows.expand(len(ids), *rows.shape[1:]))
 
     def evaluate(
         self,
@@ -147,9 +148,7 @@ class LocalPool:
         keep_models: bool = False,
     ) -> Evaluation:
         """Personal models (and the server's, through `server_model(ids) -> [n, P]`) on one split. Changes nothing."""
-        counts = self.federation.split(split).counts(ids)
-        order = torch.argsort(counts, descending=True, stable=True)
-        pieces = [order[a:b] for a, b in self._chunks(len(ids))]
+        pieces = self._pieces(self.federation.split(split), ids)
 
         def evaluate_chunk(piece: Tensor) -> Evaluation:
             who = ids[piece]
@@ -242,9 +241,7 @@ class LocalPool:
         return up, unsent if self.unsent is not None else None, nbytes
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        self._threads.close()
         forget_free_blocks()
 
     def _memory(self, ids: Tensor) -> LoopMemory | None:
@@ -256,6 +253,15 @@ class LocalPool:
     def _cohort(self, ids: Tensor, round: int, effort: Tensor | None = None) -> Cohort:
         return self.federation.cohort(ids, self.seed, round, effort)
 
+    def _pieces(self, examples: Ragged, ids: Tensor) -> list[Tensor]:
+        """Positions of clients that train or are scored together: those with the most examples first, because like
+        lengths side by side leave no rows idle, or in the order of `ids` for a task that takes every row by itself."""
+        if self.task.shares_rows:
+            order = torch.arange(len(ids))
+        else:
+            order = torch.argsort(examples.counts(ids), descending=True, stable=True)
+        return [order[a:b] for a, b in self._chunks(len(ids))]
+
     def _chunks(self, n: int) -> Iterator[tuple[int, int]]:
         size = self._chunk
         if size is None:
@@ -263,7 +269,8 @@ class LocalPool:
                 size = 1
             else:
                 fits = max(1, self._chunk_bytes() // (4 * self.task.num_params))
-                worthwhile = STEP_FLOPS // (6 * self.task.num_params * self.algorithm.training.batch) + 1
+                least = SHARED_STEP_FLOPS if self.task.shares_rows else STEP_FLOPS
+                worthwhile = least // (6 * self.task.num_params * self.algorithm.training.batch) + 1
                 size = min(fits, max(worthwhile, -(-n // MIN_CHUNKS)))
                 if n:
                     size = -(-n // -(-n // size))  # as many chunks, of equal sizes: no worker waits for a large one
@@ -284,45 +291,13 @@ class LocalPool:
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         jobs = list(jobs)
         if len(jobs) == 1:  # handing it to a thread takes longer than many a round of a few small models
-            with one_thread():
+            with one_thread(), idle_threads(self._threads):
                 return iter([function(jobs[0])])
-        if self._threads is None:
-            self._threads = _one_core_threads(self.workers)
         return self._threads.map(function, jobs)
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _one_core_threads(count: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses one core; everywhere else its setting stays as it was.
-
-    torch keeps the number per thread, but a thread new to torch takes over the number set last anywhere in the
-    process. So all workers start here, and the caller's number is set once more after them."""
-    before = torch.get_num_threads()
-    all_set = threading.Barrier(count + 1, timeout=THREAD_START_SECONDS)
-
-    def start() -> None:
-        try:
-            torch.get_num_threads()  # now, or the thread would take over the caller's number at its first use of torch
-            torch.set_num_threads(1)
-            all_set.wait()
-        except RuntimeError:
-            all_set.abort()  # nobody needs to wait for this thread
-
-    threads = ThreadPoolExecutor(count, "kinfed", initializer=start)
-    try:
-        for _ in range(count):
-            threads.submit(int)  # a job finds nobody idle, so each starts one more thread
-        all_set.wait()
-    except RuntimeError as error:  # the system's limit on threads, or a barrier that was not reached in time
-        all_set.abort()
-        threads.shutdown(wait=False, cancel_futures=True)
-        raise PoolError(f"not all of {count} worker threads started; use fewer with --workers") from error
-    finally:
-        torch.set_num_threads(before)
-    return threads
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kinfed.algorithms.fedavg import FedAvg
+from kinfed.core import threads
+from kinfed.core.threads import OneCoreThreads, idle_threads
 from kinfed.data.batches import LocalTraining, Split
 from kinfed.data.features import Features
 from kinfed.data.federation import Federation
@@ -22,6 +25,7 @@ from kinfed.data.problem import Problem
 from kinfed.engine import fused_task
 from kinfed.engine.fused_task import FusedTask
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective, Squared
+from kinfed.engine.score import Score
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import ModuleTask, make_task, worth_compiling
 from kinfed.errors import KinfedError, ModelError
@@ -381,3 +385,43 @@ def test_measures_are_those_of_the_torch_path(objective: Objective) -> None:
         torch.testing.assert_close(sums, theirs.sums[name], rtol=1e-5, atol=1e-5, equal_nan=True)
     torch.testing.assert_close(ours.error, theirs.error, rtol=1e-5, atol=1e-6, equal_nan=True)
     torch.testing.assert_close(ours.correct, theirs.correct)
+
+
+@pytest.mark.parametrize("rule", ["plain", "adamw"])
+def test_idle_threads_share_the_rows_of_a_loop_and_of_scores_without_changing_a_bit(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task(network([9, 6, 4]), backend="fused")
+    task.problem = Problem.of_classes(4)
+    assert task.shares_rows
+    split = random_split([5, 0, 17, 3, 9, 1, 12], 9, 4, as_bytes=True)
+    split.weights = torch.linspace(0.2, 3, len(split.rows))
+    training = LocalTraining(lr=0.05, batch=4, steps=None, epochs=2, **RULES[rule])  # type: ignore[arg-type]
+    theta, center = random_rows(7, task.num_params, 1), random_rows(7, task.num_params, 2)
+    drift, lam = 0.1 * random_rows(7, task.num_params, 3), torch.linspace(0.1, 0.7, 7)
+
+    def train_and_score() -> tuple[Tensor, Score]:
+        trained = sgd(task, theta, split.batches(training), pull=(lam, center), drift=drift)
+        return trained, task.evaluate(trained, split)
+
+    alone, score = train_and_score()
+    calls: list[str] = []
+    kernel_of = FusedTask._compiled
+
+    def counted(task: FusedTask, name: str) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            calls.append(name)
+            kernel_of(task, name)(*arguments)
+
+        return call
+
+    monkeypatch.setattr(FusedTask, "_compiled", counted)
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    with closing(OneCoreThreads(3)) as pool, idle_threads(pool):
+        shared, shared_score = train_and_score()
+    assert sorted(calls) == ["score"] * 3 + ["train"] * 3
+    assert torch.equal(alone, shared)
+    assert torch.equal(score.loss, shared_score.loss)
+    assert torch.equal(score.correct, shared_score.correct)
+    for name, sums in score.sums.items():  # of outputs, every client's in its place
+        assert torch.equal(sums, shared_score.sums[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from test_fused_lstm import random_split as random_sequences
 from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
+from kinfed.core import threads
+from kinfed.core.threads import OneCoreThreads, idle_threads
 from kinfed.data.batches import LocalTraining, Split
 from kinfed.data.federation import Federation
 from kinfed.engine.base import Task
@@ -101,6 +104,18 @@ def test_models_of_a_client_move_the_same_in_any_company(name: str) -> None:
             assert torch.equal(value[0], together[part][client])
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_idle_threads_share_the_clients_without_changing_a_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(network([29, 13, 5], nn.ReLU), backend="fused")
+    split, training = random_split([12, 3, 30, 7], 29, 5, as_bytes=True), LocalTraining(batch=5, steps=6)
+    alone = trained(task, split, training, PROGRAMS[name](0.1), torch.arange(4))
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    with closing(OneCoreThreads(3)) as pool, idle_threads(pool):
+        shared = trained(task, split, training, PROGRAMS[name](0.1), torch.arange(4))
+    for part, value in alone.items():
+        assert torch.equal(value, shared[part])
+
+
 def test_a_long_slope_is_as_exact_as_that_of_torch() -> None:
     """Of more numbers than are summed together, and of some that fill no vector; the share stays inside its bounds."""
     fused, stacked = both(network([701, 13, 3]))
@@ -143,7 +158,8 @@ def test_methods_of_several_models_compute_the_same_compiled_in_chunks_and_by_th
         loop = Loop(algorithm, task, pool, federation.population(0))
         for _ in range(2):
             loop.round()
-        results.append({**loop.server.named(), **pool.states()})
+        states = pool.clients.take(torch.arange(len(federation))).named()
+        results.append({**loop.server.named(), **states})
         pool.close()
     ours, by_one, by_four, torch_path = results
     for name, value in ours.items():

@@ -22,6 +22,7 @@ from kinfed.algorithms.averaging import ModelDown
 from kinfed.algorithms.ditto import Ditto
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.local import Local
+from kinfed.core import threads
 from kinfed.data.batches import LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine.sgd import sgd
@@ -369,7 +370,7 @@ def test_worker_threads_that_do_not_start_are_an_error(failure: str, monkeypatch
         monkeypatch.setattr(threading.Thread, "start", start_the_first_only)
     else:
         monkeypatch.setattr(torch, "set_num_threads", fail_in_the_second)
-    monkeypatch.setattr(local_pool, "THREAD_START_SECONDS", 0.2 if failure == "thread that hangs" else 60.0)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.2 if failure == "thread that hangs" else 60.0)
     pool = pool_of(FedAvg(training=WORK), workers=3, chunk=3)
     began = time.monotonic()
     with pytest.raises(PoolError, match="not all of 3 worker threads started; use fewer with --workers"):
