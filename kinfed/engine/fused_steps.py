@@ -12,7 +12,13 @@ import numpy as np
 from numba import carray, njit
 
 from kinfed.engine.products import add_products, products_of_rows
-from kinfed.engine.vector_code import pointer_to_bytes, pointer_to_floats, pointer_to_ints, pointer_to_longs
+from kinfed.engine.vector_code import (
+    pointer_to_bytes,
+    pointer_to_floats,
+    pointer_to_ints,
+    pointer_to_longs,
+    prefetch,
+)
 
 INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
 ABSENT = -1  # the BIAS of a layer without one
@@ -21,6 +27,7 @@ KIND, DECAY, MOMENTUM, NESTEROV, CLIP, BETA_1, BETA_2, EPS = range(8)  # of an o
 PLAIN, SGD, ADAM, ADAMW = range(4)
 FLOATS, BYTES, INTS, LONGS = range(4)  # what examples are stored as; whole numbers of 4 or 8 bytes are of vectors
 SIGN, THRESHOLD = range(2)  # of a `loss` of residuals: whether only their signs count, and how large they may be
+CACHE_LINE = 64  # bytes
 CLIP_MARGIN = 1e-6  # as kinfed.engine.optimizers adds it to a norm that divides
 
 # numba compiles a function anew for a literal whole number among its arguments: np.int64(1) is none.
@@ -68,6 +75,15 @@ def read_example(raw, kind, number, mean, factor, vectors, length, width, distan
 
 
 @compiled
+def expect_example(raw, kind, number, size):
+    """Have the memory of an example brought nearer while another one is read: they lie anywhere among all examples."""
+    if kind == BYTES or kind == FLOATS:
+        nbytes = size if kind == BYTES else 4 * size
+        for line in range(0, nbytes, CACHE_LINE):
+            prefetch(raw + number * nbytes + line)
+
+
+@compiled
 def read_batch(
     s, start, count, batch, by_epoch, order, offset, rows, importance, labels,
     raw, kind, mean, factor, vectors, length, width, x, y, weight,
@@ -85,6 +101,8 @@ def read_batch(
     for b in range(size):
         place = start + order[offset + position + b]
         number = rows[place]
+        if b + 1 < size:
+            expect_example(raw, kind, rows[start + order[offset + position + b + 1]], length * width)
         read_example(raw, kind, number, mean, factor, vectors, length, width, size * width, x + 4 * b * width)
         y[b], weight[b] = labels[number], np.float32(1.0) / np.float32(size)
         if len(importance) > 0:

@@ -38,6 +38,21 @@ pointer_to_floats, pointer_to_bytes = _pointer_to(types.float32), _pointer_to(ty
 pointer_to_ints, pointer_to_longs = _pointer_to(types.int32), _pointer_to(types.int64)
 
 
+@intrinsic
+def prefetch(context: Any, address: Any) -> Any:
+    """Ask for the memory at an address, which will be read soon."""
+
+    def generate(context: Any, builder: Builder, signature: Any, args: list[Value]) -> Value:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        read, keep_in_all_caches, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+        builder.call(function, [pointer, read, keep_in_all_caches, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
 def calling(name: str, body: Callable[[Builder, list[Value]], None]) -> Callable[..., Value]:
     """The code of an intrinsic that calls a function of this name, with this body. A function, and never part of its
     callers: compiling the same tile at every place that needs it took three times as long in all."""
