@@ -77,7 +77,7 @@ def read_example(raw, kind, number, mean, factor, vectors, length, width, distan
 @compiled
 def expect_example(raw, kind, number, size):
     """Have the memory of an example brought nearer while another one is read: they lie anywhere among all examples."""
-    if kind == BYTES or kind == FLOATS:
+    if kind in (BYTES, FLOATS):
         nbytes = size if kind == BYTES else 4 * size
         for line in range(0, nbytes, CACHE_LINE):
             prefetch(raw + number * nbytes + line)
