@@ -126,7 +126,9 @@ class FusedTask(StackedTask):
         kept = [_rows(model) for model in models.values()]
         passing = [(row.ctypes.data, 0) for row in spare]
         places = np.array(kept + passing, np.int64).T.copy()
-        values = np.array([number.numpy() for number in numbers.values()]).reshape(len(numbers), len(split.count))
+        values = np.zeros((len(program.numbers), len(split.count)))
+        for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
+            value[:] = number.numpy()
         self._compiled("move")(
             self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs,
             *_source(split.features), split.labels.numpy(), split.rows.numpy(), windows[0].start, windows[0].count,
@@ -135,7 +137,7 @@ class FusedTask(StackedTask):
             *places, values, program.what, program.amount, self._loss_rule, passing[-1][0] if program.learns else 0,
             self.num_params, *work.addresses,
         )  # fmt: skip
-        for number, value in zip(numbers.values(), values, strict=True):
+        for number, value in zip(numbers.values(), values, strict=False):
             number.copy_(torch.from_numpy(value))
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
