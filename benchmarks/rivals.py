@@ -29,6 +29,8 @@ import json
 import math
 import os
 import re
+import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +61,7 @@ TORCH = ("pfl==0.6.0", "flwr[simulation]==1.41.0", f"torch=={version('torch').pa
 REQUIREMENTS = {"fedjax": JAX, "pfl": TORCH, "flower": TORCH}  # the others run in this environment
 STEPS = ("lstm", "lstm-small", "resnet18", "transformer")  # of `kinfed bench`, beside the loop
 LEAST_TURNS = 3  # of each contestant
+PATIENCE = 300.0  # seconds for an answer: of a start, or of one turn
 JOB_TURNS = 3  # of whole jobs: the one with the least time of the processor counts
 BEGIN, END = "<!-- benchmarks/rivals.py -->", "<!-- end -->"
 
@@ -165,7 +169,7 @@ class Contestant:
         ]
         self._process = subprocess.Popen(
             command, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env=environment(cores), preexec_fn=lambda: use_cores(cores),
+            env=environment(cores), preexec_fn=lambda: use_cores(cores), start_new_session=True,
         )  # fmt: skip
         self.versions: dict[str, str] = self._answer()["versions"]
 
@@ -177,10 +181,15 @@ class Contestant:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        in_time, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        line = self._process.stdout.readline() if in_time else ""
         if not line:
+            end_session(self._process)
             self._log.seek(0)
-            raise ContestantError(self.name, self._log.read())
+            late = "" if in_time else f"TimeoutError: none in {PATIENCE:.0f} seconds\n"
+            log = late + self._log.read()
+            self._release()
+            raise ContestantError(self.name, log)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -190,8 +199,21 @@ class Contestant:
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            end_session(self._process)
+        self._release()
+
+    def _release(self) -> None:
+        for file in (self._process.stdin, self._process.stdout, self._log):
+            assert file is not None
+            with suppress(OSError):  # a process that has ended takes nothing more
+                file.close()
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """End a process and all that it started, such as Ray's."""
+    with suppress(ProcessLookupError):  # none is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def use_cores(count: int) -> None:
@@ -199,8 +221,10 @@ def use_cores(count: int) -> None:
 
 
 def environment(cores: int) -> dict[str, str]:
-    """Of a contestant's process: as many threads as cores, and nobody's telemetry."""
+    """Of a contestant's process: as many threads as cores, nobody's telemetry, and modules that are compiled once:
+    those of a package that runs from its source folder, too, as installed ones are."""
     return os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "",
         "OMP_NUM_THREADS": str(cores), "JAX_PLATFORMS": "cpu", "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0", "PFL_PYTORCH_DEVICE": "cpu",
     }  # fmt: skip
@@ -264,14 +288,19 @@ def compete(
 def do_job(name: str, python: Path, work: Work, images: Path, cores: int) -> Job:
     command = [str(python), str(HERE / "contestant.py"), name, work.name, "fedavg", str(images), "--job"]
     began = time.perf_counter()
-    process = subprocess.run(
-        [*command, "--cores", str(cores)], text=True, capture_output=True, env=environment(cores),
-        preexec_fn=lambda: use_cores(cores),
+    process = subprocess.Popen(
+        [*command, "--cores", str(cores)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(cores), preexec_fn=lambda: use_cores(cores), start_new_session=True,
     )  # fmt: skip
+    try:
+        out, log = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        end_session(process)
+        raise ContestantError(name, f"TimeoutError: not done in {PATIENCE:.0f} seconds") from None
     wall = time.perf_counter() - began
-    if process.returncode or not process.stdout:
-        raise ContestantError(name, process.stderr)
-    answer = json.loads(process.stdout.splitlines()[-1])
+    if process.returncode or not out:
+        raise ContestantError(name, log)
+    answer = json.loads(out.splitlines()[-1])
     return Job(work.name, cores, name, wall, answer["cpu"], answer["accuracy"])
 
 

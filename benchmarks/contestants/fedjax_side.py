@@ -5,6 +5,7 @@ fails with the versions of jax that its other parts need and haiku allows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -13,13 +14,15 @@ import haiku as hk
 import jax
 import numpy as np
 from fedjax.algorithms import apfl
-from work import APFL_ALPHA, FEDPROX_MU, Images, Side, Work, versions_of
+from work import APFL_ALPHA, FEDPROX_MU, LSTM_UNITS, Images, Side, Work, versions_of
 
 
 class FedjaxSide(Side):
     def __init__(self, work: Work, images: Images, method: str, cores: int) -> None:
         self._work, self._images = work, images
-        train, self._test = (np.moveaxis(x, 1, -1) for x in images.standardized())  # channels come last in haiku
+        train, self._test = images.standardized()
+        if len(work.shape) == 3:  # channels come last in haiku
+            train, self._test = np.moveaxis(train, 1, -1), np.moveaxis(self._test, 1, -1)
         offsets = images.offsets
         clients = {
             str(k): {"x": train[offsets[k] : offsets[k + 1]], "y": images.y[offsets[k] : offsets[k + 1]]}
@@ -66,7 +69,19 @@ class FedjaxSide(Side):
         return versions_of("fedjax", "jax")
 
 
-def _network(work: Work) -> hk.Sequential:
+def _lstm(work: Work) -> Callable[[jax.Array], jax.Array]:
+    def outputs(x: jax.Array) -> jax.Array:
+        core = hk.LSTM(LSTM_UNITS)
+        h, _ = hk.dynamic_unroll(core, x, core.initial_state(len(x)), time_major=False)
+        return hk.Linear(work.classes)(h[:, -1])
+
+    return outputs
+
+
+def _network(work: Work) -> Callable[[jax.Array], jax.Array]:
+    if work.model == "lstm":
+        return _lstm(work)
+
     def flatten(x: jax.Array) -> jax.Array:
         return x.reshape(len(x), prod(x.shape[1:]))
 

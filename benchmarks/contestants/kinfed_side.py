@@ -7,8 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch_training import network
-from work import DITTO_LAM, FEDPROX_MU, MEAN, PFEDME_LAM, PFEDME_STEPS, SCALE, Images, Side, Work, versions_of
+from work import (
+    DITTO_LAM,
+    FEDPROX_MU,
+    LSTM_UNITS,
+    MEAN,
+    PFEDME_LAM,
+    PFEDME_STEPS,
+    RESNET_WIDTH,
+    SCALE,
+    TRANSFORMER_WIDTH,
+    Images,
+    Side,
+    Work,
+    versions_of,
+)
 
 import kinfed
 from kinfed.algorithms import make_algorithm, prepare_data
@@ -17,6 +32,7 @@ from kinfed.data.features import Features
 from kinfed.data.federation import Federation
 from kinfed.data.problem import Problem
 from kinfed.data.ragged import Ragged
+from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.pools.local_pool import LocalPool
 from kinfed.report import build
@@ -35,7 +51,10 @@ class KinfedSide(Side):
         self._work, self._images = work, images
         training = LocalTraining(lr=work.lr, batch=work.batch, steps=None, epochs=work.epochs)
         algorithm = make_algorithm(method, training, OPTIONS.get(method))
-        task = make_task(lambda: network(work), examples=inf)  # compiled, as in a long run
+        example = torch.zeros(2, *work.shape)
+        task = make_task(
+            lambda: own_network(work), example=example, batch=work.batch, examples=inf
+        )  # compiled, as in a long run
         data = federation(work, images)
         data, population = prepare_data(algorithm, data, data.population(0, work.active / work.clients))
         self._loop = Loop(algorithm, task, LocalPool(algorithm, task, data, 0, workers=cores), population)
@@ -62,6 +81,7 @@ class KinfedSide(Side):
         count = torch.from_numpy(self._images.offsets).diff()
         steps = work.active * float(self._loop.algorithm.training.num_steps(count).float().mean())
         gflop, gigabytes = work_of_steps(network(work), work.shape, work.batch, 1)
+        gflop += _uncounted_gflop(work)
         like = Workload(
             name=work.name, model=work.model, shape=work.shape, clients=work.clients, participation=1.0, steps=1,
             batch=work.batch, examples=work.examples, fewest=work.fewest, product=_largest_product(work),
@@ -77,11 +97,31 @@ class KinfedSide(Side):
 GRADIENTS = {"apfl": 2.0, "ditto": 2.0, "pfedme": float(PFEDME_STEPS), "perfedavg": 2.0, "fedrep": 4 / 3}
 
 
+def _uncounted_gflop(work: Work) -> float:
+    """Of a step: torch does not count the products inside its LSTM, forward and twice as many backward."""
+    if work.model != "lstm":
+        return 0.0
+    length, width = work.shape
+    return 3 * 2 * work.batch * length * 4 * LSTM_UNITS * (width + LSTM_UNITS) / 1e9
+
+
+def own_network(work: Work) -> nn.Module:
+    """The model as a user of kinfed names it: its own LSTM is torch's, with a last output that it knows."""
+    if work.model == "lstm":
+        return build_model("lstm", work.shape, work.classes, {"hidden": LSTM_UNITS, "layers": 1})
+    return network(work)
+
+
 def _largest_product(work: Work) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the layer that takes most of the time."""
-    if work.model == "cnn":
-        return work.batch * 10 * 10, 32 * 5 * 5, 64
-    return work.batch, 784, {"mlr": work.classes, "mlp": 128, "dense": 200}[work.model]
+    """Rows, inputs and outputs of the product that takes most of the time."""
+    batch, positions = work.batch, work.batch * work.shape[0]
+    products = {
+        "mlr": (batch, 784, work.classes), "mlp": (batch, 784, 128), "dense": (batch, 784, 200),
+        "cnn": (batch * 10 * 10, 32 * 5 * 5, 64), "lstm": (batch, LSTM_UNITS, 4 * LSTM_UNITS),
+        "resnet18": (batch * 32 * 32, 9 * RESNET_WIDTH, RESNET_WIDTH),
+        "transformer": (positions, TRANSFORMER_WIDTH, 3 * TRANSFORMER_WIDTH),
+    }  # fmt: skip
+    return products[work.model]
 
 
 def federation(work: Work, images: Images) -> Federation:

@@ -28,7 +28,8 @@ class LoopSide(Side):
         self._offsets = images.offsets.tolist()
         self._net, self._criterion = network(work), nn.CrossEntropyLoss()
         self._own = list(self._net.parameters())  # in which all clients compute
-        self._w = [p.detach().clone() for p in self._own]
+        self._statistics = [b for b in self._net.buffers() if b.is_floating_point()]  # BatchNorm's: averaged, too
+        self._w = [value.detach().clone() for value in (*self._own, *self._statistics)]
         self._states: dict[int, Any] = {}  # of clients that have any
         self._control = [torch.zeros_like(p) for p in self._w]  # SCAFFOLD's, and what it is in the next round
         self._next_control = [torch.zeros_like(p) for p in self._w]
@@ -58,9 +59,15 @@ class LoopSide(Side):
             yield x[index], y[index]
 
     def _gradients(self, model: Model, batch: tuple[Tensor, Tensor], of: slice = slice(None)) -> Gradients:
-        """At `model`, of some of its parameters."""
-        torch._foreach_copy_([p.detach() for p in self._own], model)
-        return torch.autograd.grad(self._criterion(self._net(batch[0]), batch[1]), self._own[of])
+        """At `model`, of some of its parameters; its running statistics move."""
+        self._load(model)
+        loss = self._criterion(self._net(batch[0]), batch[1])
+        if self._statistics:
+            torch._foreach_copy_(model[len(self._own) :], self._statistics)
+        return torch.autograd.grad(loss, self._own[of])
+
+    def _load(self, model: Model) -> None:
+        torch._foreach_copy_([value.detach() for value in (*self._own, *self._statistics)], model)
 
     def _sgd(self, client: int, model: Model, more: Callable[[Model, Gradients], None] | None = None) -> Model:
         """Local steps from `model`, which stays as it is; `more` adds to gradients in place."""
@@ -69,7 +76,7 @@ class LoopSide(Side):
             gradients = self._gradients(model, batch)
             if more is not None:
                 more(model, gradients)
-            torch._foreach_add_(model, gradients, alpha=-self._work.lr)
+            torch._foreach_add_(model[: len(self._own)], gradients, alpha=-self._work.lr)
         return model
 
     def _pull(self, lam: float, center: Model) -> Callable[[Model, Gradients], None]:
@@ -156,9 +163,15 @@ class LoopSide(Side):
         return model
 
     def accuracy(self) -> float:
-        torch._foreach_copy_([p.detach() for p in self._own], self._w)
+        self._load(self._w)
+        self._net.eval()
         with torch.no_grad():
-            return float((self._net(self._test).argmax(1) == self._test_y).float().mean())
+            right = [
+                self._net(x).argmax(1) == y
+                for x, y in zip(self._test.split(1000), self._test_y.split(1000), strict=True)
+            ]
+        self._net.train()
+        return float(torch.cat(right).float().mean())
 
     def versions(self) -> dict[str, Any]:
         return versions_of("torch")

@@ -7,10 +7,43 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
-from work import Work
+from work import LSTM_UNITS, RESNET_WIDTH, TRANSFORMER_WIDTH, Work
 
 
-def network(work: Work) -> nn.Sequential:
+class LastOutput(nn.Module):
+    """Of what an LSTM gives, the output at the last position."""
+
+    def forward(self, given: tuple[Tensor, object]) -> Tensor:
+        return given[0][:, -1]
+
+
+class RowTransformer(nn.Module):
+    """Rows of an image are positions: torch's own encoder, the mean over them, and a head. It drops nothing, so that
+    all contestants compute the same."""
+
+    def __init__(self, length: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.rows = nn.Linear(width, TRANSFORMER_WIDTH)
+        self.positions = nn.Parameter(torch.zeros(length, TRANSFORMER_WIDTH))
+        layer = nn.TransformerEncoderLayer(TRANSFORMER_WIDTH, 4, 2 * TRANSFORMER_WIDTH, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(TRANSFORMER_WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(self.rows(x) + self.positions).mean(1))
+        return out
+
+
+def network(work: Work) -> nn.Module:
+    if work.model == "lstm":
+        recurrent = nn.LSTM(work.shape[1], LSTM_UNITS, batch_first=True)
+        return nn.Sequential(recurrent, LastOutput(), nn.Linear(LSTM_UNITS, work.classes))
+    if work.model == "transformer":
+        return RowTransformer(*work.shape, work.classes)
+    if work.model == "resnet18":  # no rival has it: those who do have kinfed
+        from kinfed.engine.models import build_model
+
+        return build_model("resnet18", work.shape, work.classes, {"width": RESNET_WIDTH})
     channels, size = work.shape[0], prod(work.shape)
     if work.model == "cnn":
         return nn.Sequential(

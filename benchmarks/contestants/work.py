@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-HELD_OUT = 10_000  # examples that models are tested on
+HELD_OUT = 10_000
 SIGNAL, NOISE = 0.12, 48.0  # strength of a class's image, and the standard deviation of noise in shades of grey
 # Of methods that have any; equal for all contestants.
 FEDPROX_MU = 0.1
 DITTO_LAM = 1.0
 APFL_ALPHA = 0.5
 PFEDME_LAM, PFEDME_STEPS = 15.0, 5
+LSTM_UNITS, RESNET_WIDTH, TRANSFORMER_WIDTH = 80, 16, 64  # of models
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Work:
 
     name: str
     title: str
-    model: str  # mlr, mlp, dense or cnn
-    shape: tuple[int, int, int]
+    model: str  # mlr, mlp, dense, cnn, lstm, resnet18 or transformer
+    shape: tuple[int, ...]  # of an image; of sequences length and width
     classes: int
     clients: int
     active: int
@@ -39,6 +40,7 @@ class Work:
     methods: tuple[str, ...] = ("fedavg",)
     turn: int = 1  # rounds of a turn: enough for a clock
     rounds: int = 0  # of the whole job; 0: only rounds are measured
+    held_out: int = HELD_OUT  # examples that models are tested on
 
 
 EIGHT = ("fedavg", "fedprox", "scaffold", "apfl", "ditto", "pfedme", "perfedavg", "fedrep")
@@ -81,6 +83,25 @@ WORKS = {
             title="fedjax's APFL on data like EMNIST: dense 784-200-200-62, 340 of 3,400 clients, one epoch of 20",
             model="dense", shape=(1, 28, 28), classes=62, clients=3400, active=340, batch=20, lr=0.03,
             examples=50, fewest=10, methods=("apfl",),
+        ),
+        Work(
+            name="LSTM",
+            title="LSTM of 80 over the 28 rows of an image, 10 clients of 200 examples, 10 steps of 20",
+            model="lstm", shape=(28, 28), classes=10, clients=10, active=10, batch=20, lr=0.03,
+            examples=200, fewest=200,
+        ),
+        Work(
+            name="RESNET18",
+            title="ResNet-18 with BatchNorm, 16 channels at first, 4 clients of 80 examples, 5 steps of 16",
+            model="resnet18", shape=(3, 32, 32), classes=10, clients=4, active=4, batch=16, lr=0.03,
+            examples=80, fewest=80, held_out=1000,
+        ),
+        Work(
+            name="TRANSFORMER",
+            title="nn.TransformerEncoder of 2 x 64 over the 28 rows of an image, 8 clients of 160 examples, 10 steps "
+            "of 16",
+            model="transformer", shape=(28, 28), classes=10, clients=8, active=8, batch=16, lr=0.03,
+            examples=160, fewest=160,
         ),
     )
 }  # fmt: skip
@@ -132,7 +153,7 @@ def make_images(work: Work, seed: int = 0) -> Images:
         return x, y
 
     x, y = images(int(offsets[-1]))
-    test_x, test_y = images(HELD_OUT)
+    test_x, test_y = images(work.held_out)
     return Images(x, y, offsets, test_x, test_y)
 
 

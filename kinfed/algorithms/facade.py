@@ -36,7 +36,7 @@ from kinfed.engine.class_sums import ClassSums
 from kinfed.engine.columns import ColumnSplit, last_layers, parse_patterns
 from kinfed.engine.cut import Cut, Deltas, by_autograd, cross_entropy, logit_delta, on_rows, separable
 from kinfed.engine.head import Head
-from kinfed.engine.moves import GradientStep, Learn, Mix
+from kinfed.engine.moves import Add, Collect, Gradient, GradientStep, Learn, Mix, Move, Norm
 from kinfed.engine.sgd import each_step, gradient, sgd, toward_zero
 from kinfed.engine.task import Task
 from kinfed.engine.train_models import mixture, train_models
@@ -44,17 +44,20 @@ from kinfed.errors import ConfigError
 
 __all__ = [
     "EXAMPLE_COUNT",
+    "Add",
     "Algorithm",
     "Batch",
     "Batches",
     "ClassSums",
     "Cohort",
+    "Collect",
     "ColumnSplit",
     "ConfigError",
     "Cut",
     "DeltaUp",
     "Deltas",
     "Federation",
+    "Gradient",
     "GradientStep",
     "Head",
     "Learn",
@@ -62,6 +65,8 @@ __all__ = [
     "Mix",
     "ModelDown",
     "ModelState",
+    "Move",
+    "Norm",
     "Nothing",
     "Population",
     "PrivacyProfile",

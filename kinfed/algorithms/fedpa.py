@@ -34,7 +34,9 @@ from torch import Tensor
 from kinfed.algorithms.facade import (
     Algorithm,
     Cohort,
+    Collect,
     DeltaUp,
+    GradientStep,
     Population,
     PrivacyProfile,
     Range,
@@ -43,7 +45,6 @@ from kinfed.algorithms.facade import (
     Task,
     Tree,
     Weights,
-    each_step,
     example_counts,
     extrapolated,
     gradient_steps,
@@ -51,7 +52,7 @@ from kinfed.algorithms.facade import (
     option,
     own_or_server,
     sgd,
-    toward_zero,
+    train_models,
 )
 from kinfed.algorithms.last_model import Client
 
@@ -117,14 +118,12 @@ class FedPA(Algorithm[Server, Client, Down, DeltaUp]):
         first = batches.steps - number * length
         theta = w.clone()
         x = w.new_zeros(len(w), self.samples, task.trainable.stop)
-        pull = toward_zero(theta, self.training.weight_decay)
-        for batch, (now, sample, begin, width) in each_step(batches, theta, x, first, length):
-            task.descend_(now, batch, batches.lr, None if pull is None else (pull[0], pull[1][: len(now)]))
-            inside = batch.step >= begin
-            window = torch.where(inside, (batch.step - begin) // width.clamp_min(1), 0)
-            share = torch.where(inside, 1 / width.clamp_min(1), 0.0).to(now)
-            rows = torch.arange(len(now))
-            sample[rows, window] += share[:, None] * now[:, task.trainable]
+        moves = (
+            GradientStep("theta", batches.lr, decay=self.training.weight_decay),
+            Collect("samples", "theta", "first", "length"),
+        )
+        models = {"theta": theta, "samples": x.view(len(w), -1)}
+        train_models(task, [batches], moves, models, {"first": first.double(), "length": length.double()})
         return theta, x, number
 
     def aggregate(self, server: Server, ids: Tensor, up: DeltaUp, round: RoundInfo) -> Server:

@@ -29,14 +29,17 @@ import torch
 from torch import Tensor
 
 from kinfed.algorithms.facade import (
+    Add,
     Algorithm,
-    Batches,
     Cohort,
     DeltaUp,
+    Gradient,
     GradientStep,
     Mix,
     ModelDown,
     ModelState,
+    Move,
+    Norm,
     Nothing,
     Population,
     PrivacyProfile,
@@ -44,13 +47,10 @@ from kinfed.algorithms.facade import (
     RoundInfo,
     ServerModels,
     Task,
-    each_step,
-    gradient,
     gradient_steps,
     mean_update,
     option,
     sgd,
-    toward_zero,
     train_models,
 )
 
@@ -84,33 +84,35 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         alpha, beta = self._rates(batches.lr)
         decay = self.training.weight_decay
         w = down.w.clone()
-        if self.variant == "hf":
-            hessian = data.train.batches(self.training, stream="hessian")
-            self._hessian_free_steps(task, w, (batches, meta, hessian), alpha, beta)
-        else:
-            moves = (
+        streams, moves = (
+            [batches, meta],
+            [
                 Mix("tilde", "w", "w", 0.0),
                 GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
-                GradientStep("w", beta, at="tilde", decay=decay, stream=1),  # w ← w − β g(w̃; b')
-            )
-            train_models(task, [batches, meta], moves, {"w": w})
+            ],
+        )
+        if self.variant == "fo":
+            moves.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
+        else:
+            streams.append(data.train.batches(self.training, stream="hessian"))
+            moves += self._hessian_free_moves(alpha, beta)
+        train_models(task, streams, moves, {"w": w})
         return Nothing(), DeltaUp(w.sub_(down.w), None)
 
-    def _hessian_free_steps(
-        self, task: Task, w: Tensor, streams: tuple[Batches, Batches, Batches], alpha: float, beta: float
-    ) -> None:
-        """In place."""
-        batches, meta, hessian = streams
+    def _hessian_free_moves(self, alpha: float, beta: float) -> list[Move]:
+        """From w̃ to the next w."""
         decay = self.training.weight_decay
-        for (b, [x]), (_, b1), (_, b2) in zip(each_step(batches, w), meta, hessian, strict=True):
-            tilde = x.clone()
-            task.descend_(tilde, b, alpha, toward_zero(x, decay))
-            v = gradient(task, tilde, b1, decay, training=True)
-            delta = self.delta / v.norm(dim=1, keepdim=True).clamp_min(1.0)
-            plus, minus = (gradient(task, torch.addcmul(x, v, sign * delta), b2, decay) for sign in (1, -1))
-            v = torch.addcmul(v, plus - minus, -alpha / (2 * delta))  # v − α q,  q = (plus − minus) / 2δ
-            x.add_(v, alpha=-beta)
-            x[:, task.trainable.stop :] = tilde[:, task.trainable.stop :]
+        return [
+            Gradient("v", at="tilde", decay=decay, stream=1),  # v = g(w̃; b')
+            Norm("delta", "v", self.delta, power=-1.0, least=1.0),
+            Norm("per_delta", "v", 1 / self.delta, least=1.0),
+            Add("plus", "w", "v", 1.0, "delta"),
+            Add("minus", "w", "v", -1.0, "delta"),
+            # v ← v − α q,  q = (g(w + δ v; b'') − g(w − δ v; b'')) / 2δ
+            GradientStep("v", alpha / 2, at="plus", number="per_delta", decay=decay, stream=2, measures=False),
+            GradientStep("v", -alpha / 2, at="minus", number="per_delta", decay=decay, stream=2, measures=False),
+            Add("w", "w", "v", -beta),  # w ← w − β (v − α q)
+        ]
 
     def aggregate(self, server: ModelState, ids: Tensor, up: DeltaUp, round: RoundInfo) -> ModelState:
         return ModelState(server.w + mean_update(up.delta, up.count))

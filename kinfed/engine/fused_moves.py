@@ -9,18 +9,24 @@ from numba import njit
 
 from kinfed.engine.fused_choice import backward, delta_of_loss, forward
 from kinfed.engine.fused_program import (
+    ADD,
     AT,
     BASE,
+    COLLECT,
     DECAY,
     FIRST_ONLY,
+    GRADIENT,
     KIND,
     LAM,
     LEARN_RATE,
     LEARNT,
+    LEAST,
     MIX,
     NONE,
+    NORM,
     NUMBER,
     OTHER,
+    POWER,
     RATE,
     RESULT,
     STREAM,
@@ -28,9 +34,10 @@ from kinfed.engine.fused_program import (
     TOWARD,
 )
 from kinfed.engine.fused_steps import floats, read_batch
+from kinfed.engine.products import products_of_rows
 from kinfed.engine.tiles import slope_tile
 
-TOGETHER = 4096  # numbers whose slope is summed in their own type
+TOGETHER = 4096  # numbers whose products are summed in their own type
 
 compiled = njit(nogil=True, error_model="numpy")
 
@@ -54,6 +61,33 @@ def add_scaled(target, source, scale, count):
     x, y, factor = floats(target, count), floats(source, count), np.float32(scale)
     for i in range(count):
         x[i] += factor * y[i]
+
+
+@compiled
+def add(result, base, direction, scale, count):
+    """result <- base + scale * direction."""
+    out, x, y, factor = floats(result, count), floats(base, count), floats(direction, count), np.float32(scale)
+    for i in range(count):
+        out[i] = x[i] + factor * y[i]
+
+
+@compiled
+def norm(model, count, sums):
+    """Of a model, whose squares are added up in float64."""
+    total, part = 0.0, floats(sums, 1)
+    for begin in range(0, count, TOGETHER):
+        size, place = min(np.int64(TOGETHER), count - begin), model + 4 * begin
+        products_of_rows(np.int64(1), np.int64(1), size, place, size, place, size, sums, np.int64(1))
+        total += np.float64(part[0])
+    return np.sqrt(total)
+
+
+@compiled
+def collect(windows, model, step, begin, width, count):
+    """Add model / width to the window of the step."""
+    if step >= begin:
+        window = np.int64((step - begin) // width)
+        add_scaled(windows + 4 * window * count, model, 1.0 / width, count)
 
 
 @compiled
@@ -96,6 +130,16 @@ def make_kernel(stamp: str) -> Callable[..., None]:
                     if move[KIND] == MIX:
                         mix(model, at, address[move[OTHER]], rate, columns)
                         continue
+                    if move[KIND] == ADD:
+                        add(model, at, address[move[OTHER]], rate, columns)
+                        continue
+                    if move[KIND] == NORM:  # `spare` is free between two gradients
+                        size_of_model = max(norm(at, columns, spare), by[LEAST])
+                        numbers[move[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
+                        continue
+                    if move[KIND] == COLLECT:
+                        collect(model, at, s, numbers[move[NUMBER], i], numbers[move[LEARNT], i], columns)
+                        continue
                     if move[STREAM] != stream:
                         stream = move[STREAM]
                         size = read_batch(
@@ -105,8 +149,8 @@ def make_kernel(stamp: str) -> Callable[..., None]:
                     learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
                     center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
                     target, scale = (gradient, 1.0) if learns else (model, -rate)
-                    if learns:
-                        floats(gradient, columns)[:] = np.float32(0.0)
+                    if learns or move[KIND] == GRADIENT:
+                        floats(target, columns)[:] = np.float32(0.0)
                     for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
                         outputs = forward(net, at, x, hidden, spare, size)
                         delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
@@ -114,7 +158,7 @@ def make_kernel(stamp: str) -> Callable[..., None]:
                                  rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
                     if model != at and by[DECAY] != 0:
                         add_scaled(target, at, scale * by[DECAY], columns)
-                    if learns:  # `spare` is free between two gradients
+                    if learns:
                         along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
                         number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
                         numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number

@@ -24,7 +24,7 @@ from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.fused_net import FusedNet, Shape, fused_net
 from kinfed.engine.fused_program import make_program
-from kinfed.engine.moves import GradientStep, Move
+from kinfed.engine.moves import Move
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.score import OutputCollector, Score
 from kinfed.engine.stacked_net import StackedNet
@@ -141,18 +141,19 @@ class FusedTask(StackedTask):
             spare = np.empty((len(program.models) - len(models) + program.learns, self.num_params), np.float32)
             passing = [(row.ctypes.data, 0) for row in spare]
             places = np.array([_rows(model, rows) for model in models.values()] + passing, np.int64).T.copy()
-            values = np.array([number[rows].numpy() for number in numbers.values()]).reshape(len(numbers), len(count))
+            values = np.zeros((len(program.numbers), len(count)))
+            for value, number in zip(values, numbers.values(), strict=False):  # others last for one batch
+                value[:] = number[rows].numpy()
             kernel(
                 self._fused.argument(shape), self._all_train, shape.length, shape.width, self._fused.outputs, *source,
                 labels, split.rows.numpy(), batches_of.start[rows], count, steps[rows], order, batches_of.offset[rows],
                 importance, training.batch, batches_of.by_epoch, *places, values, program.what, program.amount,
                 self._loss_rule, passing[-1][0] if program.learns else 0, self.num_params, *work.addresses,
             )  # fmt: skip
-            for number, value in zip(numbers.values(), values, strict=True):
+            for number, value in zip(numbers.values(), values, strict=False):
                 number[rows] = torch.from_numpy(value)
 
-        gradients = sum(move.times for move in moves if isinstance(move, GradientStep))
-        share_rows(move_rows, steps * (gradients * self._operations(shape, training.batch)))
+        share_rows(move_rows, steps * (program.gradients * self._operations(shape, training.batch)))
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         if cut is not None or not self._fits(theta, batch):

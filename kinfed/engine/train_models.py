@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kinfed.core.kernels import norm
 from kinfed.data.batches import Batch, Batches
 from kinfed.engine.base import Task
 from kinfed.engine.descent import Pull
-from kinfed.engine.moves import GradientStep, Mix, Move, changes
+from kinfed.engine.moves import Add, Collect, Gradient, GradientStep, Mix, Move, Norm, changes
 from kinfed.engine.sgd import gradient, toward_zero
 
 
@@ -36,10 +37,7 @@ def train_models(
         batches = [batch, *(next(other)[1] for other in others)]
         now = {name: tensor[active] for name, tensor in kept.items()}
         for move in moves:
-            if isinstance(move, Mix):
-                _mix(task, move, now)
-            else:
-                _descend(task, move, now, batches[move.stream])
+            _make_move(task, move, now, batches)
         if not isinstance(active, slice):  # these are copies
             for name in changed & kept.keys():
                 kept[name][active] = now[name]
@@ -54,13 +52,52 @@ def mixture(base: Tensor, toward: Tensor, share: float | Tensor, trainable: slic
     return mixed
 
 
-def _mix(task: Task, move: Mix, now: dict[str, Tensor]) -> None:
-    share = now[move.share] if isinstance(move.share, str) else move.share
-    mixed = mixture(now[move.base], now[move.toward], share, task.trainable)
-    if move.result in now:
-        now[move.result].copy_(mixed)
+def _make_move(task: Task, move: Move, now: dict[str, Tensor], batches: Sequence[Batch]) -> None:
+    match move:
+        case GradientStep():
+            _descend(task, move, now, batches[move.stream])
+        case Gradient():
+            at = now[move.at]
+            _put(now, move.result, gradient(task, at, batches[move.stream], move.decay, training=True))
+            _take_statistics(task, now[move.result], at)
+        case Mix():
+            share = now[move.share] if isinstance(move.share, str) else move.share
+            _put(now, move.result, mixture(now[move.base], now[move.toward], share, task.trainable))
+        case Add():
+            base, direction = now[move.base], now[move.direction]
+            scale = _scale(move.scale, move.number, now, base)
+            _put(now, move.result, base + scale * direction)
+            _take_statistics(task, now[move.result], direction)
+        case Norm():
+            length = norm(now[move.model][:, task.trainable]).clamp_min(move.least)
+            _put(now, move.number, move.scale * length**move.power)
+        case Collect():
+            _collect(move, now, batches[0].step, now[move.model][:, task.trainable])
+
+
+def _put(now: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """In place of a model or number that is kept; one that lasts for a batch becomes a copy, which moves may change."""
+    if name in now:
+        now[name].copy_(value)
     else:
-        now[move.result] = mixed
+        now[name] = value.clone()
+
+
+def _take_statistics(task: Task, model: Tensor, source: Tensor) -> None:
+    model[:, task.trainable.stop :] = source[:, task.trainable.stop :]
+
+
+def _scale(scale: float, number: str | None, now: Mapping[str, Tensor], like: Tensor) -> float | Tensor:
+    return scale if number is None else (scale * now[number])[:, None].to(like)
+
+
+def _collect(move: Collect, now: Mapping[str, Tensor], step: int, model: Tensor) -> None:
+    begin, width = now[move.begin], now[move.width]
+    inside = step >= begin
+    window = torch.where(inside, (step - begin) // width, 0).to(model.device, torch.int64)
+    share = torch.where(inside, 1 / width, 0.0).to(model)
+    windows = now[move.result].view(len(model), -1, model.shape[1])
+    windows[torch.arange(len(model), device=model.device), window] += share[:, None] * model
 
 
 def _descend(task: Task, move: GradientStep, now: dict[str, Tensor], batch: Batch) -> None:
@@ -72,15 +109,16 @@ def _descend(task: Task, move: GradientStep, now: dict[str, Tensor], batch: Batc
         else:
             task.descend_often_(model, batch, move.times, move.rate, pull)
         return
-    at, behind = now[move.at], slice(task.trainable.stop, None)
-    g = gradient(task, at, batch, move.decay, training=True)
-    step = g * (move.rate if move.number is None else (move.rate * now[move.number])[:, None].to(g.dtype))
+    at = now[move.at]
+    g = gradient(task, at, batch, move.decay, training=move.measures)
+    step = g * _scale(move.rate, move.number, now, g)
     if move.learn is not None and not (move.learn.first_only and batch.step):
         learn = move.learn
         slope = (g * (now[learn.toward] - now[learn.base])).sum(1, dtype=torch.float64)
         now[learn.number].sub_(learn.rate * slope).clamp_(0, 1)
-    model.sub_(step)
-    model[:, behind] = at[:, behind]
+    model[:, task.trainable].sub_(step[:, task.trainable])
+    if move.measures:
+        _take_statistics(task, model, at)
 
 
 def _pull(move: GradientStep, now: dict[str, Tensor]) -> Pull | None:

@@ -27,6 +27,7 @@ from markupsafe import Markup
 from kinfed.report.formats import plural
 from kinfed.report.palette import DARK
 from kinfed.report.still import palette_rules, still_picture
+from kinfed.report.template_cache import TemplateCache
 
 REPORT = "kinfed.report"
 MAX_DOWNLOAD = 1_500_000  # characters in a data: link; browsers refuse much longer ones
@@ -62,6 +63,7 @@ def environment(package: str = REPORT) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=TemplateCache(),
     )
     templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     templates.filters["plural"] = plural

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import rivals
 import torch
 from contestant import SIDES, entry_of
 from kinfed_side import KinfedSide
 from loop_side import LoopSide
-from rivals import BEGIN, END, Contest, ContestantError, Results, Times, contest_row, leave_out, put_into
+from rivals import BEGIN, END, Contest, Contestant, ContestantError, Results, Times, contest_row, leave_out, put_into
 from work import EIGHT, WORKS, Images, make_images
 
 TINY = replace(WORKS["W2"], clients=4, active=4, examples=40, fewest=40, batch=40, epochs=3)
@@ -30,6 +33,26 @@ def test_data_is_the_same_whoever_makes_or_reads_it(images: Images, tmp_path: Pa
         assert np.array_equal(value, getattr(again, name))
         assert np.array_equal(value, getattr(read, name))
     assert np.diff(images.offsets).tolist() == [40] * 4
+
+
+SMALL = {"clients": 2, "active": 2, "examples": 12, "fewest": 12, "batch": 12, "epochs": 2, "held_out": 40}
+
+
+@pytest.mark.parametrize("name", ["LSTM", "RESNET18", "TRANSFORMER"])
+def test_models_of_both_sides_are_the_same(name: str) -> None:
+    """Running statistics of BatchNorm are averaged as well."""
+    work = replace(WORKS[name], **SMALL)
+    images = make_images(work)
+    ours, loop = KinfedSide(work, images, "fedavg", cores=1), LoopSide(work, images, "fedavg", cores=1)
+    task = ours._loop.task
+    loop._w = [value.clone() for value in task.unflatten(task.init(0)).values()]
+    ours.rounds(1)
+    loop.rounds(1)
+    server = torch.cat([value.reshape(-1) for value in loop._w])
+    # Examples are summed in another order, which BatchNorm amplifies; a step moves parameters by some 1e-2.
+    torch.testing.assert_close(ours._loop.server.w, server, rtol=1e-3, atol=1e-4)
+    assert abs(ours.accuracy() - loop.accuracy()) <= 0.05  # two of 40 examples
+    ours.close()
 
 
 @pytest.mark.parametrize("method", EIGHT)
@@ -83,3 +106,20 @@ def test_a_rival_that_fails_is_named_and_the_others_go_on() -> None:
     assert results.failures == ["LR_MNIST fedavg, 1 core(s): flower ended without an answer: ValueError: no cluster"]
     with pytest.raises(SystemExit, match="no cluster"):
         leave_out(ContestantError("kinfed", log), results, "")
+
+
+def test_a_rival_that_does_not_answer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "PATIENCE", 0.0)
+    with pytest.raises(ContestantError, match="loop ended without an answer: TimeoutError: none in 0 seconds"):
+        Contestant("loop", Path(sys.executable), WORKS["W2"], "fedavg", tmp_path / "images.npz", cores=1)
+
+
+def test_who_is_ended_leaves_nobody_behind() -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    status = Path(f"/proc/{process.stdout.readline().strip()}/stat")
+    rivals.end_session(process)
+    process.stdout.close()
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"

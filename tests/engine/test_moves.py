@@ -20,7 +20,7 @@ from kinfed.core.threads import OneCoreThreads, idle_threads
 from kinfed.data.batches import LocalTraining, Split
 from kinfed.data.federation import Federation
 from kinfed.engine.base import Task
-from kinfed.engine.moves import GradientStep, Learn, Mix, Move
+from kinfed.engine.moves import Add, Collect, Gradient, GradientStep, Learn, Mix, Move, Norm
 from kinfed.engine.task import make_task
 from kinfed.engine.train_models import train_models
 from kinfed.pools.local_pool import LocalPool
@@ -53,16 +53,33 @@ PROGRAMS: dict[str, Callable[[float], list[Move]]] = {
         GradientStep("tilde", 0.2, decay=decay),
         GradientStep("w", 0.1, at="tilde", decay=decay, stream=1),
     ],
+    "hessian-free": lambda decay: [
+        Gradient("g", at="v", decay=decay),
+        Norm("delta", "g", 0.05, power=-1.0, least=0.4),
+        Norm("alpha", "g", power=1.0, least=0.4),
+        Add("plus", "w", "g", 1.0, "delta"),
+        GradientStep("g", 0.1, at="plus", number="alpha", decay=decay, stream=1, measures=False),
+        Add("w", "w", "g", -0.1),
+        Add("v", "v", "g", -0.05),
+    ],
+    "means over windows": lambda decay: [
+        GradientStep("w", 0.1, decay=decay),
+        Collect("windows", "w", "begin", "width"),
+    ],
 }
+WINDOWS = 4
 
 
 def trained(task: Task, split: Split, training: LocalTraining, moves: list[Move], who: Tensor) -> dict[str, Tensor]:
-    """w, v and α of some clients."""
+    """w, v, sums of windows and α of some clients."""
     models = {name: torch.stack([task.init(seed, int(m)) for m in who]) for seed, name in enumerate("wv")}
+    models["windows"] = torch.zeros(len(who), WINDOWS * task.trainable.stop)
     alpha = torch.tensor(SHARES, dtype=torch.float64)[who]
     part = split.take(who)
     streams = [part.batches(training, stream=name) for name in ("batches", "meta")]
-    train_models(task, streams, moves, models, {"alpha": alpha})
+    steps = streams[0].steps.double()
+    numbers = {"alpha": alpha, "begin": (steps / 3).floor(), "width": (steps / WINDOWS).ceil().clamp_min(1)}
+    train_models(task, streams, moves, models, numbers)
     return models | {"alpha": alpha}
 
 
@@ -140,6 +157,8 @@ METHODS = {
     "apfl": {"alpha": 0.4, "alpha_every_step": True},
     "pfedme": {"lam": 5.0, "inner_decay": 0.01},
     "perfedavg": {},
+    "perfedavg_hf": {"delta": 0.05},
+    "fedpa": {"samples": 3, "fedavg_rounds": 0},
 }
 
 
@@ -168,6 +187,36 @@ def test_methods_of_several_models_compute_the_same_compiled_in_chunks_and_by_th
         torch.testing.assert_close(value, torch_path[name], rtol=1e-4, atol=1e-5)
 
 
+def test_means_of_windows_are_those_of_the_iterates() -> None:
+    """Of single steps, one after the other; steps before the first window are in none."""
+    task = make_task(network([6, 4, 3], nn.ReLU), backend="fused")
+    split = random_split([12], 6, 3, as_bytes=False)
+    iterates = []
+    for steps in range(1, 8):
+        alone = trained(task, split, LocalTraining(batch=4, steps=steps), [GradientStep("w", 0.1)], torch.tensor([0]))
+        iterates.append(alone["w"][0])
+    moves: list[Move] = [GradientStep("w", 0.1), Collect("windows", "w", "begin", "width")]
+    out = trained(task, split, LocalTraining(batch=4, steps=7), moves, torch.tensor([0]))["windows"]
+    sums = out.view(WINDOWS, -1)  # begin = 2, width = 2: steps 2 and 3, 4 and 5, and half of what a fourth would add
+    torch.testing.assert_close(sums[0], (iterates[2] + iterates[3]) / 2)
+    torch.testing.assert_close(sums[1], (iterates[4] + iterates[5]) / 2)
+    torch.testing.assert_close(sums[2], iterates[6] / 2)
+    assert not sums[3].any()
+
+
+def test_a_gradient_its_norm_and_a_sum_by_hand() -> None:
+    task = make_task(network([5, 3], nn.ReLU), backend="fused")
+    split, training = random_split([9], 5, 3, as_bytes=False), LocalTraining(batch=9, steps=1)
+    before = trained(task, split, training, [], torch.tensor([0]))
+    moves: list[Move] = [Gradient("g", at="v", decay=0.2), Norm("alpha", "g", 3.0, power=-1.0), Add("w", "w", "g", 2.0)]
+    after = trained(task, split, training, moves, torch.tensor([0]))
+    _, batch = next(iter(split.batches(training)))
+    g = task.grad(before["v"], batch) + 0.2 * before["v"]
+    torch.testing.assert_close(after["w"], before["w"] + 2 * g)
+    torch.testing.assert_close(after["alpha"], 3 / g.double().norm(dim=1))
+    assert torch.equal(after["v"], before["v"])
+
+
 def test_examples_that_loops_cannot_read_are_moved_batch_by_batch() -> None:
     fused, stacked = both(network([6, 4, 3]))
     split = random_split([9, 4], 6, 3, as_bytes=False)
@@ -186,3 +235,5 @@ def test_moves_that_mean_nothing_are_refused() -> None:
         GradientStep("v", 0.1, at="w", pull=(1.0, "w"))
     with pytest.raises(ValueError, match="name it with `at`"):
         GradientStep("v", 0.1, number="alpha")
+    with pytest.raises(ValueError, match="moves its running statistics"):
+        GradientStep("v", 0.1, measures=False)

@@ -97,3 +97,11 @@ def test_a_page_says_when_one_class_is_most_of_the_accuracy(tmp_path: Path) -> N
     page = " ".join(build([tmp_path / "numbers"], tmp_path / "page.html").read_text().split())
     assert "Shown is" not in page
     assert "What RMSE costs in communication" in page
+
+
+def test_errors_of_the_baseline_are_computed_when_they_are_asked_for(federation: Federation) -> None:
+    """Draws take longer than everything else of it, and tables of runs show none."""
+    score = baseline_score(federation, torch.arange(6), CROSS_ENTROPY, None)
+    assert callable(score.error_or_draws)
+    assert score.error is not None
+    assert score.error.shape == (6,)
