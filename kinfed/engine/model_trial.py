@@ -116,7 +116,7 @@ def _check_python_state(task: ModuleTask, example: Tensor, *, training: bool) ->
         return
     where = f"layer {changed.layer!r}" if changed.layer else "the model"
     raise ModelError(
-        f"{where} changes its attribute {changed.name!r} in every call, {'in training' if training else 'in evaluation'} "
+        f"{where} changes its attribute {changed.name!r} in every call, in {'training' if training else 'evaluation'} "
         f"({changed.before}, then {changed.after}); copies of the model serve many clients in turn, so that results "
         "would depend on threads and on who was trained before: leave that out of forward, or keep it in a float32 "
         "buffer (register_buffer), which every client has for itself"
