@@ -64,8 +64,8 @@ def _describe(
             whole[:TIMES] = MIX, place[move.result], place[move.base], place[move.toward], value[by]
             real[RATE] = share
         case Add():
-            direction, by = place[move.direction], value[move.number]
-            whole[:TIMES] = ADD, place[move.result], place[move.base], direction, by
+            direction, factor = place[move.direction], value[move.number]
+            whole[:TIMES] = ADD, place[move.result], place[move.base], direction, factor
             real[RATE] = move.scale
         case Gradient():
             whole[:OTHER], whole[STREAM] = (GRADIENT, place[move.result], place[move.at]), move.stream

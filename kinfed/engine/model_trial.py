@@ -4,7 +4,8 @@
 
 Tried is the module itself, in training and in evaluation, at its own start: that it takes the examples, gives [B, C]
 finite float32 logits (not probabilities) that depend on what is trained, leaves the examples as they are, treats every
-example alone in evaluation, and is the same function when it is called again with the same draws.
+example alone in evaluation, is the same function when it is called again with the same draws, and keeps nothing from
+call to call in attributes of Python.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from kinfed.data.batches import Batch
 from kinfed.engine.module_task import ModuleTask
+from kinfed.engine.python_state import changed_attribute, python_state
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.errors import KinfedError, ModelError
 
@@ -40,7 +42,9 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
             "detach(), torch.no_grad() and argmax() in its forward"
         )
     tolerance = ROUNDING_OF_16_BITS if _has_16_bits(task.module) else ROUNDING
-    if not _close(z, _output(task, example, training=True), tolerance):
+    again = _output(task, example, training=True)
+    _check_python_state(task, example, training=True)
+    if not _close(z, again, tolerance):
         raise ModelError(
             "the model gives something else when it is called again on the same examples: it draws random numbers "
             "outside of torch (random, numpy), or keeps something from call to call in no float32 buffer; draw with "
@@ -53,6 +57,8 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
             "the model gives probabilities, which are 0 or more and add up to 1 for every example; leave out the "
             "softmax at its end: the loss takes logits, and would train probabilities badly without a word"
         )
+    _output(task, example, training=False)
+    _check_python_state(task, example, training=False)
     alone = [_output(task, example[i : i + 1], training=False) for i in range(len(example))]
     for one in alone:
         _check_output(one, 1, outputs, "in evaluation")
@@ -97,6 +103,24 @@ def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
             "x = x.clone(), or give the first layer inplace=False"
         )
     return z
+
+
+def _check_python_state(task: ModuleTask, example: Tensor, *, training: bool) -> None:
+    """Refuse a module whose third call on the same examples changes an attribute: what is set once, at the first call
+    or with the output of that, is as it was after the second."""
+    module = task._working_copy(training=training).module
+    before = python_state(module)
+    _output(task, example, training=training)
+    changed = changed_attribute(before, python_state(module))
+    if changed is None:
+        return
+    where = f"layer {changed.layer!r}" if changed.layer else "the model"
+    raise ModelError(
+        f"{where} changes its attribute {changed.name!r} in every call, in {'training' if training else 'evaluation'} "
+        f"({changed.before}, then {changed.after}); copies of the model serve many clients in turn, so that results "
+        "would depend on threads and on who was trained before: leave that out of forward, or keep it in a float32 "
+        "buffer (register_buffer), which every client has for itself"
+    )
 
 
 def _failure(module: nn.Module, example: Tensor, error: Exception, where: str) -> str:

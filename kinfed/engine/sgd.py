@@ -80,6 +80,7 @@ def sgd(
                 for g, block in zip(gradient, pieces.columns, strict=True)
             ]
             optimizer.step(rows, now, gradient if largest is None else clipped(gradient, largest), rate)
+            del gradient  # before the next one is computed: its memory serves that one
     return x
 
 

@@ -96,9 +96,9 @@ class LocalPool:
         self.unsent: MomentStore | None = None  # what clients remember of compressed updates
         if compression is not None and compression.remembers and algorithm.averages != ():  # something is sent
             self.unsent = MomentStore(clients, state_folder, state_bytes)
+        self._blank: Tree | None = None  # the state of one client that has none yet, once it was asked for
         self._keeps: Tensor | None = None  # bool [K] whose states are kept; None: all
         self.reads_states = not deploys_state(algorithm)  # in training; a contract check has all methods read them
-        self._unread_state: Tree | None = None  # of one client, where training does not read states
         if evaluated is not None and not self._beside() and not self.reads_states:
             self._keeps = torch.zeros(clients, dtype=torch.bool)
             self._keeps[evaluated] = True
@@ -129,13 +129,13 @@ class LocalPool:
         return updates.reply()
 
     def _training_state(self, ids: Tensor) -> Tree:
-        """What these clients start a round from. Where states are only there to be deployed, that of a client that has
-        none yet does as well, the same for all, and no rows are copied for it."""
+        """What these clients start a round from. Where states are only there to be deployed, that of any client that
+        has none yet does as well: one for all of them and for all rounds, and no rows are copied for it."""
         if self.reads_states:
             return self.clients.take(ids, borrow=True)
-        if self._unread_state is None:
-            self._unread_state = self.clients.fresh(ids[:1])
-        return self._unread_state.map(lambda rows: rows.expand(len(ids), *rows.shape[1:]))
+        if self._blank is None:
+            self._blank = self.clients.fresh(ids[:1])
+        return self._blank.map(lambda tensor: tensor.expand(len(ids), *tensor.shape[1:]))
 
     def evaluate(
         self,
@@ -290,9 +290,11 @@ class LocalPool:
 
     def _map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         jobs = list(jobs)
-        if len(jobs) == 1:  # handing it to a thread takes longer than many a round of a few small models
+        # The caller's thread does as well as a single other one. Handing a job over takes longer than many a round of a
+        # few small models, and the C library gives large blocks of other threads back to the system sooner.
+        if len(jobs) == 1 or self.workers == 1:
             with one_thread(), idle_threads(self._threads):
-                return iter([function(jobs[0])])
+                return iter([function(job) for job in jobs])
         return self._threads.map(function, jobs)
 
 

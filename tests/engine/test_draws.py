@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import MakeBatch
@@ -138,23 +139,67 @@ def test_clients_steps_and_streams_draw_their_own(make_batch: MakeBatch, name: s
         assert not torch.equal(task.grad(theta, replace(batch, **other))[0], g[0])
 
 
-def test_small_masks_are_what_torch_would_draw_from_the_same_seed(make_batch: MakeBatch) -> None:
+def hits_of_mt19937(word: int, count: int, p: float) -> Tensor:
+    """By numpy's Mersenne Twister: two outputs make a number of 53 bits, as in torch's own generator."""
+    generator = np.random.MT19937()
+    generator._legacy_seeding(word % 2**32)
+    high, low = generator.random_raw(2 * count).reshape(count, 2).T
+    unit = ((high % 2**21) * 2**32 + low) / 2.0**53
+    return torch.from_numpy((unit < p).astype(np.float32))
+
+
+def test_small_masks_are_those_of_torchs_generator_on_every_processor(make_batch: MakeBatch) -> None:
+    """The oracle is not `bernoulli_`, which draws otherwise on processors of Intel."""
     task, batch = make_task(dense), make_batch(1, 4, SHAPE, 3)
     row = task.init(0)
     g = task.grad(row[None], replace(batch, seed=7, stream="s", round=2, step=3))
     key = rng.fold_number(int(rng.root(7, "draws-s")), 2, int(batch.ids[0]), 3)
+    mask = hits_of_mt19937(rng.fold_number(key, 0), 4 * 16, 0.5).view(4, 16) / 0.5
     module = task.module_of(row).train()
-    with torch.random.fork_rng():
-        torch.manual_seed(rng.fold_number(key, 0))
-        nn.functional.cross_entropy(module(batch.x[0]), batch.y[0]).backward()
+    below, above = module[:3], module[4]
+    nn.functional.cross_entropy(above(below(batch.x[0]) * mask), batch.y[0]).backward()
     wanted = task.flatten({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     torch.testing.assert_close(g[0], wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64])
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.8, 1.0])
+def test_small_draws_of_any_type_are_the_same(make_batch: MakeBatch, p: float, dtype: torch.dtype) -> None:
+    batch = make_batch(1, 4, SHAPE, 3)
+    key = rng.fold_number(int(rng.root(7, "draws-s")), 2, int(batch.ids[0]), 3)
+    hits = hits_of_mt19937(rng.fold_number(key, 0), 60, p).view(3, 20)
+    assert torch.equal(started(batch).bernoulli_(torch.empty(3, 20, dtype=dtype), p), hits.to(dtype))
+    turned = torch.empty(20, 3).T  # numbers belong to places in memory, as torch draws them
+    assert torch.equal(started(batch).bernoulli_(turned, p), hits.view(20, 3).T)
+    if dtype.is_floating_point and 0 < p < 1:
+        mask = started(batch).dropout_mask(torch.empty(3, 20, dtype=dtype), p)
+        assert torch.equal(mask, hits.to(dtype).div_(p))
 
 
 def started(batch: Batch) -> Draws:
     draws = Draws(torch.device("cpu"))
     draws.begin(replace(batch, seed=7, stream="s", round=2, step=3), 0)
     return draws
+
+
+def test_masks_are_the_same_whichever_were_drawn_before(make_batch: MakeBatch) -> None:
+    """Small ones are drawn for some steps ahead; other clients, steps, rounds, shapes and rates come in between."""
+    batch = replace(make_batch(3, 4, SHAPE, 3), seed=7, stream="s", round=2)
+    steps = [(row, step, {}, 20, 0.7) for row in (0, 2) for step in (*range(21), 3, 2, 40, 41, 42, 41)]
+    steps += [(row, step, {}, 20, 0.7) for step in range(3) for row in range(3)]
+    steps += [(1, step, {}, width, 0.7) for step, width in enumerate((20, 20, 8, 20, MANY_VALUES, 20))]
+    steps += [(1, step, {}, 20, keep) for step, keep in enumerate((0.7, 0.5, 0.5, 0.7, 0.7))]
+    steps += [(1, step, {"round": step // 4, "stream": "st"[step % 2]}, 20, 0.7) for step in range(12)]
+    steps += [(1, step, {"ids": batch.ids.flip(0)}, 20, 0.7) for step in range(3)]
+    draws = Draws(torch.device("cpu"))
+    for row, step, changes, width, keep in steps:
+        one, fresh = replace(batch, step=step, **changes), Draws(torch.device("cpu"))
+        draws.begin(one, row)
+        fresh.begin(one, row)
+        for x in (torch.empty(4, width), torch.empty(4, 5), torch.empty(5, 4).T):
+            ours = draws.dropout_mask(x, keep)
+            assert ours.shape == x.shape
+            assert torch.equal(ours, fresh.bernoulli_(torch.empty_like(x), keep).div_(keep))
 
 
 def test_large_masks_are_those_of_sfc64(make_batch: MakeBatch) -> None:

@@ -105,6 +105,9 @@ BROKEN: dict[str, Build] = {
     "examples that see each other": model(lambda m, x: m.fc(x) - m.fc(x).mean(0)),
     "`dropout(x)` in evaluation too": model(lambda m, x: m.fc(dropout(x))),
     "draws of `random` or numpy": model(lambda m, x: m.fc(x) * random.random()),
+    "a count of calls, or a list that grows": model(
+        lambda m, x: m.fc(x) * (1.0 if setattr(m, "calls", getattr(m, "calls", 0) + 1) is None else 0.0)
+    ),
     "dropout under `checkpoint`": model(
         lambda m, x: m.fc(checkpoint(dropout, x + m.fc.bias[0], 0.5, m.training, use_reentrant=False))
     ),

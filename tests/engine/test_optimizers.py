@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from kinfed.core.loop_memory import LoopMemory, Moments
 from kinfed.data.batches import Batch, Batches, LocalTraining
 from kinfed.data.federation import Cohort, Federation, with_memory
 from kinfed.engine.columns import ParameterSlot
+from kinfed.engine.cut import Cut
+from kinfed.engine.gradient_pieces import GradientPieces
 from kinfed.engine.optimizers import clipped, make_optimizer
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import ModuleTask, Task, make_task
@@ -102,6 +105,29 @@ def test_training_is_that_of_torch_optim_client_by_client(
         alone = textbook(task, theta[k], own, names, **terms_of_k)
         # Compiled steps take roots in another order than torch, which Adam magnifies where gradients are small.
         torch.testing.assert_close(trained[k], alone, rtol=0, atol=5e-6 if backend == "fused" else 1e-6)
+
+
+def test_a_gradient_is_let_go_before_the_next_is_computed(federation: Federation) -> None:
+    """Its memory then serves the next one: of large models the system would have to clear new pages for it."""
+    task, alive = make_task(net, backend="rows"), []
+    past: list[weakref.ref[Tensor]] = []
+    whole = task.gradient_pieces
+
+    def gradient_pieces(mask: Tensor | None) -> GradientPieces:
+        pieces = whole(mask)
+
+        def gradient(theta: Tensor, batch: Batch, cut: Cut | None) -> list[Tensor]:
+            alive.append(sum(one() is not None for one in past))
+            now = pieces.gradient(theta, batch, cut)
+            past.extend(weakref.ref(piece) for piece in now)
+            return now
+
+        return GradientPieces(pieces.columns, gradient)
+
+    task.gradient_pieces = gradient_pieces  # type: ignore[method-assign]
+    training = LocalTraining(lr=0.1, momentum=0.9, batch=4, steps=3)
+    sgd(task, task.init(0)[None], federation.cohort(torch.tensor([0]), 0, 1).train.batches(training))
+    assert alive == [0, 0, 0]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -217,8 +217,8 @@ class Positions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.mean.lerp_(x.detach().mean(0), 0.1)
-            self.passes += 1
-            if self.passes == self.moves_in:
+            self.passes += self.moves_in > 0  # who counts is refused where a model is tried
+            if self.passes == self.moves_in > 0:
                 self.table = self.table.add_(1) if self.in_place else self.table + 1
         return self.fc((x + 0.1 * self.table + self.noise) - self.mean)
 

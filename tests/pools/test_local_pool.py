@@ -282,7 +282,7 @@ def test_errors_say_where_they_happened() -> None:
 
 def test_a_closed_pool_leaves_no_thread_and_opens_again() -> None:
     before = set(threading.enumerate())
-    pool = pool_of(FedAvg(training=WORK), chunk=3)
+    pool = pool_of(FedAvg(training=WORK), chunk=3, workers=2)
     first = pool.train(torch.arange(6), start_of(pool), 1)
     assert set(threading.enumerate()) > before
     pool.close()
@@ -340,12 +340,49 @@ def test_models_equal_to_the_servers_are_scored_once(path: str, monkeypatch: pyt
 def test_a_round_in_one_piece_needs_no_thread_and_gives_the_same_bits() -> None:
     before, replies = set(threading.enumerate()), []
     for chunk in (6, 2):
-        pool = pool_of(FedAvg(training=WORK), chunk=chunk)
+        pool = pool_of(FedAvg(training=WORK), chunk=chunk, workers=2)
         replies.append(pool.train(torch.arange(6), start_of(pool), 1))
         assert (set(threading.enumerate()) == before) == (chunk == 6)
         pool.close()
     assert torch.equal(replies[0].ids, replies[1].ids)
     assert torch.equal(replies[0].up.delta, replies[1].up.delta)
+
+
+def test_a_single_worker_is_the_callers_thread_with_one_thread_of_torch() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def personalize(inner: Any, *args: Any) -> Tensor:
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return inner(*args)  # type: ignore[no-any-return]
+
+    method, chunks = watched(FedAvg(training=WORK), personalize=personalize)
+    pool = pool_of(method, chunk=1, workers=1)
+    before = torch.get_num_threads(), set(threading.enumerate())
+    alone = pool.train(torch.arange(6), start_of(pool), 1)
+    pool.evaluate(torch.arange(6), start_of(pool), 1)
+    assert len(chunks) == 6
+    assert seen == {(threading.get_ident(), 1)}
+    assert (torch.get_num_threads(), set(threading.enumerate())) == before
+    pool.close()
+    several = pool_of(FedAvg(training=WORK), chunk=1, workers=3)
+    assert torch.equal(several.train(torch.arange(6), start_of(several), 1).up.delta, alone.up.delta)
+    several.close()
+
+
+def test_a_state_that_is_only_deployed_is_made_once_for_training() -> None:
+    """FedAvg's clients do not read theirs: no start is copied for each of them in every round."""
+    asked: list[list[int]] = []
+
+    def init_client(inner: Any, task: Any, data: Any) -> Any:
+        asked.append(data.ids.tolist())
+        return inner(task, data)
+
+    pool = pool_of(hooked(FedAvg(training=WORK), init_client=init_client), chunk=2, workers=1)
+    for number in (1, 2, 3):
+        pool.train(torch.arange(6), start_of(pool), number)
+    assert len(asked) == 1
+    assert pool.clients.take(torch.arange(6)).seen.tolist() == [True] * 6
+    pool.close()
 
 
 @pytest.mark.parametrize("failure", ["no thread", "error in a thread", "thread that hangs"])
