@@ -177,13 +177,18 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
             TableCell(record.recipe, link=record.address(page)),
             f"{record.paper}: {record.reproduces}",
             *map(str, tally(record.verdicts)),
-            str(record.seeds),
+            _range(record.seed_counts),
             record.scale,
-            record.provenance.partition(" ")[0],
+            _range(record.dates),
         ]
         for record in records
     ]
     return TextTable.of("Recipes", columns, rows)
+
+
+def _range(values: Sequence[object]) -> str:
+    """From the first to the last."""
+    return " to ".join(str(value) for value in dict.fromkeys([*values[:1], *values[-1:]])) or "–"
 
 
 def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
@@ -199,7 +204,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missi
             *((f"claims-{number}", heading) for number, (heading, _) in enumerate(sections)),
             ("recipes", "Recipes"),
         ],
-        footer=sorted({record.provenance for record in records}),
+        footer=sorted({provenance for record in records for provenance in record.provenances}),
         figures=False,
         table=recipes_table(records, page),
         papers=papers_table(records),

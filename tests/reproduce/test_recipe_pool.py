@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinfed.cli.reproduce_command import duration
-from kinfed.reproduce.measure import is_done
+from kinfed.reproduce.measure import read_reproduction
 from kinfed.reproduce.recipe_pool import PoolState, RecipeJob, measure_recipe, minutes, run_recipes
 from kinfed.reproduce.recipes import MINUTES, RECIPES, load_recipe
 
@@ -44,7 +44,7 @@ def test_what_a_stopped_process_left_is_gone_on_with(tmp_path: Path) -> None:
     assert last == ("done", None)
     assert [kind for kind, _ in progress] == ["share"] * len(progress)
     assert progress[0][1] > stopped.shares[STEPS] - 1e-9  # it goes on where the process was
-    assert is_done(load_recipe(STEPS), "smoke", tmp_path, (0,), {"workers": 1})
+    assert not read_reproduction(load_recipe(STEPS), "smoke", tmp_path).missing
     assert (tmp_path / "index.html").exists()
     idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # nothing is begun
     assert (idle.shares[STEPS], idle.done) == (1.0, [])
