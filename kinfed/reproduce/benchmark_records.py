@@ -29,7 +29,7 @@ from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
 
 FORMAT = 2
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
-NEW_CLAIM = "this claim joined the recipe after it was measured; not measured yet"
+NEW_CLAIM = "not measured yet: it joined the recipe after this page"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
 
 
@@ -64,6 +64,8 @@ class BenchmarkRecord:
         judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps)
         if earlier is not None:
             judged = _completed(judged, earlier, bool(reproduction.parts))
+            if reproduction.parts and not any(verdict.earlier for verdict in judged):
+                earlier = None  # all of it was measured again
         return cls(
             recipe.name,
             recipe.title,
