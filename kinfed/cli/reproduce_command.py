@@ -143,7 +143,7 @@ class AllRecipesLines:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._ended = 0
+        self._ended = -1  # the first line comes at once: what is done from before
         self._next = time.monotonic() + SAY_EVERY
 
     def __call__(self, state: PoolState) -> None:

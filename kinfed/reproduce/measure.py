@@ -144,6 +144,16 @@ def done_share(
     return finished / max(sum(count for _, count in rounds), 1)
 
 
+def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
+    """Whether every part has been measured, with these settings and seeds."""
+    for part in recipe.parts(scale):
+        path = record_path(out, part)
+        config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
+        if not path.exists() or storage.read_json(path).get("identity") != identity(part, config, seeds):
+            return False
+    return True
+
+
 def part_rounds(part: RunPart | Study, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> int:
     """Rounds of all methods and seeds, warm starts included; a study counts as one."""
     if isinstance(part, Study):

@@ -25,6 +25,8 @@ from kinfed.reproduce.result_tables import (
 )
 from kinfed.runs.reader import load_run
 
+PAGE = "index.html"
+
 # Sections of the page, those that have something to show.
 SECTIONS = {
     "claims": "Claims",
@@ -52,7 +54,7 @@ def write_reproduction(reproduction: Reproduction) -> Path:
     ]
     for file in files:
         write_page(out / file.name, file.text)
-    return write_page(out / "index.html", _page(reproduction, judged, tables, files))
+    return write_page(out / PAGE, _page(reproduction, judged, tables, files))
 
 
 def _page(

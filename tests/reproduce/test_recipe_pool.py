@@ -42,11 +42,17 @@ def test_what_a_stopped_process_left_is_gone_on_with(tmp_path: Path) -> None:
     assert 0 < stopped.shares[STEPS] < 1
     *progress, last = measured_here(job(STEPS, tmp_path))
     assert last == ("done", None)
-    assert [kind for kind, _ in progress] == ["share"] * len(progress)
-    assert progress[0][1] > stopped.shares[STEPS] - 1e-9  # it goes on where the process was
+    kinds = [kind for kind, _ in progress]
+    assert kinds == ["resumed"] * kinds.count("resumed") + ["share"] * kinds.count("share")
+    resumed = max(share for kind, share in progress if kind == "resumed")
+    assert resumed > stopped.shares[STEPS] - 0.01  # it goes on where the process was: no work of this sitting
     assert not read_reproduction(load_recipe(STEPS), "smoke", tmp_path).missing
     assert (tmp_path / "index.html").exists()
-    idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # nothing is begun
+    shown: list[PoolState] = []
+    again = run_recipes([job(STEPS, tmp_path)], 1, shown.append)  # what is done gets no process
+    assert (again.shares[STEPS], again.done, again.busy) == (1.0, [STEPS], 0.0)
+    (tmp_path / "index.html").unlink()
+    idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # its page is missing; not begun
     assert (idle.shares[STEPS], idle.done) == (1.0, [])
     receiver, sender = multiprocessing.Pipe(duplex=False)
     receiver.close()
