@@ -162,7 +162,7 @@ def run_recipes(
 def _start(context: Any, job: RecipeJob, stop: Any) -> tuple[BaseProcess, Connection]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=measure_recipe, args=(job, sender, stop), name=job.name)
-    with _environment(ONE_CORE):
+    with _environment(ONE_CORE), _interrupts_held():
         process.start()
     sender.close()  # here; the process has its own end
     return process, receiver
@@ -218,6 +218,20 @@ def measure_recipe(job: RecipeJob, connection: Connection, stop: Any) -> None:
         connection.send(("failed", traceback.format_exc()))
     finally:
         connection.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal. One that starts within is deaf to it from its first moment on, before
+    it could ignore it itself; this process hears it afterwards. (Windows has no such mask.)"""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,19 @@ def test_what_a_stopped_process_left_is_gone_on_with(tmp_path: Path) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     receiver.close()
     measure_recipe(job(STEPS, tmp_path), sender, threading.Event())  # its parent was killed: it ends without a word
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
+def test_ctrl_c_does_not_reach_a_process_that_starts(tmp_path: Path) -> None:
+    """It is sent as soon as the process is there, long before that has imported anything: no failure, no trace."""
+
+    def interrupt(state: PoolState) -> None:
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGINT)
+
+    stopped = run_recipes([job(STEPS, tmp_path)], 1, interrupt, lambda: bool(multiprocessing.active_children()))
+    assert (stopped.done, stopped.failures) == ([], {})
 
 
 def test_a_recipe_that_fails_says_why(tmp_path: Path) -> None:
