@@ -4,8 +4,8 @@ verdicts/<page>.json    a record: the verdicts, and of every part when, how and 
                         measured
 measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
 
-Records are written in format 2. Those of format 1, which had verdicts and no figures, are read: their verdicts stand as
-`earlier` until the parts behind them are measured again. A claim that was judged at several scales counts once, at the
+Records are written in format 2. Those of format 1, which had verdicts and no figures, are read: their verdicts stand
+until the parts behind them are measured again. A claim that was judged at several scales counts once, at the
 largest."""
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; the
 
 
 @dataclass(frozen=True)
-class EarlierVerdicts:
-    """Of a record that did not keep its figures."""
+class UnkeptFigures:
+    """What verdicts rest on whose figures were not kept (Verdict.earlier)."""
 
-    verdicts: tuple[Verdict, ...]
     seeds: int
     provenance: str
 
@@ -55,17 +54,18 @@ class BenchmarkRecord:
     scale: Scale
     verdicts: tuple[Verdict, ...]
     parts: Mapping[str, PartRecord] = field(default_factory=dict)
-    earlier: EarlierVerdicts | None = None
+    unkept: UnkeptFigures | None = None
 
     @classmethod
-    def of(cls, reproduction: Reproduction, earlier: EarlierVerdicts | None = None) -> BenchmarkRecord:
-        """Judged by the recipe as it is; what its parts cannot tell, by earlier verdicts on the same claims."""
+    def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
+        """Judged by the recipe as it is; what its parts cannot tell, by published verdicts whose figures were not kept."""
         recipe, scale = reproduction.recipe, reproduction.scale
         judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps)
-        if earlier is not None:
-            judged = _completed(judged, earlier, bool(reproduction.parts))
-            if reproduction.parts and not any(verdict.earlier for verdict in judged):
-                earlier = None  # all of it was measured again
+        unkept = None if published is None else published.unkept
+        if published is not None and unkept is not None:
+            judged = _completed(judged, published.verdicts, new_claim="" if reproduction.parts else NEW_CLAIM)
+            if not any(verdict.earlier for verdict in judged):
+                unkept = None  # all of it was measured again
         return cls(
             recipe.name,
             recipe.title,
@@ -74,7 +74,7 @@ class BenchmarkRecord:
             scale,
             tuple(judged),
             reproduction.parts,
-            earlier,
+            unkept,
         )
 
     @property
@@ -94,13 +94,12 @@ class BenchmarkRecord:
     def seed_counts(self) -> tuple[int, ...]:
         """How many seeds its parts have, from the fewest to the most."""
         parts = {len(part.seeds) for part in self.parts.values()}
-        return tuple(sorted(parts | {self.earlier.seeds} if self.earlier in self._sources else parts))
+        return tuple(sorted(parts | ({self.unkept.seeds} if self.unkept is not None else set())))
 
     @property
-    def _sources(self) -> list[PartRecord | EarlierVerdicts]:
+    def _sources(self) -> list[PartRecord | UnkeptFigures]:
         """What its verdicts rest on."""
-        is_used = self.earlier is not None and (not self.parts or any(verdict.earlier for verdict in self.verdicts))
-        return [*self.parts.values(), *([self.earlier] if self.earlier is not None and is_used else [])]
+        return [*self.parts.values(), *([] if self.unkept is None else [self.unkept])]
 
     def address(self, page: str) -> str:
         """`page` with {recipe}, {scale} and {page}, the name of its published page."""
@@ -116,21 +115,16 @@ class BenchmarkRecord:
             )
         judged = _read_verdicts(values.pop("verdicts"))
         if version == 1:
-            earlier = EarlierVerdicts(judged, values.pop("seeds"), values.pop("provenance"))
-            return cls(**values, verdicts=judged, earlier=earlier)
+            unkept = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
+            return cls(**values, verdicts=tuple(replace(v, earlier=unkept.date) for v in judged), unkept=unkept)
         figures = _read_measured(path.parent.parent / MEASURED / f"{path.stem}.csv") if values["parts"] else {}
         parts = {
             name: PartRecord(measured=figures.get(name, {}), **{k: v for k, v in facts.items() if k != "seeds"})
             for name, facts in values.pop("parts").items()
         }
-        if (earlier_values := values.pop("earlier")) is not None:
-            earlier_values["verdicts"] = _read_verdicts(earlier_values["verdicts"])
-        return cls(
-            **values,
-            verdicts=judged,
-            parts=parts,
-            earlier=None if earlier_values is None else EarlierVerdicts(**earlier_values),
-        )
+        described = values.pop("unkept")
+        unkept = None if described is None else UnkeptFigures(**described)
+        return cls(**values, verdicts=judged, parts=parts, unkept=unkept)
 
     def write(self, folder: Path) -> None:
         for name in (RECORDS, MEASURED):
@@ -151,7 +145,7 @@ class BenchmarkRecord:
                 }
                 for name, part in self.parts.items()
             },
-            "earlier": None if self.earlier is None else asdict(self.earlier),
+            "unkept": None if self.unkept is None else asdict(self.unkept),
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
         }
         storage.write_json(folder / RECORDS / f"{self.name}.json", values, sort_keys=False)
@@ -216,21 +210,18 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
     return [record for record in kept if record.verdicts]
 
 
-def _completed(judged: Sequence[Verdict], earlier: EarlierVerdicts, is_mixed: bool) -> list[Verdict]:
-    """Verdicts with earlier ones on the same claims where there is none. Place and source are the recipe's."""
-    known = {verdict.claim: verdict for verdict in earlier.verdicts}
+def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
+    """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place and
+    source are the recipe's. `new_claim`: why a claim that was not published has none."""
+    earlier = {verdict.claim: verdict for verdict in published if verdict.earlier}
     completed = []
     for verdict in judged:
-        before = known.get(verdict.claim)
-        if verdict.status != "not judged":
-            completed.append(verdict)
-        elif before is None:
-            completed.append(verdict if is_mixed else replace(verdict, sentence=NEW_CLAIM))
-        elif before.status == "cannot be tested here":  # the recipe can test it now
-            completed.append(verdict)
-        else:
-            day = earlier.date if is_mixed and before.margin is not None else ""
-            completed.append(replace(before, earlier=day, source=verdict.source, place=verdict.place))
+        before = earlier.get(verdict.claim)
+        if verdict.status == "not judged" and before is not None and before.status != "cannot be tested here":
+            verdict = replace(before, source=verdict.source, place=verdict.place)
+        elif verdict.status == "not judged" and before is None and new_claim:
+            verdict = replace(verdict, sentence=new_claim)
+        completed.append(verdict)
     return completed
 
 

@@ -46,7 +46,7 @@ class Verdict:
     unit: str = ""
     margins: int = 0  # how many were judged
     outlook: str = ""  # of an undecided claim: how many seeds would decide
-    earlier: str = ""  # of a claim whose figures were not kept, beside others whose are: the day it was measured
+    earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
 
     @property
     def seeds(self) -> int:

@@ -26,7 +26,7 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
         lines += [f"## {table.table.title}", ""]
         lines += [table.table.caption, ""] if table.table.caption else []
         lines += [table.text_table().markdown()]
-    lines += claims_section(judged)
+    lines += _claims_section(judged, dated=True)
     if recipe.notes:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
     lines += ["Again: " + ", ".join(f"`{command}`" for command in commands(reproduction)), ""]
@@ -36,7 +36,7 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
 def with_claims(page: str, judged: Sequence[Verdict]) -> str:
     """A page whose figures were not kept, with these verdicts in place of those it has."""
     blocks = re.split(r"^(?=## |Again: )", page, flags=re.MULTILINE)
-    section = "\n".join([*claims_section(judged), ""])
+    section = "\n".join([*_claims_section(judged, dated=False), ""])
     places = [number for number, block in enumerate(blocks) if block.startswith(f"{CLAIMS}\n")]
     if places:
         blocks[places[0]] = section
@@ -46,11 +46,11 @@ def with_claims(page: str, judged: Sequence[Verdict]) -> str:
     return "".join(blocks)
 
 
-def claims_section(judged: Sequence[Verdict]) -> list[str]:
+def _claims_section(judged: Sequence[Verdict], *, dated: bool) -> list[str]:
     """Lines; none where a recipe claims nothing."""
     if not judged:
         return []
-    lines = [CLAIMS, "", verdict_table(judged).markdown()]
+    lines = [CLAIMS, "", verdict_table(judged, dated=dated).markdown()]
     if missing := claims_not_run(judged):
         lines += [f"{plural(len(missing), 'more claim')} not judged: {NOT_RUN}.", ""]
     return lines

@@ -48,7 +48,7 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
 
 def _write(reproduction: Reproduction, published: BenchmarkRecord | None, folder: Path) -> None:
     """A page and its record. Where no figures were kept, the page's tables stay and its claims follow the recipe."""
-    record = BenchmarkRecord.of(reproduction, None if published is None else published.earlier)
+    record = BenchmarkRecord.of(reproduction, published)
     path = folder / f"{record.name}.md"
     if reproduction.parts:
         write_page(path, markdown_page(reproduction, record.verdicts))

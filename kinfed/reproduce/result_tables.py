@@ -127,10 +127,11 @@ def _csv_number(value: float | None, column: ResultColumn) -> str:
     return "" if value is None else f"{value * column.factor:.6g}"
 
 
-def verdict_table(judged: Sequence[Verdict]) -> TextTable:
-    """The claims that were judged, or cannot be here; those that the scale does not run are left out."""
+def verdict_table(judged: Sequence[Verdict], *, dated: bool = False) -> TextTable:
+    """The claims that were judged, or cannot be here; those that the scale does not run are left out. `dated`: those
+    whose figures were not kept say so, beside others whose figures were."""
     rows = [
-        (_claim_text(verdict), status_cell(verdict), interval_cell(verdict, _evidence(verdict)))
+        (_claim_text(verdict), status_cell(verdict), interval_cell(verdict, _evidence(verdict, dated)))
         for verdict in _with_evidence(judged)
     ]
     return TextTable.of("Claims", [TableColumn(name, "text") for name in ("claim", "verdict", "figures")], rows)
@@ -158,8 +159,9 @@ def _claim_text(verdict: Verdict) -> str:
     return verdict.claim + (f" ({origin})" if origin else "")
 
 
-def _evidence(verdict: Verdict) -> str:
-    return verdict.sentence + (f"; measured {verdict.earlier}, figures not kept" if verdict.earlier else "")
+def _evidence(verdict: Verdict, dated: bool) -> str:
+    is_dated = dated and verdict.earlier and verdict.margin is not None
+    return verdict.sentence + (f"; measured {verdict.earlier}, figures not kept" if is_dated else "")
 
 
 def status_cell(verdict: Verdict) -> TableCell:

@@ -189,6 +189,10 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     assert "older sentence" not in page
     assert "by hand" not in page
     assert "| a above b (Table 1) | reproduced | yes |" in page
+    record = (tmp_path / "verdicts" / "toy.json").read_text("utf-8")
+    publish([], tmp_path, {"toy": TOY})  # from the format of today, the same
+    assert (tmp_path / "verdicts" / "toy.json").read_text("utf-8") == record
+    assert (tmp_path / "toy.md").read_text("utf-8") == page
 
 
 def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None
     assert record.dates[0] == "2025-01-01"
     publish([measured(tmp_path / "two", TOY, "q")], docs, {"toy": TOY})
     record = BenchmarkRecord.read(docs / "verdicts" / "toy.json")
-    assert (record.earlier, record.seed_counts) == (None, (3,))
+    assert (record.unkept, record.seed_counts) == (None, (3,))
 
 
 def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
