@@ -32,8 +32,8 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import tally, write_site
-from kinfed.reproduce.benchmark_records import count_once, read_records
+from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, tally, write_site
+from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, read_records
 from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
 from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
 from kinfed.reproduce.part_records import part_config
@@ -261,6 +261,32 @@ def test_a_column_against_a_row_shows_paired_differences_with_their_interval() -
     assert [name for name, _ in table.rows] == ["B", "C"]  # a row is not compared with itself
 
 
+def test_the_index_says_how_sure_its_verdicts_are() -> None:
+    """Margins of 30 and 3 standard deviations hold with 3 seeds, only the first of them for all four together
+    (test_firm_verdicts_are_holms); by chance, a fortieth of the judged would."""
+    claims = [replace(verdict_of((mean - 1, mean, mean + 1)), claim=str(mean)) for mean in (3.0, 30.0, 0.5, -20.0)]
+    asked = replace(claims[0], source="kinfed")
+    unknown = Verdict("later", "not judged", "not measured yet", "paper", "Table 2")
+    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked))
+    glance = certainty_table([record]).markdown().splitlines()
+    assert glance[0] == (
+        "|  | Claims of the papers: all | Claims of the papers: firm | Claims of the papers: by chance | "
+        "Claims of the papers: at scale paper | Our questions: all | Our questions: firm | Our questions: by chance | "
+        "Our questions: at scale paper |"
+    )
+    assert glance[2:6] == [
+        "| Holds | 2 | 1 | 0.1 | 2 | 1 | 1 | 0.0 | 1 |",
+        "| Does not hold | 1 | 1 | 0.1 | 1 | 0 | 0 | 0.0 | 0 |",
+        "| Unknown | 1 | – | – | 1 | 0 | – | – | 0 |",
+        "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
+    ]
+    assert glance[6] == "| Not measured | 1 | – | – | – | 0 | – | – | – |"
+    (holds, table), *_ = claim_sections([record], "{page}.md")
+    assert holds == "What holds (2)"
+    assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
+    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "3", "firm", "paper", "r"]
+
+
 def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:
     question = Question.above("a above b?", "p", "a", ["b"])
     recipe = replace(recipe_of(MEASURED), claims=[Claim.above("a above b", "p", "a", ["b"]), question])
@@ -324,9 +350,9 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert 'href="toy-paper/index.html"' in site
     index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
-    assert "Of 5 claims of the papers, 1 are reproduced, 2 contradicted" in index
+    assert "Of 5 claims of the papers, 3 were judged: 1 hold, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
-    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points, 3 seeds |" in index
+    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
 
@@ -340,9 +366,9 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     records = read_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
-    assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
-    assert "whose claims are not counted: later." in index
-    assert "A verdict is about what was run here: 6 of the 6 judged claims at the scale paper" in index
+    assert "Of 10 claims of the papers, 6 were judged: 2 hold, 4 do not" in index
+    assert "Recipes without a page, whose claims are not counted: later." in index
+    assert "6 of them were judged at the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
     assert 'href="toy-paper.html"' in html
@@ -365,8 +391,8 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     at_paper, at_small = count_once(read_records(tmp_path / "docs", ["toy"]))
     assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
-    assert "Of 6 claims of the papers, 2 are reproduced, 2 contradicted" in index
-    assert "3 of the 4 judged claims at the scale paper" in index
+    assert "Of 6 claims of the papers, 4 were judged: 2 hold, 2 do not" in index
+    assert "3 of them were judged at the scale paper" in index
     assert "## Not measured (1)" in index
     assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
     assert "| small | [toy](toy.md) |" in index
