@@ -25,6 +25,8 @@ from kinfed.runs.experiment import read_config
 # A recipe needs final figures, curves, and no models; what a part says itself has the last word.
 DEFAULT_SETTINGS: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
 
+PUBLISHED_DIGITS = 7  # significant ones: more than any test set can tell apart, in half the space
+
 
 @dataclass(frozen=True)
 class PartRecord:
@@ -42,6 +44,17 @@ class PartRecord:
     @property
     def date(self) -> str:
         return self.provenance.partition(" ")[0]
+
+    def rounded(self) -> PartRecord:
+        """With PUBLISHED_DIGITS of every figure, as a published record keeps them and its verdicts are judged."""
+        measured = {
+            row: {
+                metric: {seed: float(f"{value:.{PUBLISHED_DIGITS}g}") for seed, value in by_seed.items()}
+                for metric, by_seed in metrics.items()
+            }
+            for row, metrics in self.measured.items()
+        }
+        return replace(self, measured=measured)
 
     @classmethod
     def read(cls, path: Path, part: RunPart | Study) -> PartRecord:

@@ -37,7 +37,8 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
     for name, scale in dict.fromkeys([*by_page, *measured]):
         if name in recipes:
             recipe, record = recipes[name], by_page.get((name, scale))
-            new = measured[name, scale].parts if (name, scale) in measured else {}
+            found = measured[name, scale].parts if (name, scale) in measured else {}
+            new = {part: entry.rounded() for part, entry in found.items()}
             parts = joined_parts(recipe, scale, {} if record is None else record.parts, new)
             _write(Reproduction(recipe, scale, parts), record, folder)
     records = count_once(read_records(folder, recipes))

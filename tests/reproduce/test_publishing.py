@@ -98,6 +98,13 @@ def test_figures_survive_being_published(tmp_path: Path) -> None:
     assert record.parts == done.parts  # names that a spreadsheet would take for a formula, too
 
 
+def test_published_figures_are_rounded_before_they_are_judged() -> None:
+    figures = {0: 1 / 3, 1: 123456789.0, 2: 0.5, 3: float("inf")}
+    part = PartRecord({"a": {"m": figures}}, "hash", "2026-01-01 with kinfed", 1.0, None).rounded()
+    assert part.measured == {"a": {"m": {0: 0.3333333, 1: 123456800.0, 2: 0.5, 3: float("inf")}}}
+    assert part.rounded() == part
+
+
 def test_other_settings_are_told_and_never_judged(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     publish([measured(tmp_path / "one", TOY)], docs, {"toy": TOY})
