@@ -45,8 +45,8 @@ def reproduce(
 
     Stopped, the same command goes on where it was. With --publish alone, nothing is run: what lies in --out is joined
     with what was published."""
+    from kinfed.reproduce import publishing
     from kinfed.reproduce.benchmark_index import write_site
-    from kinfed.reproduce.publishing import PUBLISHED_SCALES, find_reproductions, publish as publish_pages
     from kinfed.reproduce.recipe import SCALES
     from kinfed.reproduce.recipes import RECIPES, load_recipe
 
@@ -69,16 +69,16 @@ def reproduce(
     if every:
         failures = _all_recipes(scale, seed_numbers, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
     elif name is not None:
-        recipe = load_recipe(name)
-        _one_recipe(
-            recipe if only is None else recipe.limited_to(only.split(","), scale), scale, seed_numbers, out, settings
-        )
-    if every or name is not None:
-        say(f"index    {write_site(find_reproductions(out, recipes.values(), [scale]), out)}")
+        chosen = load_recipe(name) if only is None else load_recipe(name).limited_to(only.split(","), scale)
+        _one_recipe(chosen, scale, seed_numbers, out, settings)
+    runs_something = every or name is not None
+    if runs_something:
+        say(f"index    {write_site(publishing.find_reproductions(out, recipes.values(), [scale]), out)}")
     if publish is not None:
-        published = recipes.values() if name is None else [recipes[name]]
-        scales = [scale] if every or name is not None else PUBLISHED_SCALES
-        say(f"Markdown {publish_pages(find_reproductions(out, published, scales), publish, recipes)}")
+        asked = recipes.values() if name is None else [recipes[name]]
+        scales = [scale] if runs_something else publishing.PUBLISHED_SCALES
+        measured = publishing.find_reproductions(out, asked, scales)
+        say(f"Markdown {publishing.publish(measured, publish, recipes)}")
     for recipe_name, text in failures.items():
         say(f"{recipe_name} failed: {text}", style="red")
     if failures:

@@ -45,13 +45,13 @@ GLANCE: Mapping[str, Status] = {
 TALLY = ("Reproduced", "Contradicted", "Undecided", "Tied", "Not tested", *QUESTION_SECTIONS)
 
 HOW_TO_READ = (
-    "A claim holds if, for every rival it names, Student's 95 % interval of the paired differences over seeds lies above "
-    "zero; it does not hold if one of them lies below; it is unknown if one contains zero. Shown is the interval that "
-    "decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: “firm” holds "
-    "for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by itself; for an "
-    "unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would be at most if no "
-    "method differed from any other. The scale “paper” has the published settings as far as they are known, "
-    "“small” has less data, fewer rounds or smaller networks; the page says what."
+    "A claim holds if, for every rival it names, Student's 95 % interval of the paired differences over seeds lies "
+    "above zero; it does not hold if one of them lies below; it is unknown if one contains zero. Shown is the interval "
+    "that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: “firm” "
+    "holds for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by itself; for "
+    "an unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would be at most if "
+    "no method differed from any other. The scale “paper” has the published settings as far as they are known, “small” "
+    "has less data, fewer rounds or smaller networks; the page says what."
 )
 
 
@@ -76,8 +76,8 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
     sentences = [
         f"Of {plural(len(claims), 'claim')} of the papers, {len(judged)} were judged: {counts['reproduced']} hold, "
         f"{counts['contradicted']} do not, {counts['undecided']} are unknown, {counts['tied']} are exact ties. "
-        f"{of_paper} of them were judged at the scale paper, the others at the scale small, most of them with less data, "
-        "fewer rounds or smaller networks; some are on other data at either scale.",
+        f"{of_paper} of them were judged at the scale paper, the others at the scale small, most of them with less "
+        "data, fewer rounds or smaller networks; some are on other data at either scale.",
     ]
     if unkept := sum(bool(verdict.earlier) for verdict in judged):
         sentences.append(
@@ -94,8 +94,8 @@ def _verdicts(records: Iterable[BenchmarkRecord], source: Source) -> list[Verdic
 
 
 def certainty_table(records: Sequence[BenchmarkRecord]) -> TextTable:
-    """Of the papers' claims and of our questions: how many have which verdict, how many of them are firm, how many there
-    would be by chance alone, and how many were judged at the scale paper."""
+    """Of the papers' claims and of our questions: how many have which verdict, how many of them are firm, how many
+    there would be by chance alone, and how many were judged at the scale paper."""
     at_paper = [record for record in records if record.scale == "paper"]
     columns, cells = [TableColumn("", "name")], [[name] for name in GLANCE]
     groups: tuple[tuple[str, Source], ...] = (("Claims of the papers", "paper"), ("Our questions", "kinfed"))

@@ -58,7 +58,7 @@ class BenchmarkRecord:
 
     @classmethod
     def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
-        """Judged by the recipe as it is; what its parts cannot tell, by published verdicts whose figures were not kept."""
+        """Judged by the recipe as it is; what its parts cannot tell, by published verdicts without figures."""
         recipe, scale = reproduction.recipe, reproduction.scale
         judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps)
         unkept = None if published is None else published.unkept
@@ -115,8 +115,8 @@ class BenchmarkRecord:
             )
         judged = _read_verdicts(values.pop("verdicts"))
         if version == 1:
-            unkept = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
-            return cls(**values, verdicts=tuple(replace(v, earlier=unkept.date) for v in judged), unkept=unkept)
+            source = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
+            return cls(**values, verdicts=tuple(replace(v, earlier=source.date) for v in judged), unkept=source)
         figures = _read_measured(path.parent.parent / MEASURED / f"{path.stem}.csv") if values["parts"] else {}
         parts = {
             name: PartRecord(measured=figures.get(name, {}), **{k: v for k, v in facts.items() if k != "seeds"})
@@ -161,9 +161,7 @@ def joined_parts(
         present = settings_hash(part)
         records = [group[part.name] for group in (published, measured) if part.name in group]
         if records:  # of equals, `max` takes the first
-            parts[part.name] = max(
-                reversed(records), key=lambda record: (record.settings == present, record.date)
-            )
+            parts[part.name] = max(reversed(records), key=lambda record: (record.settings == present, record.date))
     return parts
 
 
@@ -184,9 +182,7 @@ def count_once(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
     """Every claim once, in the record of the largest scale that judged it."""
     names = dict.fromkeys(record.recipe for record in records)
     return [
-        record
-        for name in names
-        for record in largest_scales([record for record in records if record.recipe == name])
+        record for name in names for record in largest_scales([record for record in records if record.recipe == name])
     ]
 
 

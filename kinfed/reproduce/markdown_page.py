@@ -64,7 +64,9 @@ def provenance_text(reproduction: Reproduction) -> str:
     figures = "mean ± standard deviation over seeds, figures of the last round"
     whole = len(sittings) == 1
     described = [
-        f"{seeds_text(seeds)}, measured {provenance}" if whole else f"{', '.join(names)}: {seeds_text(seeds)}, {provenance}"
+        f"{seeds_text(seeds)}, measured {provenance}"
+        if whole
+        else f"{', '.join(names)}: {seeds_text(seeds)}, {provenance}"
         for (seeds, provenance), names in sittings.items()
     ]
     text = f"Scale {reproduction.scale}, {'; '.join(described)}. Shown are {figures}. "

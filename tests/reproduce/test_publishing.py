@@ -222,7 +222,7 @@ def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b")
     path = tmp_path / "verdicts" / "toy.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 3}), "utf-8")
-    with pytest.raises(StorageError, match="format 3.*upgrade kinfed"):
+    with pytest.raises(StorageError, match=r"format 3.*upgrade kinfed"):
         publish([], tmp_path, {"toy": TOY})
 
 
