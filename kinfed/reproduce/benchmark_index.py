@@ -47,11 +47,11 @@ TALLY = ("Reproduced", "Contradicted", "Undecided", "Tied", "Not tested", *QUEST
 HOW_TO_READ = (
     "A claim holds if, for every rival it names, Student's 95 % interval of the paired differences over seeds lies "
     "above zero; it does not hold if one of them lies below; it is unknown if one contains zero. Shown is the interval "
-    "that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: “firm” "
-    "holds for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by itself; for "
-    "an unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would be at most if "
-    "no method differed from any other. The scale “paper” has the published settings as far as they are known, “small” "
-    "has less data, fewer rounds or smaller networks; the page says what."
+    "that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: "
+    "“firm” holds for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by "
+    "itself; for an unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would "
+    "be at most if no method differed from any other. The scale “paper” has the published settings as far as they are "
+    "known, “small” has less data, fewer rounds or smaller networks; the page says what."
 )
 
 
