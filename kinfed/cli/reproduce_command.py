@@ -29,7 +29,10 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),
     publish: Annotated[
         Path | None,
-        typer.Option(help="Also write Markdown pages and an index of all finished recipes to this folder."),
+        typer.Option(
+            help="Also publish: join what was measured with the pages in this folder, and judge all of them by the "
+            "recipes as they are. Without a recipe and --all, nothing is run."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", envvar="KINFED_DATA", help="Folder with data sets.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker threads of a recipe (default: all cores).")] = None,
@@ -40,17 +43,21 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper again: our numbers beside theirs, a verdict per claim, a page with figures.
 
-    Stopped, the same command goes on where it was."""
-    from kinfed.reproduce import measure
+    Stopped, the same command goes on where it was. With --publish alone, nothing is run: what lies in --out is joined
+    with what was published."""
+    from kinfed.reproduce import publishing
     from kinfed.reproduce.benchmark_index import write_site
     from kinfed.reproduce.recipe import SCALES
-    from kinfed.reproduce.recipe_page import write_markdown
     from kinfed.reproduce.recipes import RECIPES, load_recipe
 
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
-    if (name is None) == (not every):
-        raise ConfigError("name one recipe (kinfed list recipes), or give --all for every one of them")
+    if (name is not None and every) or (name is None and not every and publish is None):
+        raise ConfigError(
+            "name one recipe (kinfed list recipes), or give --all for every one of them, or --publish FOLDER alone"
+        )
+    if name is None and not every and (only is not None or seeds is not None):
+        raise ConfigError("--publish alone runs nothing: leave out --only and --seeds, or name a recipe")
     if every and (only is not None or workers is not None):
         raise ConfigError("--all takes all parts of every recipe, one core each: leave out --only and --workers")
     if processes is not None and not every:
@@ -59,22 +66,19 @@ def reproduce(
     settings: dict[str, Any] = {k: v for k, v in {"data": data, "workers": workers}.items() if v is not None}
     failures: dict[str, str] = {}
     recipes = {each: load_recipe(each) for each in RECIPES}
-    if name is None:
+    if every:
         failures = _all_recipes(scale, seed_numbers, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
-    else:
-        recipe = load_recipe(name)
-        if only is not None:
-            recipe = recipe.limited_to(only.split(","), scale)
-        recipes[name] = recipe  # the index and what is published have the parts asked for
-        _one_recipe(recipe, scale, seed_numbers, out, settings)
-    finished = [
-        measure.reproduce(recipe, scale, out / f"{recipe.name}-{scale}", seeds=seed_numbers, settings=settings)
-        for recipe in recipes.values()
-        if measure.is_done(recipe, scale, out / f"{recipe.name}-{scale}", seed_numbers, settings)
-    ]
-    say(f"index    {write_site(finished, out)}")
+    elif name is not None:
+        chosen = load_recipe(name) if only is None else load_recipe(name).limited_to(only.split(","), scale)
+        _one_recipe(chosen, scale, seed_numbers, out, settings)
+    runs_something = every or name is not None
+    if runs_something:
+        say(f"index    {write_site(publishing.find_reproductions(out, recipes.values(), [scale]), out)}")
     if publish is not None:
-        say(f"Markdown {write_markdown(finished, publish, RECIPES)}")
+        asked = recipes.values() if name is None else [recipes[name]]
+        scales = [scale] if runs_something else publishing.PUBLISHED_SCALES
+        measured = publishing.find_reproductions(out, asked, scales)
+        say(f"Markdown {publishing.publish(measured, publish, recipes)}")
     for recipe_name, text in failures.items():
         say(f"{recipe_name} failed: {text}", style="red")
     if failures:
@@ -89,10 +93,11 @@ def _one_recipe(
     from kinfed.cli.interrupt import StopRequest
     from kinfed.reproduce import measure, result_tables
     from kinfed.reproduce.judge import verdicts
+    from kinfed.reproduce.publishing import reproduction_folder
     from kinfed.reproduce.recipe_page import write_reproduction
     from kinfed.runs.method_run import Interrupted
 
-    folder = out / f"{recipe.name}-{scale}"
+    folder = reproduction_folder(out, recipe.name, scale)
     say(f"{recipe.name}  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", style="bold")
     total = sum(measure.part_rounds(part, seeds, settings) for part in recipe.parts(scale))
     with StopRequest(console) as stop, display(console, total) as shown:
@@ -106,7 +111,7 @@ def _one_recipe(
         say(f"stand-in: {stand_in}", style="yellow")
     for table in result_tables.filled_tables(done):
         console.print(table.console_table())
-    console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale)))
+    console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale, done.gaps)))
     say(f"page     {write_reproduction(done)}")
 
 
@@ -115,10 +120,11 @@ def _all_recipes(
 ) -> dict[str, str]:
     """Several at a time; what failed, and why."""
     from kinfed.cli.interrupt import StopRequest
+    from kinfed.reproduce.publishing import reproduction_folder
     from kinfed.reproduce.recipe_pool import RecipeJob, run_recipes
     from kinfed.reproduce.recipes import RECIPES
 
-    jobs = [RecipeJob(name, scale, out / f"{name}-{scale}", seeds, settings) for name in RECIPES]
+    jobs = [RecipeJob(name, scale, reproduction_folder(out, name, scale), seeds, settings) for name in RECIPES]
     say(f"{len(jobs)} recipes at scale {scale}, {processes} at a time", style="bold")
     with StopRequest(console) as stop:
         state = run_recipes(jobs, processes, AllRecipesLines(processes), stop)
@@ -137,7 +143,7 @@ class AllRecipesLines:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._ended = 0
+        self._ended = -1  # the first line comes at once: what is done from before
         self._next = time.monotonic() + SAY_EVERY
 
     def __call__(self, state: PoolState) -> None:

@@ -32,11 +32,26 @@ QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: no": ("contradicted",),
     "Our questions: open": ("undecided", "tied"),
 }
+EVIDENCE = ("Interval", "Margin", "Seeds", "How sure", "Scale", "Page")  # columns of a claim that was judged
+FIGURES = ("Margin", "Seeds")
+GLANCE: Mapping[str, Status] = {
+    "Holds": "reproduced",
+    "Does not hold": "contradicted",
+    "Unknown": "undecided",
+    "Exact tie": "tied",
+    "Not measured": "not judged",
+    "Not testable": "cannot be tested here",
+}
 TALLY = ("Reproduced", "Contradicted", "Undecided", "Tied", "Not tested", *QUESTION_SECTIONS)
 
 HOW_TO_READ = (
-    "Intervals are Student's 95 % intervals of paired differences over seeds, drawn about zero, each on a scale of its "
-    "own; to the right is for the claim. Of several rivals, the interval that decides is shown."
+    "A claim holds if, for every rival it names, Student's 95 % interval of the paired differences over seeds lies "
+    "above zero; it does not hold if one of them lies below; it is unknown if one contains zero. Shown is the interval "
+    "that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: "
+    "“firm” holds for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by "
+    "itself; for an unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would "
+    "be at most if no method differed from any other. The scale “paper” has the published settings as far as they are "
+    "known, “small” has less data, fewer rounds or smaller networks; the page says what."
 )
 
 
@@ -51,34 +66,50 @@ def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
 
 
 def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str] = ()) -> list[str]:
-    """What holds, what does not, what is unknown, and what chance alone would give; `missing` are recipes without a
-    record."""
-    claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
-    counts = {status: sum(verdict.status == status for verdict in claims) for status in DECIDED}
-    above, below = by_chance(claims)
-    firm = firm_verdicts(claims)
-    holds, fails = (sum(verdict.status == status for verdict in firm) for status in ("reproduced", "contradicted"))
-    judged = sum(counts.values())
-    at_paper = [verdict for record in records if record.scale == "paper" for verdict in record.verdicts]
-    of_paper = sum(verdict.source == "paper" and verdict.status in DECIDED for verdict in at_paper)
-    impossible = sum(verdict.status == "cannot be tested here" for verdict in claims)
+    """What holds, what does not, what is unknown, how sure that is and what it is about; `missing` are recipes without
+    a record."""
+    claims = _verdicts(records, "paper")
+    judged = [verdict for verdict in claims if verdict.status in DECIDED]
+    counts = {status: sum(verdict.status == status for verdict in judged) for status in DECIDED}
+    at_paper = _verdicts([record for record in records if record.scale == "paper"], "paper")
+    of_paper = sum(verdict.status in DECIDED for verdict in at_paper)
     sentences = [
-        f"Of {plural(len(claims), 'claim')} of the papers, {counts['reproduced']} are reproduced, "
-        f"{counts['contradicted']} contradicted, {counts['undecided']} undecided (an interval contains zero), "
-        f"{counts['tied']} exact ties; {impossible} cannot be tested here (private data, figures without numbers), and "
-        f"{len(claims) - judged - impossible} were not measured at these scales.",
-        f"Every interval is judged by itself at 95 %. If no method differed from any other, chance alone would call at "
-        f"most {above:.1f} of the {judged} judged claims reproduced and {below:.1f} contradicted. What also holds for "
-        f"all of them together (Holm's correction at 5 %) is called firm: {holds} of those reproduced, {fails} of "
-        "those contradicted.",
-        f"A verdict is about what was run here: {of_paper} of the {judged} judged claims at the scale paper, with the "
-        "published settings as far as they are known; the others at the scale small, most of them with less data, "
-        "fewer rounds or smaller networks than in the papers. Some are on other data at either scale. Every page says "
-        "what differs.",
+        f"Of {plural(len(claims), 'claim')} of the papers, {len(judged)} were judged: {counts['reproduced']} hold, "
+        f"{counts['contradicted']} do not, {counts['undecided']} are unknown, {counts['tied']} are exact ties. "
+        f"{of_paper} of them were judged at the scale paper, the others at the scale small, most of them with less "
+        "data, fewer rounds or smaller networks; some are on other data at either scale.",
     ]
+    if unkept := sum(bool(verdict.earlier) for verdict in judged):
+        sentences.append(
+            f"The figures behind {unkept} of these verdicts were not kept: they stand as they were published until "
+            "their recipes are measured again."
+        )
     if missing:
-        sentences.append(f"Recipes that were never measured whole, whose claims are not counted: {', '.join(missing)}.")
+        sentences.append(f"Recipes without a page, whose claims are not counted: {', '.join(missing)}.")
     return sentences
+
+
+def _verdicts(records: Iterable[BenchmarkRecord], source: Source) -> list[Verdict]:
+    return [verdict for record in records for verdict in record.verdicts if verdict.source == source]
+
+
+def certainty_table(records: Sequence[BenchmarkRecord]) -> TextTable:
+    """Of the papers' claims and of our questions: how many have which verdict, how many of them are firm, how many
+    there would be by chance alone, and how many were judged at the scale paper."""
+    at_paper = [record for record in records if record.scale == "paper"]
+    columns, cells = [TableColumn("", "name")], [[name] for name in GLANCE]
+    groups: tuple[tuple[str, Source], ...] = (("Claims of the papers", "paper"), ("Our questions", "kinfed"))
+    for group, source in groups:
+        columns += [TableColumn(heading, group=group) for heading in ("all", "firm", "by chance", "at scale paper")]
+        verdicts, of_paper = _verdicts(records, source), _verdicts(at_paper, source)
+        firm = firm_verdicts(verdicts)
+        expected = dict(zip(("reproduced", "contradicted"), by_chance(verdicts), strict=True))
+        for row, status in zip(cells, GLANCE.values(), strict=True):
+            count, sure, large = (sum(v.status == status for v in some) for some in (verdicts, firm, of_paper))
+            chance = expected.get(status)
+            row += [str(count), *(["–", "–"] if chance is None else [str(sure), f"{chance:.1f}"])]
+            row.append(str(large) if status in DECIDED else "–")
+    return TextTable.of("At a glance", columns, cells)
 
 
 def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
@@ -96,24 +127,23 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
     """(heading, a line for every claim with that verdict), those that have lines, the papers' claims without a verdict
     among them; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
-    claims = [verdict for record in records for verdict in record.verdicts if verdict.source == "paper"]
-    firm = set(map(id, firm_verdicts(claims)))
     parts: tuple[tuple[Source, Mapping[str, tuple[Status, ...]]], ...] = (
         ("paper", CLAIM_SECTIONS),
         ("kinfed", QUESTION_SECTIONS),
     )
     sections = []
     for source, headings in parts:
-        columns = ["Claim", "Where", "Interval", "Margin", "How sure", "Scale", "Page"]
-        if source == "kinfed":
-            columns = ["Question", *columns[2:]]
+        columns = ["Claim", "Where", *EVIDENCE] if source == "paper" else ["Question", *EVIDENCE]
+        firm = set(map(id, firm_verdicts(_verdicts(records, source))))
         for heading, statuses in headings.items():
-            rows = [
-                _claim_line(record, verdict, id(verdict) in firm, page)
+            chosen = [
+                (record, verdict)
                 for record in records
                 for verdict in record.verdicts
                 if verdict.source == source and verdict.status in statuses and verdict.margin is not None
             ]
+            chosen.sort(key=lambda pair: id(pair[1]) not in firm)  # the surest first, otherwise in order
+            rows = [_claim_line(record, verdict, id(verdict) in firm, page) for record, verdict in chosen]
             if rows:
                 sections.append(_section(heading, columns, rows))
         if source == "paper":
@@ -122,7 +152,8 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
 
 
 def _section(heading: str, columns: Iterable[str], rows: Sequence[Sequence[TableCell]]) -> tuple[str, TextTable]:
-    table = TextTable.of(heading, [TableColumn(name, "text") for name in columns], rows)
+    kinds = [TableColumn(name, "figure" if name in FIGURES else "text") for name in columns]
+    table = TextTable.of(heading, kinds, rows)
     return f"{heading} ({len(rows)})", table
 
 
@@ -156,7 +187,8 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(verdict.claim),
         *places,
         TableCell("", interval=(margin.low, margin.mean, margin.high), tone=tone),
-        TableCell(f"{margin_text(verdict)}, {plural(margin.n, 'seed')}"),
+        TableCell(margin_text(verdict)),
+        TableCell(str(margin.n)),
         TableCell("firm" if is_firm else sure),
         TableCell(record.scale),
         TableCell(record.recipe, link=record.address(page)),
@@ -177,13 +209,18 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
             TableCell(record.recipe, link=record.address(page)),
             f"{record.paper}: {record.reproduces}",
             *map(str, tally(record.verdicts)),
-            str(record.seeds),
+            _range(record.seed_counts),
             record.scale,
-            record.provenance.partition(" ")[0],
+            _range(record.dates),
         ]
         for record in records
     ]
     return TextTable.of("Recipes", columns, rows)
+
+
+def _range(values: Sequence[object]) -> str:
+    """From the first to the last."""
+    return " to ".join(str(value) for value in dict.fromkeys([*values[:1], *values[-1:]])) or "–"
 
 
 def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
@@ -199,9 +236,10 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missi
             *((f"claims-{number}", heading) for number, (heading, _) in enumerate(sections)),
             ("recipes", "Recipes"),
         ],
-        footer=sorted({record.provenance for record in records}),
+        footer=sorted({provenance for record in records for provenance in record.provenances}),
         figures=False,
         table=recipes_table(records, page),
+        certainty=certainty_table(records),
         papers=papers_table(records),
         summary=summary_sentences(records, missing),
         how_to_read=HOW_TO_READ,
@@ -223,13 +261,15 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
         "# Benchmark",
         "",
         "Tables and figures of the papers, measured again with `kinfed reproduce`: our numbers beside the published "
-        "ones, and every claim judged: reproduced if all of its intervals lie above zero, contradicted if one lies "
-        "below, undecided otherwise.",
+        "ones, and a verdict on every claim.",
         "",
-        *summary_sentences(records, missing),
+        "\n\n".join(summary_sentences(records, missing)),
+        "",
+        certainty_table(records).markdown(),
+        HOW_TO_READ,
         "",
         papers_table(records).markdown(),
-        f"{HOW_TO_READ} The same with finer drawings: [claims.html](claims.html).",
+        "The same with finer drawings: [claims.html](claims.html).",
         "",
     ]
     for heading, table in claim_sections(records, "{page}.md"):

@@ -1,23 +1,48 @@
-"""What the index of a benchmark knows of reproductions.
+"""What a published benchmark keeps of reproductions, beside their pages.
 
-A record is what the index knows of a reproduction. Published pages have their records beside them
-(`verdicts/<recipe>.json`, at the scale paper `verdicts/<recipe>-paper.json`), so that publishing one recipe leaves the
-others in the index as they were. A claim that was judged at several scales counts once, at the largest."""
+verdicts/<page>.json    a record: the verdicts, and of every part when, how and with which seeds and settings it was
+                        measured
+measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
+
+Records are written in format 2. Those of format 1, which had verdicts and no figures, are read: their verdicts stand
+until the parts behind them are measured again. A claim that was judged at several scales counts once, at the
+largest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
+from kinfed.core.spreadsheet import unescape_formula
+from kinfed.errors import StorageError
 from kinfed.report.statistics import Interval
+from kinfed.report.tables import csv_text
 from kinfed.reproduce.judge import Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.recipe import SCALES, Scale
+from kinfed.reproduce.part_records import PartRecord, settings_hash
+from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
 
-RECORDS = "verdicts"  # folder of the records beside published pages
+FORMAT = 2
+RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
+NEW_CLAIM = "not measured yet: it joined the recipe after this page"
+KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
+
+
+@dataclass(frozen=True)
+class UnkeptFigures:
+    """What verdicts rest on whose figures were not kept (Verdict.earlier)."""
+
+    seeds: int
+    provenance: str
+
+    @property
+    def date(self) -> str:
+        return self.provenance.partition(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -27,40 +52,117 @@ class BenchmarkRecord:
     paper: str
     reproduces: str
     scale: Scale
-    seeds: int
-    provenance: str
     verdicts: tuple[Verdict, ...]
+    parts: Mapping[str, PartRecord] = field(default_factory=dict)
+    unkept: UnkeptFigures | None = None
 
     @classmethod
-    def of(cls, reproduction: Reproduction) -> BenchmarkRecord:
-        recipe = reproduction.recipe
+    def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
+        """Judged by the recipe as it is; what its parts cannot tell, by published verdicts without figures."""
+        recipe, scale = reproduction.recipe, reproduction.scale
+        judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps)
+        unkept = None if published is None else published.unkept
+        if published is not None and unkept is not None:
+            judged = _completed(judged, published.verdicts, new_claim="" if reproduction.parts else NEW_CLAIM)
+            if not any(verdict.earlier for verdict in judged):
+                unkept = None  # all of it was measured again
         return cls(
             recipe.name,
             recipe.title,
             recipe.paper.name,
             recipe.reproduces,
-            reproduction.scale,
-            len(reproduction.seeds),
-            reproduction.provenance,
-            tuple(verdicts(recipe, reproduction.results, reproduction.scale)),
+            scale,
+            tuple(judged),
+            reproduction.parts,
+            unkept,
         )
 
-    @classmethod
-    def read(cls, path: Path) -> BenchmarkRecord:
-        values: dict[str, Any] = storage.read_json(path)
-        entries = values.pop("verdicts")
-        margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
-        judged = (Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
-        return cls(**values, verdicts=tuple(judged))
+    @property
+    def name(self) -> str:
+        return page_name(self.recipe, self.scale)
 
-    def write(self, folder: Path) -> None:
-        storage.make_folder(folder / RECORDS)
-        name = page_name(self.recipe, self.scale)
-        storage.write_json(folder / RECORDS / f"{name}.json", asdict(self), sort_keys=False)
+    @property
+    def provenances(self) -> tuple[str, ...]:
+        """When and with what its parts were measured, in order."""
+        return tuple(sorted({source.provenance for source in self._sources}))
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        return tuple(sorted({source.date for source in self._sources}))
+
+    @property
+    def seed_counts(self) -> tuple[int, ...]:
+        """How many seeds its parts have, from the fewest to the most."""
+        parts = {len(part.seeds) for part in self.parts.values()}
+        return tuple(sorted(parts | ({self.unkept.seeds} if self.unkept is not None else set())))
+
+    @property
+    def _sources(self) -> list[PartRecord | UnkeptFigures]:
+        """What its verdicts rest on."""
+        return [*self.parts.values(), *([] if self.unkept is None else [self.unkept])]
 
     def address(self, page: str) -> str:
         """`page` with {recipe}, {scale} and {page}, the name of its published page."""
-        return page.format(recipe=self.recipe, scale=self.scale, page=page_name(self.recipe, self.scale))
+        return page.format(recipe=self.recipe, scale=self.scale, page=self.name)
+
+    @classmethod
+    def read(cls, path: Path) -> BenchmarkRecord:
+        values = storage.read_json(path, "the record of a published recipe")
+        version = values.pop("format", 1)
+        if version > FORMAT:
+            raise StorageError(
+                f"{path} has format {version}, and this kinfed reads formats up to {FORMAT}: upgrade kinfed"
+            )
+        judged = _read_verdicts(values.pop("verdicts"))
+        if version == 1:
+            source = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
+            return cls(**values, verdicts=tuple(replace(v, earlier=source.date) for v in judged), unkept=source)
+        figures = _read_measured(path.parent.parent / MEASURED / f"{path.stem}.csv") if values["parts"] else {}
+        parts = {
+            name: PartRecord(measured=figures.get(name, {}), **{k: v for k, v in facts.items() if k != "seeds"})
+            for name, facts in values.pop("parts").items()
+        }
+        described = values.pop("unkept")
+        unkept = None if described is None else UnkeptFigures(**described)
+        return cls(**values, verdicts=judged, parts=parts, unkept=unkept)
+
+    def write(self, folder: Path) -> None:
+        for name in (RECORDS, MEASURED):
+            storage.make_folder(folder / name)
+        if self.parts:
+            text = _measured_text({name: part.measured for name, part in self.parts.items()})
+            storage.write_atomically(folder / MEASURED / f"{self.name}.csv", text.encode())
+        values = {
+            "format": FORMAT,
+            **{key: getattr(self, key) for key in ("recipe", "title", "paper", "reproduces", "scale")},
+            "parts": {
+                name: {
+                    "settings": part.settings,
+                    "seeds": part.seeds,
+                    "provenance": part.provenance,
+                    "seconds": part.seconds,
+                    "processor_seconds": part.processor_seconds,
+                }
+                for name, part in self.parts.items()
+            },
+            "unkept": None if self.unkept is None else asdict(self.unkept),
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+        }
+        storage.write_json(folder / RECORDS / f"{self.name}.json", values, sort_keys=False)
+
+
+def joined_parts(
+    recipe: Recipe, scale: Scale, published: Mapping[str, PartRecord], measured: Mapping[str, PartRecord]
+) -> dict[str, PartRecord]:
+    """Of every part that the recipe has: what was measured with its present settings before what was not, then the
+    newer, then what is to be published now."""
+    parts = {}
+    for part in recipe.parts(scale):
+        present = settings_hash(part)
+        records = [group[part.name] for group in (published, measured) if part.name in group]
+        if records:  # of equals, `max` takes the first
+            parts[part.name] = max(reversed(records), key=lambda record: (record.settings == present, record.date))
+    return parts
 
 
 def page_name(recipe: str, scale: Scale) -> str:
@@ -68,15 +170,19 @@ def page_name(recipe: str, scale: Scale) -> str:
     return recipe if scale == "small" else f"{recipe}-{scale}"
 
 
-def published_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
-    """Of a folder of published pages: recipes in this order first, then the rest by name, every claim once."""
+def read_records(folder: Path, order: Iterable[str]) -> list[BenchmarkRecord]:
+    """Of a folder of published pages: recipes in this order first, then the rest by name, the scales of each."""
     records = [BenchmarkRecord.read(path) for path in sorted((folder / RECORDS).glob("*.json"))]
     names = {record.recipe for record in records}
-    first = [name for name in order if name in names]
+    ordered = dict.fromkeys([*(name for name in order if name in names), *sorted(names)])
+    return [record for name in ordered for record in records if record.recipe == name]
+
+
+def count_once(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
+    """Every claim once, in the record of the largest scale that judged it."""
+    names = dict.fromkeys(record.recipe for record in records)
     return [
-        record
-        for name in dict.fromkeys([*first, *sorted(names)])
-        for record in largest_scales([record for record in records if record.recipe == name])
+        record for name in names for record in largest_scales([record for record in records if record.recipe == name])
     ]
 
 
@@ -98,3 +204,50 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
         for record in ranked
     )
     return [record for record in kept if record.verdicts]
+
+
+def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
+    """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place and
+    source are the recipe's. `new_claim`: why a claim that was not published has none."""
+    earlier = {verdict.claim: verdict for verdict in published if verdict.earlier}
+    completed = []
+    for verdict in judged:
+        before = earlier.get(verdict.claim)
+        if verdict.status == "not judged" and before is not None and before.status != "cannot be tested here":
+            verdict = replace(before, source=verdict.source, place=verdict.place)
+        elif verdict.status == "not judged" and before is None and new_claim:
+            verdict = replace(verdict, sentence=new_claim)
+        completed.append(verdict)
+    return completed
+
+
+def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
+    margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
+    return tuple(Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
+
+
+def _measured_text(parts: Mapping[str, Measurements]) -> str:
+    series = {
+        (part, row, metric): by_seed
+        for part, rows in parts.items()
+        for row, metrics in rows.items()
+        for metric, by_seed in metrics.items()
+    }
+    seeds = sorted({seed for by_seed in series.values() for seed in by_seed})
+    lines = ([*key, *(by_seed.get(seed) for seed in seeds)] for key, by_seed in series.items())
+    return csv_text([*KEYS, *map(str, seeds)], lines)
+
+
+def _read_measured(path: Path) -> dict[str, Measurements]:
+    if not path.exists():
+        raise StorageError(f"{path} does not exist; it holds the figures of a published record: restore it")
+    with storage.storage_errors("read", path):
+        head, *lines = csv.reader(io.StringIO(path.read_text("utf-8")))
+    seeds = [int(seed) for seed in head[len(KEYS) :]]
+    parts: dict[str, Measurements] = {}
+    for line in lines:
+        part, row, metric = map(unescape_formula, line[: len(KEYS)])
+        values = line[len(KEYS) :]
+        by_seed = {seed: float(value) for seed, value in zip(seeds, values, strict=True) if value}
+        parts.setdefault(part, {}).setdefault(row, {})[metric] = by_seed
+    return parts

@@ -17,15 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
 from kinfed.report.formats import format_number
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
-from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable
+from kinfed.reproduce.recipe import Claim, Recipe, Results, Scale, Source, Untestable, WatchedResults
 
 NOT_RUN = "not part of what was run"
+NO_COMMON_SEED = "its parts were measured with other seeds: no pairs to compare"
 
 Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
 DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals
@@ -44,21 +46,25 @@ class Verdict:
     unit: str = ""
     margins: int = 0  # how many were judged
     outlook: str = ""  # of an undecided claim: how many seeds would decide
+    earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
 
     @property
     def seeds(self) -> int:
         return 0 if self.margin is None else self.margin.n
 
 
-def verdicts(recipe: Recipe, results: Results, scale: Scale) -> list[Verdict]:
-    """One verdict per claim. The scale smoke is a trial of the code: it judges nothing."""
+def verdicts(
+    recipe: Recipe, results: Results, scale: Scale, gaps: Mapping[str, str] = MappingProxyType({})
+) -> list[Verdict]:
+    """One verdict per claim. The scale smoke is a trial of the code: it judges nothing. `gaps`: why parts of this scale
+    lack figures; a claim that needs them is not judged by the rest."""
     row_names = {row: name for table in recipe.tables for row, name in table.rows.items()}
     verdict_list = []
     for claim in recipe.claims:
         if isinstance(claim, Untestable):
             verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper", claim.place))
             continue
-        verdict = _judge(claim, row_names, results)
+        verdict = _judge(claim, row_names, results, gaps)
         if scale == "smoke" and verdict.status != "not judged":
             trial = f"only a trial of the code: {verdict.sentence}"
             verdict = replace(verdict, status="not judged", sentence=trial, margin=None, margins=0)
@@ -106,10 +112,15 @@ def margin_text(verdict: Verdict) -> str:
     return f"{mean} [{low}, {high}] {verdict.unit}".rstrip()
 
 
-def _judge(claim: Claim, row_names: Mapping[str, str], results: Results) -> Verdict:
-    margins = {rival: by_seed for rival, by_seed in claim.margins(results).items() if by_seed}
-    if not margins:
-        return Verdict(claim.text, "not judged", NOT_RUN, claim.source, claim.place)
+def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
+    watched = WatchedResults(results.parts, results.aliases)
+    by_rival = claim.margins(watched)
+    margins = {rival: by_seed for rival, by_seed in by_rival.items() if by_seed}
+    reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
+    if not reasons and len(margins) < max(len(by_rival), 1):
+        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
+    if reasons:
+        return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place)
     names = row_names if len(margins) > 1 else None
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):

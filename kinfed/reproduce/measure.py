@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import shutil
@@ -15,41 +13,92 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
 from kinfed.errors import StorageError
-from kinfed.reproduce.recipe import BySeed, Measurements, Recipe, Results, RunPart, Scale, Study
+from kinfed.reproduce.part_records import PartRecord, identity, part_config, record_path, settings_hash
+from kinfed.reproduce.recipe import Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig
-from kinfed.runs.config_reading import make_config
 from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.reader import load_run
 from kinfed.version import __version__
 
-# A recipe needs final figures, curves, and no models; what a part says itself has the last word.
-DEFAULT_SETTINGS: Mapping[str, Any] = {"eval_every": 10, "save_models": False}
-
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe that was run at a scale."""
+    """What was measured of a recipe at a scale, part by part; parts may be missing, or of other days and seeds."""
 
     recipe: Recipe
     scale: Scale
-    out: Path
-    results: Results
-    seconds: float  # of all parts, also those of earlier sittings
-    processor_seconds: float | None  # of all parts and cores; None where a part took several sittings
-    seeds: tuple[int, ...]
-    provenance: str  # when, with what, on which kind of machine; of the part measured last
+    parts: Mapping[str, PartRecord]
+    out: Path | None = None  # the folder with its runs; published figures have none
 
     @property
     def run_folders(self) -> dict[str, Path]:
+        if self.out is None:
+            return {}
         folders = {part.name: self.out / "parts" / part.name for part in self.recipe.parts(self.scale)}
         return {name: folder for name, folder in folders.items() if (folder / "config.json").exists()}
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """Parts of the scale without figures that the recipe as it is now would give, and why."""
+        reasons = {}
+        for part in self.recipe.parts(self.scale):
+            record = self.parts.get(part.name)
+            if record is None:
+                reasons[part.name] = f"the part {part.name} has not been measured yet"
+            elif record.settings != settings_hash(part):
+                reasons[part.name] = (
+                    f"the part {part.name} was measured on {record.date} with other settings than the recipe has now"
+                )
+        return reasons
+
+    @cached_property
+    def gaps(self) -> dict[str, str]:
+        """`missing` by the part whose methods the figures would be."""
+        homes = {part.name: home(part) for part in reversed(self.recipe.parts(self.scale))}
+        return {homes[name]: self.missing[name] for name in homes if name in self.missing}
+
+    @cached_property
+    def current(self) -> dict[str, PartRecord]:
+        """Records that the recipe as it is now would give, in its order."""
+        parts = self.recipe.parts(self.scale)
+        return {part.name: self.parts[part.name] for part in parts if part.name not in self.missing}
+
+    @cached_property
+    def results(self) -> Results:
+        """Of the current records."""
+        by_home: dict[str, Measurements] = {}
+        for part in self.recipe.parts(self.scale):
+            if part.name in self.current:
+                by_home.setdefault(home(part), {}).update(self.current[part.name].measured)
+        return Results(by_home, self.recipe.aliases)
+
+    @property
+    def seconds(self) -> float:
+        """Of all current parts, also those of earlier sittings."""
+        return sum(record.seconds for record in self.current.values())
+
+    @property
+    def processor_seconds_per_seed(self) -> float | None:
+        """Of all current parts and cores; None where a part took several sittings."""
+        total = 0.0
+        for record in self.current.values():
+            if record.processor_seconds is None or not record.seeds:
+                return None
+            total += record.processor_seconds / len(record.seeds)
+        return total
+
+
+def home(part: RunPart | Study) -> str:
+    """The part whose methods a part's figures are."""
+    return (part.merge_into if isinstance(part, RunPart) else None) or part.name
 
 
 def reproduce(
@@ -63,34 +112,27 @@ def reproduce(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Reproduction:
     """Every part that is not done yet. `settings` (where data lies, how many workers) go over those of all runs."""
-    parts: dict[str, Measurements] = {}
-    seconds, provenance = 0.0, ""
-    processor: float | None = 0.0
+    records: dict[str, PartRecord] = {}
     for part in recipe.parts(scale):
-        path = _record_path(out, part)
+        path = record_path(out, part)
         config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
-        identity = _identity(part, config, seeds)
         if not path.exists():
             storage.make_folder(path.parent)
-            _measure(part, config, seeds, path, identity, observer or NullObserver(), should_stop)
-        record = storage.read_json(path)
-        if record["identity"] != identity:
+            _measure(part, config, seeds, path, observer or NullObserver(), should_stop)
+        if storage.read_json(path)["identity"] != identity(part, config, seeds):
             raise StorageError(
-                f"{path} was measured with other settings of {recipe.name}; choose another folder with --out, or "
-                f"remove {path.parent} to measure again"
+                f"{path} was measured with other settings of {recipe.name}, or other seeds; choose another folder with "
+                f"--out, or remove {path.parent} to measure again"
             )
-        home = (part.merge_into if isinstance(part, RunPart) else None) or part.name
-        rows = parts.setdefault(home, {})
-        for row, metrics in record["measured"].items():
-            rows[row] = {metric: _by_seed(values) for metric, values in metrics.items()}
-        seconds, provenance = seconds + record["seconds"], max(provenance, record["provenance"])
-        worked = record.get("processor_seconds")
-        processor = None if processor is None or worked is None else processor + worked
-    measured_seeds = {
-        seed for rows in parts.values() for metrics in rows.values() for by_seed in metrics.values() for seed in by_seed
-    }
-    results = Results(parts, recipe.aliases)
-    return Reproduction(recipe, scale, out, results, seconds, processor, tuple(sorted(measured_seeds)), provenance)
+        records[part.name] = PartRecord.read(path, part)
+    return Reproduction(recipe, scale, records, out)
+
+
+def read_reproduction(recipe: Recipe, scale: Scale, out: Path) -> Reproduction:
+    """What lies in a folder, measured with whatever seeds and settings."""
+    paths = {part.name: (record_path(out, part), part) for part in recipe.parts(scale)}
+    records = {name: PartRecord.read(path, part) for name, (path, part) in paths.items() if path.exists()}
+    return Reproduction(recipe, scale, records, out)
 
 
 def done_share(
@@ -98,27 +140,18 @@ def done_share(
 ) -> float:
     """How much of a recipe is in finished parts, by rounds."""
     rounds = [(part, part_rounds(part, seeds, settings)) for part in recipe.parts(scale)]
-    finished = sum(count for part, count in rounds if _record_path(out, part).exists())
+    finished = sum(count for part, count in rounds if record_path(out, part).exists())
     return finished / max(sum(count for _, count in rounds), 1)
 
 
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
-    """Whether every part has been measured, with these settings."""
+    """Whether every part has been measured, with these settings and seeds."""
     for part in recipe.parts(scale):
-        path = _record_path(out, part)
-        if not path.exists():
-            return False
+        path = record_path(out, part)
         config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
-        if storage.read_json(path)["identity"] != _identity(part, config, seeds):
+        if not path.exists() or storage.read_json(path).get("identity") != identity(part, config, seeds):
             return False
     return True
-
-
-def part_config(part: RunPart, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> RunConfig:
-    merged = {**DEFAULT_SETTINGS, **part.settings, **settings}
-    if seeds is not None:
-        merged["seeds"] = list(seeds)
-    return make_config(None, merged)
 
 
 def part_rounds(part: RunPart | Study, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> int:
@@ -129,29 +162,11 @@ def part_rounds(part: RunPart | Study, seeds: Sequence[int] | None, settings: Ma
     return len(config.seeds) * (len(config.algorithms) * config.rounds + config.warm_start + config.pretrain)
 
 
-def _record_path(out: Path, part: RunPart | Study) -> Path:
-    return out / "parts" / f"{part.name}.json"
-
-
-def _by_seed(values: Mapping[str, float]) -> BySeed:
-    """Keys of JSON are strings."""
-    return {int(seed): value for seed, value in values.items()}
-
-
-def _identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[int] | None) -> str:
-    if config is not None:
-        return config.fingerprint()
-    assert isinstance(part, Study)
-    text = json.dumps([dict(part.identity), None if seeds is None else list(seeds)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _measure(
     part: RunPart | Study,
     config: RunConfig | None,
     seeds: Sequence[int] | None,
     path: Path,
-    identity: str,
     observer: Observer,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -172,7 +187,8 @@ def _measure(
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # done, and by far the largest files
         seconds = sum(float(result["seconds"]) for result in summary)
     record = {
-        "identity": identity,
+        "identity": identity(part, config, seeds),
+        "settings": settings_hash(part),
         "seconds": seconds,
         "processor_seconds": time.process_time() - worked if at_once else None,
         "provenance": _provenance(),

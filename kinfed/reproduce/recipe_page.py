@@ -1,8 +1,8 @@
-"""The page of a reproduction, and what is published of several."""
+"""The page of a reproduction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,21 @@ from kinfed.report.chart import Figure
 from kinfed.report.comparison import Comparison, single_run
 from kinfed.report.html import Download, render
 from kinfed.report.panels import Panel, panels
-from kinfed.reproduce.benchmark_index import PACKAGE, write_index, write_readme
-from kinfed.reproduce.benchmark_records import BenchmarkRecord, page_name, published_records
-from kinfed.reproduce.judge import NOT_RUN, verdicts
+from kinfed.reproduce.benchmark_index import PACKAGE
+from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
+from kinfed.reproduce.markdown_page import commands, markdown_page, provenance_text
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.result_tables import (
     FilledTable,
     claims_not_run,
     filled_tables,
-    markdown_page,
-    provenance_text,
     results_csv,
     verdict_table,
 )
 from kinfed.runs.reader import load_run
+
+PAGE = "index.html"
 
 # Sections of the page, those that have something to show.
 SECTIONS = {
@@ -42,24 +42,28 @@ SECTIONS = {
 def write_reproduction(reproduction: Reproduction) -> Path:
     """index.html with the figures, results.md, results.csv, results.tex, and the full report of every run."""
     out, tables = reproduction.out, filled_tables(reproduction)
+    assert out is not None, "the page of a reproduction lies beside its runs"
+    judged = verdicts(reproduction.recipe, reproduction.results, reproduction.scale, reproduction.gaps)
     for folder in reproduction.run_folders.values():
         build([folder])
     latex = "\n".join(table.text_table().latex() for table in tables)
     files = [
         Download("results.csv", "every number of the tables", results_csv(tables)),
         Download("results.tex", "the tables for LaTeX with booktabs", latex),
-        Download("results.md", "this page as Markdown", markdown_page(reproduction)),
+        Download("results.md", "this page as Markdown", markdown_page(reproduction, judged)),
     ]
     for file in files:
         write_page(out / file.name, file.text)
-    return write_page(out / "index.html", _page(reproduction, tables, files))
+    return write_page(out / PAGE, _page(reproduction, judged, tables, files))
 
 
-def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Sequence[Download]) -> str:
+def _page(
+    reproduction: Reproduction, judged: Sequence[Verdict], tables: Sequence[FilledTable], files: Sequence[Download]
+) -> str:
     recipe, scale = reproduction.recipe, reproduction.scale
     comparisons = _comparisons(reproduction)
     contents: dict[str, Any] = {
-        "claims": verdicts(recipe, reproduction.results, scale),
+        "claims": judged,
         "tables": [(table.table, table.page_table(), beside_published(table)) for table in tables],
         "figures": recipe.figures(reproduction.results, comparisons),
         "rounds": _learning_curves(comparisons),
@@ -71,7 +75,7 @@ def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Sequ
         "recipe.html",
         PACKAGE,
         title=f"{recipe.title} – kinfed",
-        kicker=recipe.command(scale),
+        kicker=" · ".join(commands(reproduction)),
         heading=recipe.title,
         links=[(name, title) for name, title in SECTIONS.items() if contents[name]],
         footer=[provenance_text(reproduction)],
@@ -79,8 +83,8 @@ def _page(reproduction: Reproduction, tables: Sequence[FilledTable], files: Sequ
         recipe=recipe,
         stand_in=recipe.stand_ins.get(scale),
         contents=contents,
-        verdict_table=verdict_table(contents["claims"]),
-        not_run=claims_not_run(contents["claims"]),
+        verdict_table=verdict_table(judged),
+        not_run=claims_not_run(judged),
         reason=NOT_RUN,
         runs=list(reproduction.run_folders),
     )
@@ -111,16 +115,3 @@ def _method_panels(reproduction: Reproduction, comparisons: dict[str, Comparison
         if method.algorithm == algorithm
     ]
     return [(heading, method_panels) for heading, method_panels in by_method if method_panels]
-
-
-def write_markdown(reproductions: Sequence[Reproduction], folder: Path, order: Iterable[str]) -> Path:
-    """One Markdown page and one record per reproduction; README.md and claims.html, the index of all pages of the
-    folder, those of recipes in this order first."""
-    for one in reproductions:
-        write_page(folder / f"{page_name(one.recipe.name, one.scale)}.md", markdown_page(one))
-        BenchmarkRecord.of(one).write(folder)
-    names = list(order)
-    records = published_records(folder, names)
-    missing = [name for name in names if all(record.recipe != name for record in records)]
-    write_index(records, folder / "claims.html", "{page}.html", missing)
-    return write_readme(records, folder, missing)

@@ -23,7 +23,7 @@ from typing import Any
 from kinfed.errors import KinfedError
 from kinfed.reproduce import measure
 from kinfed.reproduce.recipe import Scale
-from kinfed.reproduce.recipe_page import write_reproduction
+from kinfed.reproduce.recipe_page import PAGE, write_reproduction
 from kinfed.reproduce.recipes import MINUTES, load_recipe
 from kinfed.runs.method_run import Interrupted
 from kinfed.runs.observer import NullObserver, RunInfo
@@ -42,6 +42,12 @@ class RecipeJob:
     folder: Path
     seeds: tuple[int, ...] | None
     settings: Mapping[str, Any]
+
+    def is_done(self) -> bool:
+        """Whether it has been measured and has its page."""
+        recipe = load_recipe(self.name)
+        has_page = (self.folder / PAGE).exists()
+        return has_page and measure.is_done(recipe, self.scale, self.folder, self.seeds, self.settings)
 
     def done_share(self) -> float:
         return measure.done_share(load_recipe(self.name), self.scale, self.folder, self.seeds, self.settings)
@@ -84,7 +90,7 @@ def minutes(name: str, scale: Scale) -> float:
 class ShareSender(NullObserver):
     """Tells how much of a recipe is done, in rounds of all methods and seeds; studies count as one round."""
 
-    def __init__(self, job: RecipeJob, send: Callable[[float], None]) -> None:
+    def __init__(self, job: RecipeJob, send: Callable[[str, float], None]) -> None:
         self._send = send
         self._sent = 0.0
         parts = load_recipe(job.name).parts(job.scale)
@@ -99,13 +105,18 @@ class ShareSender(NullObserver):
 
     def started(self, label: str, seed: int, first: int, rounds: int) -> None:
         self._done += first
+        if first:  # of an earlier sitting: done, and no measure of this one's pace
+            self._tell("resumed")
 
     def round(self, *report: Any) -> None:
         self._done += 1
+        self._tell("share")
+
+    def _tell(self, kind: str) -> None:
         share = min(self._done / self._total, 1.0)
         if share >= self._sent + LEAST_SHARE:
             self._sent = share
-            self._send(share)
+            self._send(kind, share)
 
 
 def run_recipes(
@@ -114,12 +125,14 @@ def run_recipes(
     show: Callable[[PoolState], None],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> PoolState:
-    """Measure all of them, the longest first; `show` hears of every change and now and then. Failures of a recipe leave
-    the others alone. Stopped, processes end after their round."""
+    """Measure all of them, the longest first; `show` hears of every change and now and then. What was done before gets
+    no process. Failures of a recipe leave the others alone. Stopped, processes end after their round."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    waiting = sorted(jobs, key=lambda job: -minutes(job.name, job.scale))
     state = PoolState({job.name: job.done_share() for job in jobs}, jobs[0].scale)
+    state.done += [job.name for job in jobs if job.is_done()]
+    waiting = [job for job in jobs if job.name not in state.done]
+    waiting.sort(key=lambda job: -minutes(job.name, job.scale))
     active: dict[str, tuple[BaseProcess, Connection]] = {}
     before = time.monotonic()
     try:
@@ -131,6 +144,7 @@ def run_recipes(
                 job = waiting.pop(0)
                 active[job.name] = _start(context, job, stop)
                 state.running[job.name] = time.monotonic()
+            show(state)
             wait([connection for _, connection in active.values()], LOOK_EVERY)
             now = time.monotonic()
             state.busy += (now - before) * len(active)
@@ -138,7 +152,7 @@ def run_recipes(
             for name in list(active):
                 if _listen(name, *active[name], state):
                     del active[name], state.running[name]
-            show(state)
+        show(state)
     finally:
         for process, _ in active.values():  # only where this loop itself was interrupted
             process.terminate()
@@ -148,7 +162,7 @@ def run_recipes(
 def _start(context: Any, job: RecipeJob, stop: Any) -> tuple[BaseProcess, Connection]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=measure_recipe, args=(job, sender, stop), name=job.name)
-    with _environment(ONE_CORE):
+    with _environment(ONE_CORE), _interrupts_held():
         process.start()
     sender.close()  # here; the process has its own end
     return process, receiver
@@ -161,6 +175,8 @@ def _listen(name: str, process: BaseProcess, connection: Connection, state: Pool
             kind, value = connection.recv()
             if kind == "share":
                 state.advance(name, value)
+            elif kind == "resumed":
+                state.shares[name] = max(value, state.shares[name])
             elif kind == "done":
                 state.advance(name, 1.0)
                 state.done.append(name)
@@ -181,7 +197,7 @@ def measure_recipe(job: RecipeJob, connection: Connection, stop: Any) -> None:
     if parent is not None:  # Ctrl-C reaches all processes; the parent tells this one to stop
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     recipe = load_recipe(job.name)
-    observer = ShareSender(job, lambda share: connection.send(("share", share)))
+    observer = ShareSender(job, lambda kind, share: connection.send((kind, share)))
     try:
         done = measure.reproduce(
             recipe,
@@ -202,6 +218,20 @@ def measure_recipe(job: RecipeJob, connection: Connection, stop: Any) -> None:
         connection.send(("failed", traceback.format_exc()))
     finally:
         connection.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal. One that starts within is deaf to it from its first moment on, before
+    it could ignore it itself; this process hears it afterwards. (Windows has no such mask.)"""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

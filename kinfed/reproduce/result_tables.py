@@ -10,7 +10,7 @@ import rich.table
 from kinfed.report.formats import format_number, plural
 from kinfed.report.statistics import Average, average, interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
-from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
+from kinfed.reproduce.judge import NOT_RUN, Verdict
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference
 
@@ -127,10 +127,11 @@ def _csv_number(value: float | None, column: ResultColumn) -> str:
     return "" if value is None else f"{value * column.factor:.6g}"
 
 
-def verdict_table(judged: Sequence[Verdict]) -> TextTable:
-    """The claims that were judged, or cannot be here; those that the scale does not run are left out."""
+def verdict_table(judged: Sequence[Verdict], *, dated: bool = False) -> TextTable:
+    """The claims that were judged, or cannot be here; those that the scale does not run are left out. `dated`: those
+    whose figures were not kept say so, beside others whose figures were."""
     rows = [
-        (_claim_text(verdict), status_cell(verdict), interval_cell(verdict, verdict.sentence))
+        (_claim_text(verdict), status_cell(verdict), interval_cell(verdict, _evidence(verdict, dated)))
         for verdict in _with_evidence(judged)
     ]
     return TextTable.of("Claims", [TableColumn(name, "text") for name in ("claim", "verdict", "figures")], rows)
@@ -158,6 +159,11 @@ def _claim_text(verdict: Verdict) -> str:
     return verdict.claim + (f" ({origin})" if origin else "")
 
 
+def _evidence(verdict: Verdict, dated: bool) -> str:
+    is_dated = dated and verdict.earlier and verdict.margin is not None
+    return verdict.sentence + (f"; measured {verdict.earlier}, figures not kept" if is_dated else "")
+
+
 def status_cell(verdict: Verdict) -> TableCell:
     return TableCell(verdict.status, tone={"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open"))
 
@@ -166,39 +172,3 @@ def interval_cell(verdict: Verdict, text: str) -> TableCell:
     """The text, above the interval of the margin that decides."""
     margin = verdict.margin
     return TableCell(text, interval=None if margin is None else (margin.low, margin.mean, margin.high))
-
-
-def markdown_page(reproduction: Reproduction) -> str:
-    """What docs/benchmark keeps of a reproduction."""
-    recipe = reproduction.recipe
-    lines = [f"# {recipe.title}", "", f"{recipe.paper.citation}: {recipe.reproduces}. {recipe.about}", ""]
-    lines += [provenance_text(reproduction), ""]
-    if stand_in := recipe.stand_ins.get(reproduction.scale):
-        lines += [f"**Stand-in:** {stand_in}", ""]
-    for table in filled_tables(reproduction):
-        lines += [f"## {table.table.title}", ""]
-        lines += [table.table.caption, ""] if table.table.caption else []
-        lines += [table.text_table().markdown()]
-    if judged := verdicts(recipe, reproduction.results, reproduction.scale):
-        lines += ["## Claims", "", verdict_table(judged).markdown()]
-        if missing := claims_not_run(judged):
-            lines += [f"{len(missing)} more claims are not judged: {NOT_RUN}.", ""]
-    if recipe.notes:
-        lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
-    lines += [f"Again: `{recipe.command(reproduction.scale)}`", ""]
-    return "\n".join(lines)
-
-
-def provenance_text(reproduction: Reproduction) -> str:
-    seeds, processor = len(reproduction.seeds), reproduction.processor_seconds
-    text = (
-        f"Scale {reproduction.scale}, {plural(seeds, 'seed')}: mean ± standard deviation over seeds, figures of the "
-        f"last round. Measured {reproduction.provenance}; training took {_duration(reproduction.seconds)}"
-    )
-    if processor and seeds:
-        text += f". On one core a seed takes {_duration(processor / seeds)} of processor time, evaluation included"
-    return f"{text}."
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"

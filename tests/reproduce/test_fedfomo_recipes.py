@@ -14,7 +14,8 @@ from kinfed.data.sources import SOURCES
 from kinfed.engine.models import MODELS
 from kinfed.reproduce import Results, RunPart, difference
 from kinfed.reproduce.judge import verdicts
-from kinfed.reproduce.measure import part_config, reproduce
+from kinfed.reproduce.measure import reproduce
+from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.recipe import SCALES
 from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe

@@ -10,7 +10,7 @@ from kinfed.algorithms.kin.kin import Kin
 from kinfed.core.registry import Entry
 from kinfed.data.batches import LocalTraining
 from kinfed.reproduce import Results, RunPart
-from kinfed.reproduce.measure import part_config
+from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.recipe import SCALES, Scale
 from kinfed.reproduce.recipes import kin_everywhere, methods_cifar10
 from kinfed.reproduce.recipes.common_presets import PRESET, own_defaults, preset_notes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from kinfed.cli.reproduce_command import duration
-from kinfed.reproduce.measure import is_done
+from kinfed.reproduce.measure import read_reproduction
 from kinfed.reproduce.recipe_pool import PoolState, RecipeJob, measure_recipe, minutes, run_recipes
 from kinfed.reproduce.recipes import MINUTES, RECIPES, load_recipe
 
@@ -42,15 +44,34 @@ def test_what_a_stopped_process_left_is_gone_on_with(tmp_path: Path) -> None:
     assert 0 < stopped.shares[STEPS] < 1
     *progress, last = measured_here(job(STEPS, tmp_path))
     assert last == ("done", None)
-    assert [kind for kind, _ in progress] == ["share"] * len(progress)
-    assert progress[0][1] > stopped.shares[STEPS] - 1e-9  # it goes on where the process was
-    assert is_done(load_recipe(STEPS), "smoke", tmp_path, (0,), {"workers": 1})
+    kinds = [kind for kind, _ in progress]
+    assert kinds == ["resumed"] * kinds.count("resumed") + ["share"] * kinds.count("share")
+    resumed = max(share for kind, share in progress if kind == "resumed")
+    assert resumed > stopped.shares[STEPS] - 0.01  # it goes on where the process was: no work of this sitting
+    assert not read_reproduction(load_recipe(STEPS), "smoke", tmp_path).missing
     assert (tmp_path / "index.html").exists()
-    idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # nothing is begun
+    shown: list[PoolState] = []
+    again = run_recipes([job(STEPS, tmp_path)], 1, shown.append)  # what is done gets no process
+    assert (again.shares[STEPS], again.done, again.busy) == (1.0, [STEPS], 0.0)
+    (tmp_path / "index.html").unlink()
+    idle = run_recipes([job(STEPS, tmp_path)], 1, lambda state: None, lambda: True)  # its page is missing; not begun
     assert (idle.shares[STEPS], idle.done) == (1.0, [])
     receiver, sender = multiprocessing.Pipe(duplex=False)
     receiver.close()
     measure_recipe(job(STEPS, tmp_path), sender, threading.Event())  # its parent was killed: it ends without a word
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
+def test_ctrl_c_does_not_reach_a_process_that_starts(tmp_path: Path) -> None:
+    """It is sent as soon as the process is there, long before that has imported anything: no failure, no trace."""
+
+    def interrupt(state: PoolState) -> None:
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGINT)
+
+    stopped = run_recipes([job(STEPS, tmp_path)], 1, interrupt, lambda: bool(multiprocessing.active_children()))
+    assert (stopped.done, stopped.failures) == ([], {})
 
 
 def test_a_recipe_that_fails_says_why(tmp_path: Path) -> None:

@@ -32,13 +32,15 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import tally, write_site
-from kinfed.reproduce.benchmark_records import published_records
+from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, tally, write_site
+from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, read_records
 from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
-from kinfed.reproduce.measure import is_done, measurements_of_summary, part_config, reproduce
+from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
+from kinfed.reproduce.part_records import part_config
+from kinfed.reproduce.publishing import publish
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_figures import beside_published
-from kinfed.reproduce.recipe_page import write_markdown, write_reproduction
+from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
 from kinfed.reproduce.recipes.common_cgpfl import DISTANCE, ROUNDS_TO_LEVEL, convergence
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
@@ -259,6 +261,32 @@ def test_a_column_against_a_row_shows_paired_differences_with_their_interval() -
     assert [name for name, _ in table.rows] == ["B", "C"]  # a row is not compared with itself
 
 
+def test_the_index_says_how_sure_its_verdicts_are() -> None:
+    """Margins of 30 and 3 standard deviations hold with 3 seeds, only the first of them for all four together
+    (test_firm_verdicts_are_holms); by chance, a fortieth of the judged would."""
+    claims = [replace(verdict_of((mean - 1, mean, mean + 1)), claim=str(mean)) for mean in (3.0, 30.0, 0.5, -20.0)]
+    asked = replace(claims[0], source="kinfed")
+    unknown = Verdict("later", "not judged", "not measured yet", "paper", "Table 2")
+    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked))
+    glance = certainty_table([record]).markdown().splitlines()
+    assert glance[0] == (
+        "|  | Claims of the papers: all | Claims of the papers: firm | Claims of the papers: by chance | "
+        "Claims of the papers: at scale paper | Our questions: all | Our questions: firm | Our questions: by chance | "
+        "Our questions: at scale paper |"
+    )
+    assert glance[2:6] == [
+        "| Holds | 2 | 1 | 0.1 | 2 | 1 | 1 | 0.0 | 1 |",
+        "| Does not hold | 1 | 1 | 0.1 | 1 | 0 | 0 | 0.0 | 0 |",
+        "| Unknown | 1 | – | – | 1 | 0 | – | – | 0 |",
+        "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
+    ]
+    assert glance[6] == "| Not measured | 1 | – | – | – | 0 | – | – | – |"
+    (holds, table), *_ = claim_sections([record], "{page}.md")
+    assert holds == "What holds (2)"
+    assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
+    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "3", "firm", "paper", "r"]
+
+
 def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:
     question = Question.above("a above b?", "p", "a", ["b"])
     recipe = replace(recipe_of(MEASURED), claims=[Claim.above("a above b", "p", "a", ["b"]), question])
@@ -320,11 +348,11 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert r"\toprule" in (tmp_path / "toy-paper" / "results.tex").read_text("utf-8")
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
-    index = write_markdown([done], tmp_path / "docs", ["toy"]).read_text("utf-8")
+    index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
-    assert "Of 5 claims of the papers, 1 are reproduced, 2 contradicted" in index
+    assert "Of 5 claims of the papers, 3 were judged: 1 hold, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
-    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points, 3 seeds |" in index
+    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
 
@@ -333,13 +361,14 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     toy = recipe_of(MEASURED)
     for name in ("toy", "other", "toy"):  # the second time, toy's record is replaced
         done = reproduce(replace(toy, name=name), "paper", tmp_path / f"{name}-paper")
-        index = write_markdown([done], tmp_path / "docs", ["other", "toy", "later"]).read_text("utf-8")
-    records = published_records(tmp_path / "docs", ["other", "toy"])
+        recipes_now = {name: replace(toy, name=name) for name in ("other", "toy", "later")}
+        index = publish([done], tmp_path / "docs", recipes_now).read_text("utf-8")
+    records = read_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
-    assert "Of 10 claims of the papers, 2 are reproduced, 4 contradicted" in index
-    assert "whose claims are not counted: later." in index
-    assert "A verdict is about what was run here: 6 of the 6 judged claims at the scale paper" in index
+    assert "Of 10 claims of the papers, 6 were judged: 2 hold, 4 do not" in index
+    assert "Recipes without a page, whose claims are not counted: later." in index
+    assert "6 of them were judged at the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
     assert 'href="toy-paper.html"' in html
@@ -358,12 +387,12 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     scales: tuple[Scale, ...] = ("paper", "small")  # small is published later and takes nothing away
     for scale in scales:
         done = reproduce(toy_of(scale), scale, tmp_path / f"toy-{scale}")
-        index = write_markdown([done], tmp_path / "docs", ["toy"]).read_text("utf-8")
-    at_paper, at_small = published_records(tmp_path / "docs", ["toy"])
+        index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
+    at_paper, at_small = count_once(read_records(tmp_path / "docs", ["toy"]))
     assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
-    assert "Of 6 claims of the papers, 2 are reproduced, 2 contradicted" in index
-    assert "3 of the 4 judged claims at the scale paper" in index
+    assert "Of 6 claims of the papers, 4 were judged: 2 hold, 2 do not" in index
+    assert "3 of them were judged at the scale paper" in index
     assert "## Not measured (1)" in index
     assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
     assert "| small | [toy](toy.md) |" in index
@@ -403,8 +432,8 @@ def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -
     first = reproduce(recipe(1), "paper", tmp_path)
     assert reproduce(recipe(1), "paper", tmp_path).results == first.results
     assert calls == [None]
-    assert is_done(recipe(1), "paper", tmp_path, None, {})
-    assert not is_done(recipe(2), "paper", tmp_path, None, {})
+    assert not read_reproduction(recipe(1), "paper", tmp_path).missing
+    assert "other settings" in read_reproduction(recipe(2), "paper", tmp_path).missing["p"]
     with pytest.raises(StorageError, match="measured with other settings"):
         reproduce(recipe(2), "paper", tmp_path)
 
@@ -416,7 +445,7 @@ def test_an_interrupted_part_leaves_no_record(tmp_path: Path) -> None:
     recipe = Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [Study("p", fails)])
     with pytest.raises(KeyboardInterrupt):
         reproduce(recipe, "smoke", tmp_path)
-    assert not is_done(recipe, "smoke", tmp_path, None, {})
+    assert read_reproduction(recipe, "smoke", tmp_path).parts == {}
 
 
 def test_figures_of_a_panel_share_a_heading_and_a_text() -> None:

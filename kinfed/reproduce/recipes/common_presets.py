@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kinfed.algorithms import ALGORITHMS, tuning_space
-from kinfed.reproduce.measure import part_config
+from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.recipe import RunPart
 
 PRESET = "tuned"

@@ -20,6 +20,7 @@ from kinfed.reproduce.recipe import FEDFOMO, BySeed, Margins, Scale
 from kinfed.reproduce.recipes.common_fedfomo import (
     EMBEDDINGS,
     FEW_STEPS,
+    FIXED_CLIENTS_NOTE,
     LAST_TRAINED,
     METHODS,
     NETWORK,
@@ -292,10 +293,7 @@ RECIPE = Recipe(
         "The published commands also offer every client six averages of groups found by the server. The text does not "
         "know them; they are off here (subglobal = 0).",
         "n models means n candidates with the client’s own among them, as in the released code.",
-        "With 100 clients the released code seeds the sampling anew in every round, so that the same ten clients are "
-        "active throughout; here every round draws ten others. Whether the ninety that never train are in the "
-        "published means is not said. If they are not, these are means over ten clients, whose spread from run to run "
-        "is, for equal clients, about √10 times that over a hundred.",
+        FIXED_CLIENTS_NOTE,
         "MOCHA on a network is its deep variant; the rows of MOCHA, LG-FedAvg and CFL come from repositories with "
         "known errors (a relation matrix of ones, convolutions shared instead of kept, clients in the wrong clusters).",
         "Rates: the common one for all but pFedMe, for which λ lr must stay below 1 (λ = 15, lr 0.05; 0.1 for its "

@@ -18,6 +18,7 @@ from kinfed.reproduce import (
 from kinfed.reproduce.recipe import FEDFOMO, Margins, Scale
 from kinfed.reproduce.recipes.common_fedfomo import (
     COLOUR,
+    FIXED_CLIENTS_NOTE,
     LAST_TRAINED,
     LOCAL_TRAINING,
     METHODS,
@@ -188,8 +189,7 @@ RECIPE = Recipe(
         "first dense layer to the image.",
         "In the published numbers FedAvg counts by its shared model. Clients of FedAvg that keep the model of their "
         "last own training are a rival of ours.",
-        "With 100 clients the released code seeds the sampling anew in every round, so that the same ten clients may "
-        "have been active throughout; here every round draws ten others, and a client trains about ten times.",
+        FIXED_CLIENTS_NOTE,
         "Clients that are never drawn are judged too: FedFomo’s by a mixture of others, Local’s by the starting model.",
         "LG-FedAvg begins at a FedAvg model in its authors’ code and reports each client’s best round on test data; "
         "here it begins with the others and counts by the last round.",

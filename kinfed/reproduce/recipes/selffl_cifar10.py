@@ -10,14 +10,16 @@ from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
     ALIASES,
     COMPARED,
+    NAMES,
     ONE_MODEL,
+    READINGS,
+    READINGS_NOTE,
     RIVALS,
     method_options,
     named,
 )
 
-ROUGH = "selffl-rough"
-METHODS = named("local", *COMPARED, ROUGH)
+METHODS = named("local", *COMPARED, *READINGS)
 ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
 
 
@@ -50,11 +52,17 @@ RECIPE = Recipe(
         Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS, place="Section 4.2, Figure 2a"),
         Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
         Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
-        Question.above("Self-FL above FedAvg as one model", "cifar10", "selffl", [ONE_MODEL]),
-        Question.above("Self-FL without smoothing above all baselines", "cifar10", ROUGH, RIVALS),
+        *(
+            Question.above(f"{NAMES[label]} above FedAvg as one model", "cifar10", label, [ONE_MODEL])
+            for label in ("selffl", *READINGS)
+        ),
+        *(Question.above(f"{NAMES[label]} above all baselines", "cifar10", label, RIVALS) for label in READINGS),
         Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 2a"),
     ],
     notes=[
+        READINGS_NOTE,
+        "Batches are of 20 here, so that their sum is twenty times the rate, at which a network need not converge; no "
+        "baseline is run at that rate.",
         "Rounds, batch size and l_max are not in the paper: 400, 20 and 40 here.",
         "Some users of the generator get only ten images of a class, because the class ran out.",
     ],

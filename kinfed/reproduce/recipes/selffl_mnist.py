@@ -10,6 +10,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     ACCURACIES,
     ALIASES,
     FASTER,
+    FASTER_NOTE,
     NAMES,
     ONE_MODEL,
     READINGS,
@@ -115,6 +116,7 @@ RECIPE = Recipe(
     ],
     notes=[
         READINGS_NOTE,
+        FASTER_NOTE,
         "The partition follows FedProx's generator, whose draws have no seed; sizes differ from seed to seed.",
         "Ditto's λ and the settings of pFedMe and Per-FedAvg are not in the paper; ours are the methods' defaults.",
         "Clients with one or two test examples decide the worst tenth here; the client mean says more.",
