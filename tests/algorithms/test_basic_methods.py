@@ -206,6 +206,28 @@ def test_fedprox_held_firmly_hardly_moves() -> None:
         close(state(loop, 0, "theta"), one)
 
 
+def test_fedprox_uses_the_partial_work_that_fedavg_drops() -> None:
+    """What it was invented for, beside drift: stragglers count with the steps they have taken."""
+    five = ALL.with_steps(5)
+    with by_hand(FedProx(training=five, mu=0.5), stragglers=0.9) as ours:
+        w = server(ours)
+        assert ours.round().dropped == 0
+        steps = []
+        for m in range(3):
+            theta, ends = w, []
+            for _ in range(5):
+                theta = theta - LR * (gradient(ours, m, theta) + 0.5 * (theta - w))
+                ends.append(theta)
+            steps.append(
+                [n for n, end in enumerate(ends, 1) if torch.allclose(state(ours, m, "theta"), end, atol=1e-6)]
+            )
+        assert all(steps)
+        assert min(n for (n,) in steps) < 5
+        close(server(ours), by_examples([state(ours, m, "theta") for m in range(3)]))
+    with by_hand(FedAvg(training=five), stragglers=0.9) as theirs:
+        assert theirs.round().dropped > 0
+
+
 # FedAvgM.
 
 
