@@ -9,16 +9,9 @@ import torch
 from method_bench import ALL, LR, SIZES, TWO_STEPS, by_hand, close, deep, features, gradient, models, server, weighted
 from torch import Tensor, nn
 
+from kinfed.algorithms.feature_distribution import Distribution, Pencil, best_beta, local_distribution
 from kinfed.algorithms.fedavg import FedAvg
-from kinfed.algorithms.pfedfda import (
-    Distribution,
-    PFedFDA,
-    best_beta,
-    folds,
-    local_distribution,
-    packed,
-    unpacked,
-)
+from kinfed.algorithms.pfedfda import PFedFDA, folds, packed, unpacked
 from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
 from kinfed.data.features import Features
@@ -98,6 +91,19 @@ def test_much_data_far_from_the_others_is_its_own_and_little_is_not() -> None:
     assert float(best_beta(several, common, prior, single=False)[0]) > 0.9
     common, few = trials(shift=0.0, size=5)
     assert float(best_beta(few, common, prior, single=True).max()) < 0.2
+
+
+def test_losses_of_the_search_are_those_of_the_classifier() -> None:
+    """In the basis where both covariances are diagonal, and their derivatives, against plain formulas and autograd."""
+    common, several = trials(shift=0.5, size=12)
+    prior, beta = torch.tensor([0.3, 0.7], dtype=DOUBLE), torch.tensor([0.3, 0.8], dtype=DOUBLE, requires_grad=True)
+    for local, phi, y in several:
+        weight, bias = common.toward(local, beta).classifier(prior)
+        wanted = nn.functional.cross_entropy(phi @ weight.T + bias, y)
+        (slope,) = torch.autograd.grad(wanted, beta)
+        value, slopes = Pencil.of(common, local, phi, y).loss(0.3, 0.8, prior.log().numpy())
+        assert value == pytest.approx(float(wanted.detach()), rel=1e-9)
+        assert slopes.tolist() == pytest.approx(slope.tolist(), rel=1e-8)
 
 
 @pytest.mark.parametrize("single", [True, False])
