@@ -86,12 +86,12 @@ def two_bowls(method: Any, *, start: float = 1.0, **schedule: float) -> Iterator
         pool.close()
 
 
-def one_body(*, names: bool = False, inputs: bool = False) -> Federation:
+def one_body(*, names: bool = False, inputs: bool = False, seed: int = 3) -> Federation:
     """30 clients with twelve training examples each, too few to learn alone which four of ten inputs matter. With
     `names`, clients call the four classes by names of their own; with `inputs`, they have the inputs in other
     places."""
     clients, count, width = 30, 30 * 22, 10
-    x = rng.normal(rng.root(3, "planted"), count * width).reshape(count, width).to(torch.float32)
+    x = rng.normal(rng.root(seed, "planted"), count * width).reshape(count, width).to(torch.float32)
     rows = torch.arange(count)
     owner, test = rows % clients, rows >= 12 * clients
     y = 2 * (x[:, 0] + x[:, 1] > 0).long() + (x[:, 2] - x[:, 3] > 0).long()
@@ -110,7 +110,7 @@ def accuracy_on(federation: Federation, method: Any, rounds: int = 20) -> tuple[
     def body_and_head() -> nn.Module:
         return nn.Sequential(nn.Linear(10, 4), nn.Tanh(), nn.Linear(4, 4))
 
-    with Bench(method, federation=federation, model=body_and_head).loop() as loop:
+    with Bench(method, federation=federation, model=body_and_head).loop(chunk=None) as loop:
         for _ in range(rounds):
             loop.round()
         found = loop.evaluate()

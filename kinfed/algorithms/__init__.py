@@ -101,7 +101,7 @@ _add(
     "personal_adapters:PersonalAdapters",
     "FedDPA",
     "two LoRA adapters per layer, one shared and one personal",
-    preset={"own": "*.personal_*"},
+    preset={"own": "*.personal_*", "turns": True},
 )
 _add("fedlc", "fedlc:FedLC", "FedLC", "FedAvg with logits calibrated by each client's class counts")
 _add("fedntd", "fedntd:FedNTD", "FedNTD", "FedAvg that preserves the received model's predictions on other classes")

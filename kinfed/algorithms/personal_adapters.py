@@ -7,8 +7,11 @@ Federated Learning, ICLR 2025 (FedSA-LoRA). Clients train A and B; the server av
 
 `feddpa`: Y. Yang, G. Long, T. Shen, J. Jiang, M. Blumenstein: Dual-Personalizing Adapter for Federated Foundation
 Models, NeurIPS 2024 (FedDPA). Layers have two adapters, W0 + (α / r) (B_s A_s + B_p A_p): the server averages the
-first, every client keeps the second. Deviation: both are trained together and count fully for every input. The paper
-trains them in turns and weighs the second by how near an input is to those the client has trained on.
+first, every client keeps the second. They are trained in turns (`turns`), as in the released code: first the own ones
+upon the received shared ones, which stay; then the shared ones as if there were no others. Trained together, own
+adapters explain a client's few examples before the shared ones have learnt what all clients have in common, and these
+get nothing left to learn from: on planted data that is no better than every client alone. Deviation: own adapters
+count fully for every input; the paper weighs them by how near an input is to those the client has trained on.
 
 Whatever else is trained, a head for one, is shared, unless `own` names it too ("*.lora_B,head"). With an empty `own`
 the server's model is FedAvg's.
@@ -18,7 +21,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfed.algorithms.facade import ColumnSplit, ConfigError, Task, option, parse_patterns
+from torch import Tensor
+
+from kinfed.algorithms.facade import (
+    Cohort,
+    ColumnSplit,
+    ConfigError,
+    PrivacyProfile,
+    Task,
+    gradient_steps,
+    option,
+    parse_patterns,
+    sgd,
+)
 from kinfed.algorithms.partial import PartlyShared
 from kinfed.engine.columns import matches
 
@@ -26,6 +41,7 @@ from kinfed.engine.columns import matches
 @dataclass(frozen=True)
 class PersonalAdapters(PartlyShared):
     own: str = option("*.lora_B", "parameters that stay with the client, by name or pattern, separated by commas")
+    turns: bool = option(False, "train what is own first, then what is shared as if nothing were; off: both together")
 
     def split(self, task: Task) -> ColumnSplit:
         own = parse_patterns(self.own)
@@ -37,6 +53,20 @@ class PersonalAdapters(PartlyShared):
                     + _advice(pattern)
                 )
         return ColumnSplit.owning(task.slots, own)
+
+    def train(self, task: Task, theta: Tensor, split: ColumnSplit, data: Cohort) -> Tensor:
+        if not self.turns or not split.own:
+            return super().train(task, theta, split, data)
+        own = split.own_mask.to(theta.device)
+        kept = sgd(task, theta, data.train.batches(self.training, stream="own"), mask=own)
+        start = split.take_own(task.init(data.seed)).to(theta).expand(len(theta), -1)  # where adapters correct nothing
+        alone = split.join(start, split.take_shared(theta))
+        sent = sgd(task, alone, data.train.batches(self.training), mask=~own)
+        return split.join(split.take_own(kept), split.take_shared(sent))
+
+    def privacy(self, count: Tensor) -> PrivacyProfile:
+        steps = self.training.num_steps(count)
+        return gradient_steps(2 * steps if self.turns and self.own else steps, weights=self.weights)
 
 
 def _advice(pattern: str) -> str:

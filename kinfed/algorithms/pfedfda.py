@@ -30,9 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from kinfed.algorithms.facade import (
@@ -56,12 +54,10 @@ from kinfed.algorithms.facade import (
     rng,
     sgd,
 )
+from kinfed.algorithms.feature_distribution import EPS, Distribution, best_beta, local_distribution
 from kinfed.algorithms.heads import class_counts, required_body
 from kinfed.engine.client_features import features_by_client
 from kinfed.engine.linear import Dense
-
-EPS = 1e-4  # ε
-ITERATIONS = 10  # of the search for β
 
 
 @dataclass
@@ -85,32 +81,6 @@ class Up(Tree):
     means: Tensor  # [n, C, d_f] M_m
     covariance: Tensor = field(metadata=exact())  # [n, d_f (d_f + 1)/2] S_m: a rounded one may not be positive
     count: Tensor  # [n] examples
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Class means and the common covariance of one client's features, in float64."""
-
-    means: Tensor  # [C, d_f]
-    covariance: Tensor  # [d_f, d_f]
-
-    def toward(self, local: Distribution, beta: Tensor) -> Distribution:
-        """β [2] of the way to the local one, for means and covariance."""
-        return Distribution(
-            self.means + beta[0] * (local.means - self.means),
-            self.covariance + beta[1] * (local.covariance - self.covariance),
-        )
-
-    def classifier(self, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """LDA: W [C, d_f] and b [C] for class shares [C]. NaN where the covariance is none."""
-        width = len(self.covariance)
-        identity = torch.eye(width, dtype=torch.float64)
-        shrunk = (1 - EPS) * self.covariance + EPS * self.covariance.trace() / width * identity
-        root, failed = torch.linalg.cholesky_ex(shrunk)
-        if int(failed):  # features that are not finite
-            root = torch.full_like(root, torch.nan)
-        weight = torch.cholesky_solve(self.means.T, root).T
-        return weight, -0.5 * (self.means * weight).sum(1) + prior.log()
 
 
 @dataclass(frozen=True)
@@ -185,7 +155,8 @@ class PFedFDA(Algorithm[Server, Nothing, Down, Up]):
             return torch.full((2,), self.beta, dtype=torch.float64)
         fold = folds(y, rng.fold(rng.root(split.seed, "folds"), split.round))
         halves = [(phi[fold == k], y[fold == k]) for k in (0, 1)]
-        if not all(len(labels) for _, labels in halves) or not bool(torch.isfinite(phi).all()):
+        finite = all(bool(torch.isfinite(part).all()) for part in (phi, common.means, common.covariance))
+        if not all(len(labels) for _, labels in halves) or not finite:
             return torch.zeros(2, dtype=torch.float64)
         trials = [(local_distribution(*halves[k], common.means, self.ridge), *halves[1 - k]) for k in (0, 1)]
         return best_beta(trials, common, prior, single=self.single_beta)
@@ -251,17 +222,6 @@ def with_classifiers(head: Head, theta: Tensor, by_client: list[Distribution], p
     return head.join(theta, weight, bias)
 
 
-def local_distribution(phi: Tensor, y: Tensor, fallback: Tensor, ridge: float) -> Distribution:
-    """M_loc and S_loc of features φ [N, d_f]; classes without examples have their mean from `fallback` [C, d_f]."""
-    classes, width = fallback.shape
-    count = torch.bincount(y, minlength=classes)
-    total = phi.new_zeros(classes, width).index_add_(0, y, phi)
-    means = torch.where((count > 0)[:, None], total / count.clamp_min(1)[:, None], fallback)
-    apart = phi - means[y]
-    scatter = apart.T @ apart / max(len(y) - 1, 1)
-    return Distribution(means, scatter + ridge * torch.eye(width, dtype=torch.float64))
-
-
 def folds(y: Tensor, key: Tensor) -> Tensor:
     """[N] 0 or 1: examples of every class in two halves at random; −1 where a class has one example only."""
     order = rng.permutation(key, len(y))
@@ -271,26 +231,3 @@ def folds(y: Tensor, key: Tensor) -> Tensor:
         if len(members) > 1:
             fold[members] = torch.arange(len(members)) % 2
     return fold
-
-
-def best_beta(
-    trials: list[tuple[Distribution, Tensor, Tensor]], common: Distribution, prior: Tensor, *, single: bool
-) -> Tensor:
-    """[2] β in [0, 1] with the least cross-entropy, over trials (local distribution, φ [N, d_f], y [N]) of examples
-    that it was not made from."""
-
-    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
-        with torch.enable_grad():
-            beta = torch.from_numpy(values).requires_grad_()
-            total = torch.zeros((), dtype=torch.float64)
-            for local, phi, y in trials:
-                weight, bias = common.toward(local, beta.expand(2)).classifier(prior)
-                total = total + torch.nn.functional.cross_entropy(phi @ weight.T + bias, y)
-            (slope,) = torch.autograd.grad(total, beta)
-        return float(total.detach()), slope.numpy()
-
-    start = np.full(1 if single else 2, 0.5)
-    result = minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=[(0, 1)] * len(start), options={"maxiter": ITERATIONS}
-    )
-    return torch.from_numpy(np.asarray(result.x, dtype=np.float64)).expand(2)

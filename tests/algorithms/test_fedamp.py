@@ -40,6 +40,7 @@ def test_cosines_by_hand() -> None:
     new = mixed(FedAMP(attention="cosine", self_weight=0.4, sharpness=2.0), [[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
     both = math.exp(2) + 1
     assert new.xi[0].tolist() == pytest.approx([0.4, 0.6 * math.exp(2) / both, 0.6 / both])
+    assert not bool(new.scaled.any())  # the shares leave ξ_ii as it was asked for
 
 
 @pytest.mark.parametrize("attention", ["distance", "cosine"])
@@ -79,20 +80,22 @@ def test_without_a_hold_it_is_local_training(work: str) -> None:
     assert torch.equal(mine, other)
 
 
-def test_a_round_by_hand() -> None:
-    """Two steps of θ ← θ − η (f' + θ − u); in the first round u is the start, 1, in the second the mix of both."""
-    method = FedAMP(TWO_STEPS, lam=1.0, alpha=1.0, self_weight=0.5)
+@pytest.mark.parametrize(("lam", "alpha"), [(1.0, 1.0), (0.5, 0.5), (3.0, 1.2)])
+def test_a_round_by_hand(lam: float, alpha: float) -> None:
+    """Two steps of θ ← θ − η (f' + (λ/α) (θ − u)); in the first round u is the start, 1, in the second the mix."""
+    method = FedAMP(TWO_STEPS, lam=lam, alpha=alpha, self_weight=0.5)
     with two_bowls(method) as loop:
         loop.round()
         theta = [float(state(loop, m, "theta")) for m in range(2)]
-        assert theta == pytest.approx([0.82, 2.44])  # as MR-MTL's with λ = 1
-        own = 1 - min(math.exp(-1), 0.5)
+        if lam == alpha:
+            assert theta == pytest.approx([0.82, 2.44])  # as MR-MTL's with λ = 1
+        own = 1 - min(alpha * math.exp(-1), 0.5)
         u = [own * theta[0] + (1 - own) * theta[1], own * theta[1] + (1 - own) * theta[0]]
         loop.round()
         for m, (curve, center) in enumerate(((1.0, 0.0), (3.0, 4.0))):
             x = theta[m]
             for _ in range(2):
-                x -= 0.1 * (curve * (x - center) + x - u[m])
+                x -= 0.1 * (curve * (x - center) + lam / alpha * (x - u[m]))
             assert float(state(loop, m, "theta")) == pytest.approx(x)
 
 

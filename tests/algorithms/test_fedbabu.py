@@ -7,11 +7,27 @@ from typing import Any
 
 import pytest
 import torch
-from method_bench import ALL, LR, TWO_STEPS, WORKS, by_hand, close, deep, gradient, models, run, weighted
+from method_bench import (
+    ALL,
+    LR,
+    TWO_STEPS,
+    WORKS,
+    accuracy_on,
+    by_hand,
+    close,
+    deep,
+    gradient,
+    models,
+    one_body,
+    run,
+    weighted,
+)
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedbabu import FedBABU
+from kinfed.algorithms.local import Local
 from kinfed.data.batches import LocalTraining
+from kinfed.data.ragged import Ragged
 from kinfed.errors import ConfigError
 
 
@@ -75,6 +91,23 @@ def test_tuned_models_are_better_where_clients_differ() -> None:
     tuned, plain = (run(FedBABU(training, tune_steps=steps), 6) for steps in (20, 0))
     assert float(tuned["personal correct"].sum()) > float(plain["personal correct"].sum())
     assert torch.equal(tuned["server.shared"], plain["server.shared"])
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_common_body_is_tuned_to_clients_of_few_classes(seed: int) -> None:
+    """What it was invented for. Every client has two of four classes, six examples of them: too few to learn alone
+    which inputs matter, which the body learns from all. Fine-tuning then makes use of what a client has."""
+    data = one_body(seed=seed)
+
+    def two_classes(part: Ragged) -> Ragged:
+        y = data.labels[part.rows]
+        return part.filter((y == part.owner % 4) | (y == (part.owner + 1) % 4))
+
+    data = replace(data, train=two_classes(data.train), test=two_classes(data.test))
+    work = LocalTraining(lr=0.5, batch=12, steps=5)
+    tuned, _ = accuracy_on(data, FedBABU(work))
+    assert tuned > accuracy_on(data, Local(work))[0] + 0.1
+    assert tuned > accuracy_on(data, FedBABU(work, tune_steps=0))[0] + 0.04
 
 
 def test_refusals() -> None:

@@ -694,6 +694,21 @@ def test_clients_find_those_who_hold_their_target_distribution(foreign: bool) ->
     assert torch.stack(accuracy).mean() > 0.9
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_averages_also_show_who_helps(seed: int) -> None:
+    """FedFomo-MA: what an average loses without a model tells clients of the same digits from others, though nobody is
+    sent a single model."""
+    data = pairs_of_digits(seed)
+    training = LocalTraining(lr=0.2, batch=10, steps=None, epochs=2)
+    loop = simulate(data, "mlr", "fedfomo_ma", seed=seed, training=training, workers=1)
+    for _ in loop.rounds(12):
+        pass
+    assert isinstance(loop.server, Server)
+    assert data.groups is not None
+    top = dense(loop.server.affinity, 15).fill_diagonal_(-torch.inf).topk(2, 1).indices
+    assert float((data.groups[top] == data.groups[:, None]).double().mean()) > 0.7  # by chance 0.14
+
+
 def test_an_evaluation_combines_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The combination and the last trained model come from one call: judging the candidates is what costs."""
     calls, combine = [], FedFomo._combine

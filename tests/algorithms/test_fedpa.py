@@ -8,7 +8,15 @@ from method_bench import ALL, LR, WORKS, by_hand, close, info, models, run, serv
 
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.fedpa import FedPA, posterior_delta
+from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation
+from kinfed.data.problem import Problem
+from kinfed.data.ragged import Ragged
+from kinfed.pools.local_pool import LocalPool
+from kinfed.server.loop import Loop
+from kinfed.theory.gaussian import GaussianTask
 
 FOUR_STEPS = LocalTraining(lr=LR, batch=100, steps=4)
 
@@ -115,3 +123,34 @@ def test_a_late_client_and_bytes() -> None:
         away = int((~loop.took_part).nonzero()[0])
         assert torch.equal(models(loop)[away], server(loop))
         assert (report.bytes_down, report.bytes_up) == (2 * (15 * 4 + 1), 2 * (15 + 1) * 4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_surer_client_weighs_more(seed: int) -> None:
+    """What it was invented for. Examples around 0 of variance 1 and around 4 of variance ⅓, under losses of curvature 1
+    and 3, trained to the end in every round: FedAvg is at the middle of the two minima, 2, the sum is least at 3. The
+    iterates of the steep client spread less, so that the model goes some of that way: a few samples of windows that
+    are not independent do not show the whole difference."""
+    s, z, count = torch.tensor([1.0, 1 / 3], dtype=torch.float64), torch.tensor([0.0, 4.0]), 50
+    noise = rng.normal(rng.root(seed, "planted"), 2 * count).reshape(2, count)
+    noise = (noise - noise.mean(1, keepdim=True)) / noise.std(1, keepdim=True, correction=0)
+    x = torch.cat([(z[:, None] + s.sqrt()[:, None] * noise).reshape(-1), z]).to(torch.float32)
+    rows = torch.arange(2 * count)
+    data = Federation(
+        Features(x[:, None]), torch.zeros(len(x), dtype=torch.int64), Problem.of_classes(1),
+        train=Ragged.grouped(rows, rows // count, 2), val=Ragged.empty(2),
+        test=Ragged.grouped(torch.tensor([2 * count, 2 * count + 1]), torch.arange(2), 2), names=["flat", "steep"],
+    )  # fmt: skip
+    training, places = LocalTraining(lr=LR, batch=5, steps=80), {}
+    ours = FedPA(training, weights="equal", samples=5, rho=100.0, server_lr=0.01, burn_in=0.3, fedavg_rounds=0)
+    for method in (ours, FedAvg(training, weights="equal")):
+        task = GaussianTask(s, 1.0, start=1.0, dtype=torch.float64)
+        pool = LocalPool(method, task, data, seed, workers=1)
+        loop = Loop(method, task, pool, data.population(seed))
+        places[type(method)] = []
+        for _ in range(40):
+            loop.round()
+            places[type(method)].append(float(server(loop)))
+        pool.close()
+    assert sum(places[FedAvg][20:]) / 20 == pytest.approx(2.0, abs=0.06)
+    assert 2.2 < sum(places[FedPA][20:]) / 20 < 3.2

@@ -17,8 +17,9 @@ from kinfed.algorithms.base import RoundInfo
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.flhc import FLHC, Server
 from kinfed.algorithms.local import Local
+from kinfed.core import rng
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
+from kinfed.data.federation import Federation, Population
 from kinfed.errors import ConfigError
 from kinfed.server.schedule import Schedule
 from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, tiny_federation
@@ -243,3 +244,27 @@ def test_no_cluster_round_is_without_training() -> None:
             before = server(loop, "model")
             loop.round()
             assert bool((server(loop, "model") != before).any(1).all())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clients_who_disagree_get_models_of_their_own(seed: int) -> None:
+    """What it was invented for: eight clients with the same inputs, of whom every other one has the classes renamed."""
+    y = torch.arange(8 * 42) // 8 % 3
+    owner = torch.arange(8 * 42) % 8
+    noise = rng.normal(rng.root(seed, "planted"), len(y) * 5).reshape(-1, 5)
+    x = (3.0 * torch.eye(3, 5)[y] + noise).to(torch.float32)
+    data = Federation.from_arrays(x.numpy(), ((y + owner % 2) % 3).numpy(), owner.numpy(), num_classes=3)
+    training, right = LocalTraining(lr=0.2, batch=50, steps=10), {}
+    for n1 in (2, 99):
+        with Bench(FLHC(training, n1=n1), federation=data, model=lambda: torch.nn.Linear(5, 3)).loop(
+            Schedule()
+        ) as loop:
+            for _ in range(10):
+                loop.round()
+            score = loop.evaluate().personal
+            assert score is not None
+            right[n1] = float(score.correct.sum() / score.count.sum())
+            cluster = server(loop, "cluster")
+            assert set(cluster[::2].tolist()).isdisjoint(cluster[1::2].tolist()) is (n1 == 2)
+    assert right[2] > 0.9
+    assert right[99] < 0.7

@@ -13,12 +13,19 @@ from torch import Tensor, nn
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.heterofl import HeteroFL, width_mask
 from kinfed.algorithms.masked_rows import MaskedUp, mean_where_held
+from kinfed.core import rng
 from kinfed.core.bits import packed, unpacked
 from kinfed.data.batches import LocalTraining
-from kinfed.data.federation import Population
+from kinfed.data.features import Features
+from kinfed.data.federation import Federation, Population
+from kinfed.data.problem import Problem
+from kinfed.data.ragged import Ragged
 from kinfed.engine.task import make_task
 from kinfed.errors import ConfigError
+from kinfed.server.schedule import Schedule
+from kinfed.testing import Bench
 from kinfed.testing.tiny_models import normalized_model
+from kinfed.testing.workbench import SEED
 
 
 def mask_of(model: Callable[[], nn.Module], rate: float) -> dict[str, Tensor]:
@@ -181,3 +188,66 @@ def test_rates_are_dealt_out_in_equal_parts_and_a_late_client_has_the_servers_mo
         loop.round()
         away = int((~loop.took_part).nonzero()[0])
         assert torch.equal(models(loop)[away], server(loop))
+
+
+# Planted data.
+
+
+def planted(x: Tensor, y: Tensor, train: int, clients: int) -> Federation:
+    """Examples dealt out in turn, the first `train` of each client for training, the others for testing."""
+    rows = torch.arange(len(y))
+    owner, test = rows % clients, rows >= train * clients
+    return Federation(
+        Features(x), y, Problem.of_classes(int(y.max()) + 1),
+        train=Ragged.grouped(rows[~test], owner[~test], clients), val=Ragged.empty(clients),
+        test=Ragged.grouped(rows[test], owner[test], clients), names=[str(m) for m in range(clients)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_wide_clients_learn_what_narrow_ones_have_no_units_for(seed: int) -> None:
+    """Two classes in opposite quadrants of the plane, which two hidden units cannot tell apart. With clients of 16 and
+    of 2 units the server's network can, though half of its clients are too narrow; with narrow clients alone the other
+    units stay at their random start. Twelve examples are too few for a client of 16 units alone."""
+    x = rng.normal(rng.root(seed, "planted"), 12 * 52 * 2).reshape(-1, 2).to(torch.float32)
+    data = planted(x, ((x[:, 0] > 0) ^ (x[:, 1] > 0)).long(), 12, 12)
+    work, right = LocalTraining(lr=0.5, batch=12, steps=10), {}
+    for rates in ("1,0.125", "0.125"):
+        bench = Bench(
+            HeteroFL(work, rates=rates),
+            federation=data,
+            model=lambda: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2)),
+        )
+        right[rates] = float(bench.run(Schedule(), rounds=30, chunk=None)["server correct"].sum() / (12 * 40))
+    assert right["1,0.125"] > 0.82
+    assert right["0.125"] < 0.62
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_narrow_and_wide_clients_learn_from_each_other(seed: int) -> None:
+    """Four classes, of which clients of full width have two and those of half the width the other two. The units that
+    both have are trained by all: each kind is sent a network that also knows the classes that it has never seen, of
+    which a client alone, or an average over its own kind, gets none right."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    method, clients = HeteroFL(LocalTraining(lr=0.3, batch=100, steps=2), rates="1,0.5"), 8
+    level = method.init_server(make_task(model), Population(clients, SEED)).level
+    rows = torch.arange(clients * 41)
+    y = torch.where(rows < clients * 16, 2 * level[rows % clients] + rows // clients % 2, rows % 4)
+    noise = rng.normal(rng.root(seed, "planted"), len(y) * 6).reshape(-1, 6)
+    data = planted((2.0 * torch.eye(4, 6)[y] + 0.5 * noise).to(torch.float32), y, 16, clients)
+    with Bench(method, federation=data, model=model).loop(Schedule(), chunk=None) as loop:
+        for _ in range(30):
+            loop.round()
+        tests = data.test.rows
+        for kind in (0, 1):
+            client = (level == kind).nonzero()[0]
+            row = loop.algorithm.download(loop.server, client).w
+            hits = loop.task.logits(row, data.features.raw[tests][None]).argmax(-1)[0] == y[tests]
+            unseen = y[tests] // 2 != kind
+            assert float(hits[~unseen].float().mean()) > 0.9
+            assert float(hits[unseen].float().mean()) > 0.55
+            outside = ~width_mask(loop.task.slots, (1.0, 0.5)[kind])
+            assert not bool(state(loop, int(client), "theta")[outside].any())  # never trained, never held

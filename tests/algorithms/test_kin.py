@@ -167,6 +167,33 @@ def test_the_server_sends_the_temperature_with_the_least_loss_and_the_mean_of_sh
         assert torch.equal(method.download(loop.server, cohort.ids).prior, then.prior)  # nobody measures
 
 
+def test_shares_that_were_not_measured_in_a_round_do_not_count_again() -> None:
+    """Of two replies one has measured: the population's mean is that one's, a tenth of the way to equal shares."""
+    method, (data, _) = Kin(WORK, max_groups=1), planted(1)
+    with simulated(method, data) as loop:
+        everyone = data.cohort(torch.arange(12), 0, 1)
+        down = method.download(loop.server, everyone.ids)
+        _, up = method.client_update(loop.task, method.init_client(loop.task, everyone), down, everyone)
+        assert not bool(up.examples.any())  # in nobody's first round
+        pi, examples = up.pi.clone(), up.examples.clone()
+        pi[3], examples[3] = torch.tensor([0.7, 0.2, 0.1]), 9.0
+        told = RoundInfo(1, data.population(0))
+        new = method.aggregate(loop.server, everyone.ids, replace(up, pi=pi, examples=examples, loss=up.loss + 1), told)
+        torch.testing.assert_close(new.prior, 0.9 * pi[3] + 0.1 / 3)
+
+
+def test_a_trial_compares_models_after_local_steps() -> None:
+    """What a client's own steps repair is no reason for groups: it sends the loss of the model that it sends back."""
+    method, (data, _) = Kin(WORK), planted(1)
+    with simulated(method, data) as loop:
+        everyone = data.cohort(torch.arange(12), 0, 1)
+        down = method.download(loop.server, everyone.ids)
+        _, up = method.client_update(loop.task, method.init_client(loop.task, everyone), down, everyone)
+        for m in (0, 5):
+            losses = losses_by_hand(loop.task, [down.w + up.delta], data, m, [1.0])
+            torch.testing.assert_close(up.trial[m], losses.mean(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_client_that_never_trained_deploys_the_servers_model() -> None:
     method, (data, _) = Kin(WORK), planted(1)
     with simulated(method, data, participation=0.5) as loop:

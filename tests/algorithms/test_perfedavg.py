@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server
+from method_bench import ALL, LR, by_hand, close, gradient, mean, models, quadratic, run, server, two_bowls
 from torch import Tensor
 
 from kinfed.algorithms import make_algorithm
@@ -69,6 +69,25 @@ def test_without_an_inner_step_it_is_fedavg_at_another_rate(training: LocalTrain
     theirs = run(FedAvg(replace(full, lr=BETA), weights="equal"))
     close(ours["server.w"], theirs["server.w"])
     close(ours["personal models"], theirs["server.w"].expand(6, -1))
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_its_model_is_the_one_from_which_a_step_leads_furthest(variant: str) -> None:
+    """What it was invented for. θ²/2 and 3 (θ − 4)²/2: FedAvg rests where Σ a (w − z) = 0, at 3; the Hessian-free
+    variant where Σ a (1 − α a)² (w − z) = 0 (first order: one factor less). With α = 0.3 a step of the steep client
+    goes nine tenths of its way, so that both lean to the other one, and the loss after a step is less."""
+    alpha, a, z = 0.3, torch.tensor([1.0, 3.0]), torch.tensor([0.0, 4.0])
+    with two_bowls(PerFedAvg(ALL, variant, alpha=alpha, beta=0.2)) as loop:
+        for _ in range(200):
+            loop.round()
+        w = float(server(loop))
+    shift = a * (1 - alpha * a) ** (2 if variant == "hf" else 1)
+    assert w == pytest.approx(float((shift * z).sum() / shift.sum()), abs=1e-3)
+
+    def after_a_step(w: float) -> float:
+        return float((a / 2 * ((1 - alpha * a) * (w - z)).square()).sum())
+
+    assert after_a_step(w) < 0.6 * after_a_step(3.0)
 
 
 def test_batches_of_a_step_are_independent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from kinfed.algorithms import make_algorithm
 from kinfed.algorithms.base import RoundInfo
+from kinfed.algorithms.fedavg import FedAvg
 from kinfed.algorithms.pfedhn import Outer, PFedHN, Server, Up
 from kinfed.data.batches import LocalTraining
 from kinfed.engine.task import make_task
@@ -98,6 +100,23 @@ def test_rounds_of_one_client_are_torchs_sgd_on_the_hypernetwork(clip: float) ->
     close(server.phi.embedding, torch.stack(list(embeddings)), 1e-5)
     close(server.phi.head, network.head.weight, 1e-5)
     close(server.phi.bias, network.head.bias, 1e-5)
+
+
+@pytest.mark.parametrize("training", [ALL, LocalTraining(batch=5, steps=4)], ids=["all", "some"])
+def test_with_silent_features_it_is_fedavg(training: LocalTraining) -> None:
+    """A trunk and a head of zeros get no gradient from one another: the bias alone moves, by the mean of updates."""
+    method = PFedHN(training, server_lr=1.0, server_momentum=0.0, server_weight_decay=0.0, server_clip=1e9, hidden=4)
+    with (
+        by_hand(method, participation=0.67) as ours,
+        by_hand(FedAvg(training, weights="equal"), participation=0.67) as theirs,
+    ):
+        phi = ours.server.phi
+        silent = replace(phi, trunk=torch.zeros_like(phi.trunk), head=torch.zeros_like(phi.head))
+        ours.server = replace(ours.server, phi=silent)
+        for _ in range(4):
+            ours.round()
+            theirs.round()
+        close(models(ours), theirs.server.w.expand(3, -1))
 
 
 def test_of_several_clients_the_mean_moves_the_network_and_each_its_embedding() -> None:

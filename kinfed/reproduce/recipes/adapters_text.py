@@ -35,6 +35,7 @@ def parts(scale: Scale) -> list[RunPart]:
     sampling are the same in all."""
     common, model, none = _setting(scale)
     methods: dict[str, dict[str, Any]] = {name: {"method": name} for name in ("local", "fedavg", "fedsa_lora", "ditto")}
+    pair = {"feddpa": {"turns": False}}  # one gradient per step, as the other methods take
     heads = {"head_local": {"method": "local"}, "head_fedavg": {"method": "fedavg"}}
     return [
         RunPart(PART, {**common, "model": model, "algorithms": methods}),
@@ -43,7 +44,7 @@ def parts(scale: Scale) -> list[RunPart]:
             {**common, "model": model | {"lora_freeze_a": True}, "algorithms": "ffa_lora"},
             merge_into=PART,
         ),
-        RunPart("pair", {**common, "model": model | {"lora_pair": True}, "algorithms": "feddpa"}, merge_into=PART),
+        RunPart("pair", {**common, "model": model | {"lora_pair": True}, "algorithms": pair}, merge_into=PART),
         RunPart("head", {**common, **none, "algorithms": heads}, merge_into=PART),
     ]
 
@@ -120,8 +121,9 @@ RECIPE = Recipe(
         "docs/models.md says where to get it.",
         "A head is trained with the adapters and shared by all methods but local ones.",
         "Fine-tuned models are those of clients after their last local training, as in all recipes.",
-        "FedDPA's second adapter counts fully for every input; the paper weighs it by the input. It has twice the "
-        "adapters, and sends half of them.",
+        "FedDPA's two adapters are trained together (turns = false), with one gradient per step as the other methods "
+        "take; the paper trains them in turns. The second one counts fully for every input; the paper weighs it by the "
+        "input. It has twice the adapters, and sends half of them.",
         "All methods share one learning rate. At the scale small it is the better of 0.003 and 0.01 for FedAvg with a "
         "seed not reported, by the same test reviews; no other method has its own.",
     ],
