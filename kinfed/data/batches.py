@@ -153,6 +153,7 @@ class Batch:
     seed: int = 0  # with `stream`: of the draws that models make in training
     stream: str = ""
     may_pad: bool = True  # False: no row holds padding, and nobody needs to look for any
+    steps_ahead: int = 0  # that the same clients are sure to take after this one, as far as they are planned
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -322,7 +323,8 @@ class Batches:
                 into = None if memory is None else memory if len(piece) == len(memory) else memory[: len(piece)]
                 for x in self._gather(piece, ids, step + s, into).unbind(0):
                     number = split.round, step + s
-                    yield active, Batch(x, y[s], w[s], ids, *number, None, split.seed, self.stream, may_pad)
+                    ahead = planned - s - 1
+                    yield active, Batch(x, y[s], w[s], ids, *number, None, split.seed, self.stream, may_pad, ahead)
                     s += 1
             step += planned
 

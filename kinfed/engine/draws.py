@@ -28,9 +28,9 @@ from kinfed.engine.random_operations import uncaught
 
 # Of a mask, from which on SFC64 with numpy's calls around it is faster than torch's generator with one call.
 MANY_VALUES = 2048
-# For so many steps ahead, at most, masks of fewer values are drawn together: one at a time, between layers, a mask of
-# 1,280 takes 70 µs, most of it for code that is no longer in the processor's cache, and one of eight together 15 µs.
-STEPS_AHEAD = 8
+# Steps for which masks of fewer values are drawn together, at most. Between layers, a single mask of 1,280 takes 65 to
+# 80 µs, most of it for code that is no longer in the processor's cache, where torch's own dropout takes 40.
+STEPS_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Draws:
         self._client: tuple[Tensor, tuple[int, int, str, int], int] | None = (
             None  # whose key that is: see `_client_key`
         )
-        self._ahead: dict[int, _Masks] = {}  # by number of the draw in a step
+        self._masks: dict[int, _Masks] = {}  # the last ones, by number of the draw in a step
 
     def begin(self, batch: Batch, row: int) -> None:
         """The draws that follow are those of a training step on this row of the batch."""
@@ -94,19 +94,18 @@ class Draws:
         return _scaled(self._uniform(x).numpy() < keep, keep)
 
     def _mask_of_a_step(self, shape: torch.Size, keep: float) -> Tensor:
-        """Steps of a client follow each other, and each asks for the same: twice as many at a time as before."""
-        client, number = self._client_key(), self._count
-        step = self._batch.step
-        masks = self._ahead.get(number)
+        """Together with those of the steps ahead, once a client has asked for the same in two steps in a row."""
+        client, number, step = self._client_key(), self._count, self._batch.step
+        masks = self._masks.get(number)
         if masks is None or not masks.has(client, step, keep, shape):
-            follow = masks is not None and masks.has(client, step - 1, keep, shape)
-            many = min(2 * len(masks.of_steps), STEPS_AHEAD) if masks is not None and follow else 1
-            draws = torch.empty(many, *shape, dtype=torch.float64)
+            follows = masks is not None and masks.has(client, step - 1, keep, shape)
+            together = min(1 + self._batch.steps_ahead, STEPS_TOGETHER) if follows else 1
+            draws = torch.empty(together, *shape, dtype=torch.float64)
             with uncaught():
                 for ahead, target in enumerate(draws.unbind()):
                     self._generator.manual_seed(rng.fold_number(client, step + ahead, number))
                     target.uniform_(generator=self._generator)
-            masks = self._ahead[number] = _Masks(client, step, keep, _scaled(draws.numpy() < keep, keep).unbind())
+            masks = self._masks[number] = _Masks(client, step, keep, _scaled(draws.numpy() < keep, keep).unbind())
         self._count += 1
         return masks.of_steps[step - masks.first]
 

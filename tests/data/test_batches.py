@@ -249,6 +249,21 @@ def test_rows_are_slices_where_step_counts_fall(make_split: MakeSplit, training:
     assert [theta[rows].tolist() for rows in seen] == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0]]
 
 
+@pytest.mark.parametrize("training", [LocalTraining(batch=4, steps=7), LocalTraining(batch=4, steps=None, epochs=3)])
+def test_steps_ahead_are_of_the_same_clients(make_split: MakeSplit, training: LocalTraining) -> None:
+    """Whoever prepares something for them can be sure that they come; of one client they are all known at once."""
+    for sizes in ([9, 3, 0, 14], [14]):
+        split = make_split(sizes)
+        steps = training.num_steps(split.count) - torch.arange(len(sizes))
+        batches = [batch for _, batch in split.batches(training, steps)]
+        for number, batch in enumerate(batches):
+            following = batches[number + 1 : number + 1 + batch.steps_ahead]
+            assert [one.step for one in following] == [batch.step + 1 + i for i in range(batch.steps_ahead)]
+            assert all(one.ids is batch.ids for one in following)
+        if len(sizes) == 1:
+            assert [batch.steps_ahead for batch in batches] == list(reversed(range(len(batches))))
+
+
 def test_steps_of_any_integer_type(make_split: MakeSplit) -> None:
     split = make_split([6, 11])
     wanted = collect(split.batches(LocalTraining(), torch.tensor([1, 2])))

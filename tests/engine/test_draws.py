@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,13 +186,18 @@ def started(batch: Batch) -> Draws:
 def test_masks_are_the_same_whichever_were_drawn_before(make_batch: MakeBatch) -> None:
     """Small ones are drawn for some steps ahead; other clients, steps, rounds, shapes and rates come in between."""
     batch = replace(make_batch(3, 4, SHAPE, 3), seed=7, stream="s", round=2)
-    steps = [(row, step, {}, 20, 0.7) for row in (0, 2) for step in (*range(21), 3, 2, 40, 41, 42, 41)]
+    rest = [{"steps_ahead": 20 - step} for step in range(21)]
+    steps = [(row, step, rest[step], 20, 0.7) for row in (0, 2) for step in range(21)]
+    steps += [
+        (row, step, {"steps_ahead": 50}, 20, 0.7) for row in (0, 2) for step in (*range(40), 3, 2, 40, 41, 42, 41)
+    ]
     steps += [(row, step, {}, 20, 0.7) for step in range(3) for row in range(3)]
-    steps += [(1, step, {}, width, 0.7) for step, width in enumerate((20, 20, 8, 20, MANY_VALUES, 20))]
-    steps += [(1, step, {}, 20, keep) for step, keep in enumerate((0.7, 0.5, 0.5, 0.7, 0.7))]
+    steps += [(1, step, rest[0], width, 0.7) for step, width in enumerate((20, 20, 8, 20, MANY_VALUES, 20, 20, 20))]
+    steps += [(1, step, rest[0], 20, keep) for step, keep in enumerate((0.7, 0.5, 0.5, 0.7, 0.7))]
     steps += [(1, step, {"round": step // 4, "stream": "st"[step % 2]}, 20, 0.7) for step in range(12)]
     steps += [(1, step, {"ids": batch.ids.flip(0)}, 20, 0.7) for step in range(3)]
     draws = Draws(torch.device("cpu"))
+    changes: dict[str, Any]
     for row, step, changes, width, keep in steps:
         one, fresh = replace(batch, step=step, **changes), Draws(torch.device("cpu"))
         draws.begin(one, row)
