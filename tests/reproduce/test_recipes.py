@@ -523,6 +523,23 @@ def test_only_some_parts(tmp_path: Path) -> None:
     assert [part.name for part in recipe.limited_to(["mnist-dnn"], scale).parts(scale)] == ["mnist-dnn"]
 
 
+def test_the_page_has_all_parts_of_its_folder(tmp_path: Path) -> None:
+    """Measured one after the other; a part with other settings, and one that is only begun, are named."""
+    studies = {name: Study(name, lambda seeds: MEASURED) for name in ("p", "q")}
+    whole = replace(recipe_of(MEASURED), parts=lambda scale: list(studies.values()))
+    reproduce(whole.limited_to(["q"], "paper"), "paper", tmp_path)
+    begun = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "Not on this page: the part p has not been measured yet." in begun
+    assert "kinfed reproduce toy --scale paper --only q" in begun
+    reproduce(whole.limited_to(["p"], "paper"), "paper", tmp_path)
+    page = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "Not on this page" not in page
+    assert "--only" not in page
+    studies["q"] = Study("q", lambda seeds: MEASURED, {"rounds": 2})
+    changed = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "with other settings than the recipe has now" in changed
+
+
 def test_recipes_are_listed() -> None:
     result = CliRunner().invoke(app, ["list", "recipes"])
     assert result.exit_code == 0
