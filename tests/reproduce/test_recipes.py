@@ -267,7 +267,8 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     claims = [replace(verdict_of((mean - 1, mean, mean + 1)), claim=str(mean)) for mean in (3.0, 30.0, 0.5, -20.0)]
     asked = replace(claims[0], source="kinfed")
     unknown = Verdict("later", "not judged", "not measured yet", "paper", "Table 2")
-    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked))
+    open_question = replace(unknown, claim="what else?", source="kinfed", place="")
+    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked, open_question))
     glance = certainty_table([record]).markdown().splitlines()
     assert glance[0] == (
         "|  | Claims of the papers: all | Claims of the papers: firm | Claims of the papers: by chance | "
@@ -280,8 +281,10 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
         "| Unknown | 1 | – | – | 1 | 0 | – | – | 0 |",
         "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
     ]
-    assert glance[6] == "| Not measured | 1 | – | – | – | 0 | – | – | – |"
-    (holds, table), *_ = claim_sections([record], "{page}.md")
+    assert glance[6] == "| Not measured | 1 | – | – | – | 1 | – | – | – |"
+    (holds, table), *_, (last, not_measured) = claim_sections([record], "{page}.md")
+    assert last == "Our questions: not measured (1)"
+    assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet", "r"]
     assert holds == "What holds (2)"
     assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "3", "firm", "paper", "r"]
