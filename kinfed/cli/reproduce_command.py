@@ -69,8 +69,8 @@ def reproduce(
     if every:
         failures = _all_recipes(scale, seed_numbers, out, settings | {"workers": 1}, processes or os.cpu_count() or 1)
     elif name is not None:
-        chosen = load_recipe(name) if only is None else load_recipe(name).limited_to(only.split(","), scale)
-        _one_recipe(chosen, scale, seed_numbers, out, settings)
+        chosen = None if only is None else only.split(",")
+        _one_recipe(load_recipe(name), chosen, scale, seed_numbers, out, settings)
     runs_something = every or name is not None
     if runs_something:
         say(f"index    {write_site(publishing.find_reproductions(out, recipes.values(), [scale]), out)}")
@@ -86,9 +86,14 @@ def reproduce(
 
 
 def _one_recipe(
-    recipe: Recipe, scale: Scale, seeds: tuple[int, ...] | None, out: Path, settings: dict[str, Any]
+    whole: Recipe,
+    only: list[str] | None,
+    scale: Scale,
+    seeds: tuple[int, ...] | None,
+    out: Path,
+    settings: dict[str, Any],
 ) -> None:
-    """In this process, with its tables and verdicts in the terminal."""
+    """In this process, with tables and verdicts of these parts in the terminal; the page has all that was measured."""
     from kinfed.cli.display import display
     from kinfed.cli.interrupt import StopRequest
     from kinfed.reproduce import measure, result_tables
@@ -97,6 +102,7 @@ def _one_recipe(
     from kinfed.reproduce.recipe_page import write_reproduction
     from kinfed.runs.method_run import Interrupted
 
+    recipe = whole if only is None else whole.limited_to(only, scale)
     folder = reproduction_folder(out, recipe.name, scale)
     say(f"{recipe.name}  {recipe.title} ({recipe.paper.name}: {recipe.reproduces})", style="bold")
     total = sum(measure.part_rounds(part, seeds, settings) for part in recipe.parts(scale))
@@ -112,7 +118,7 @@ def _one_recipe(
     for table in result_tables.filled_tables(done):
         console.print(table.console_table())
     console.print(result_tables.console_verdicts(verdicts(recipe, done.results, done.scale, done.gaps)))
-    say(f"page     {write_reproduction(done)}")
+    say(f"page     {write_reproduction(measure.read_reproduction(whole, scale, folder))}")
 
 
 def _all_recipes(

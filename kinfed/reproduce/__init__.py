@@ -4,11 +4,14 @@ A recipe (reproduce.recipes) is one file that says: these runs, these tables wit
 Everything else is here, the same for all:
 
     recipe          what a recipe is made of
+    part_records    what was measured of a part, and whether the recipe still asks for just that
     measure         runs its parts and collects their measurements, resumably
+    recipe_pool     many recipes, each in a process with one core
     judge           claims against paired differences over seeds
     result_tables   tables for the console and as Markdown, CSV, LaTeX
     recipe_figures  figures of what was measured
-    recipe_page     the page with the figures; the index of a site of pages
+    recipe_page     the page of a reproduction with its figures; markdown_page, without
+    publishing      a folder of pages: benchmark_records are what it keeps, benchmark_index is how it begins
     recipes         one file per table or figure of a paper
     studies         what single recipes measure beyond the figures of a run
 """

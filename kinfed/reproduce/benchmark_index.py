@@ -23,9 +23,9 @@ CLAIM_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "What is unknown": ("undecided",),
     "Exact ties": ("tied",),
 }
-UNTESTED_SECTIONS: Mapping[str, Status] = {
-    "Not measured": "not judged",
-    "Cannot be tested here": "cannot be tested here",
+UNTESTED_SECTIONS: Mapping[Source, Mapping[str, Status]] = {
+    "paper": {"Not measured": "not judged", "Cannot be tested here": "cannot be tested here"},
+    "kinfed": {"Our questions: not measured": "not judged"},
 }
 QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: yes": ("reproduced",),
@@ -146,8 +146,7 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
             rows = [_claim_line(record, verdict, id(verdict) in firm, page) for record, verdict in chosen]
             if rows:
                 sections.append(_section(heading, columns, rows))
-        if source == "paper":
-            sections += _untested_sections(records, page)
+        sections += _untested_sections(records, source, page)
     return sections
 
 
@@ -157,24 +156,29 @@ def _section(heading: str, columns: Iterable[str], rows: Sequence[Sequence[Table
     return f"{heading} ({len(rows)})", table
 
 
-def _untested_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
-    """The papers' claims without an interval, and why they have none."""
+def _untested_sections(records: Sequence[BenchmarkRecord], source: Source, page: str) -> list[tuple[str, TextTable]]:
+    """Claims or questions without an interval, and why they have none."""
     sections = []
-    for heading, status in UNTESTED_SECTIONS.items():
+    for heading, status in UNTESTED_SECTIONS[source].items():
         rows = [
             [
                 TableCell(verdict.claim),
-                TableCell(f"{record.paper}: {verdict.place or record.reproduces}"),
+                *([] if source == "kinfed" else [_place_cell(record, verdict)]),
                 TableCell(verdict.sentence),
                 TableCell(record.recipe, link=record.address(page)),
             ]
             for record in records
             for verdict in record.verdicts
-            if verdict.source == "paper" and verdict.status == status
+            if verdict.source == source and verdict.status == status
         ]
         if rows:
-            sections.append(_section(heading, ("Claim", "Where", "Why", "Page"), rows))
+            columns = ("Claim", "Where", "Why", "Page") if source == "paper" else ("Question", "Why", "Page")
+            sections.append(_section(heading, columns, rows))
     return sections
+
+
+def _place_cell(record: BenchmarkRecord, verdict: Verdict) -> TableCell:
+    return TableCell(f"{record.paper}: {verdict.place or record.reproduces}")
 
 
 def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: str) -> list[TableCell]:
@@ -182,7 +186,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
     assert margin is not None
     sure = verdict.outlook if verdict.status == "undecided" else "–" if verdict.status == "tied" else "95 %"
     tone = {"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open")
-    places = [] if verdict.source == "kinfed" else [TableCell(f"{record.paper}: {verdict.place or record.reproduces}")]
+    places = [] if verdict.source == "kinfed" else [_place_cell(record, verdict)]
     return [
         TableCell(verdict.claim),
         *places,

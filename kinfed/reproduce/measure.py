@@ -40,9 +40,10 @@ class Reproduction:
 
     @property
     def run_folders(self) -> dict[str, Path]:
+        """Of the current parts that are runs."""
         if self.out is None:
             return {}
-        folders = {part.name: self.out / "parts" / part.name for part in self.recipe.parts(self.scale)}
+        folders = {name: self.out / "parts" / name for name in self.current}
         return {name: folder for name, folder in folders.items() if (folder / "config.json").exists()}
 
     @cached_property

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, ClassVar, Literal, Self
 
 from kinfed.errors import ConfigError, unknown_name
@@ -125,36 +124,6 @@ class Results:
 
     def __contains__(self, part: object) -> bool:
         return part in self.parts
-
-
-@dataclass(frozen=True)
-class WatchedResults(Results):
-    """Results that remember what they were asked for: a claim is a function of them, and this tells its parts."""
-
-    asked: set[tuple[str, str]] = field(default_factory=set)  # (part, row); row "": whether the part is there
-
-    def get(self, part: str, row: str, metric: str) -> BySeed:
-        self.asked.add((part, self.aliases.get(row, (row, ""))[0]))
-        return super().get(part, row, metric)
-
-    def __contains__(self, part: object) -> bool:
-        self.asked.add((str(part), ""))
-        return super().__contains__(part)
-
-    def unanswered(self) -> list[str]:
-        """Parts that were asked for and lack what was asked, in order."""
-        return sorted(
-            {part for part, row in self.asked if part not in self.parts or (row and row not in self.parts[part])}
-        )
-
-    def has_foreign_seeds(self) -> bool:
-        """Whether two of the parts asked for have no seed in common."""
-        asked = {part for part, _ in self.asked if part in self.parts}
-        seeds = [
-            {seed for metrics in self.parts[part].values() for by_seed in metrics.values() for seed in by_seed}
-            for part in asked
-        ]
-        return any(one.isdisjoint(other) for one, other in combinations(seeds, 2))
 
 
 Margins = Callable[[Results], Mapping[str, BySeed]]

@@ -82,6 +82,7 @@ def _page(
         figures=True,
         recipe=recipe,
         stand_in=recipe.stand_ins.get(scale),
+        missing=list(reproduction.missing.values()),
         contents=contents,
         verdict_table=verdict_table(judged),
         not_run=claims_not_run(judged),

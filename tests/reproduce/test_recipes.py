@@ -267,7 +267,8 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     claims = [replace(verdict_of((mean - 1, mean, mean + 1)), claim=str(mean)) for mean in (3.0, 30.0, 0.5, -20.0)]
     asked = replace(claims[0], source="kinfed")
     unknown = Verdict("later", "not judged", "not measured yet", "paper", "Table 2")
-    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked))
+    open_question = replace(unknown, claim="what else?", source="kinfed", place="")
+    record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked, open_question))
     glance = certainty_table([record]).markdown().splitlines()
     assert glance[0] == (
         "|  | Claims of the papers: all | Claims of the papers: firm | Claims of the papers: by chance | "
@@ -280,8 +281,10 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
         "| Unknown | 1 | – | – | 1 | 0 | – | – | 0 |",
         "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
     ]
-    assert glance[6] == "| Not measured | 1 | – | – | – | 0 | – | – | – |"
-    (holds, table), *_ = claim_sections([record], "{page}.md")
+    assert glance[6] == "| Not measured | 1 | – | – | – | 1 | – | – | – |"
+    (holds, table), *_, (last, not_measured) = claim_sections([record], "{page}.md")
+    assert last == "Our questions: not measured (1)"
+    assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet", "r"]
     assert holds == "What holds (2)"
     assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "3", "firm", "paper", "r"]
@@ -521,6 +524,23 @@ def test_only_some_parts(tmp_path: Path) -> None:
     recipe = load_recipe("cgpfl-table1")
     scale: Scale = "paper"
     assert [part.name for part in recipe.limited_to(["mnist-dnn"], scale).parts(scale)] == ["mnist-dnn"]
+
+
+def test_the_page_has_all_parts_of_its_folder(tmp_path: Path) -> None:
+    """Measured one after the other; a part with other settings, and one that is only begun, are named."""
+    studies = {name: Study(name, lambda seeds: MEASURED) for name in ("p", "q")}
+    whole = replace(recipe_of(MEASURED), parts=lambda scale: list(studies.values()))
+    reproduce(whole.limited_to(["q"], "paper"), "paper", tmp_path)
+    begun = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "Not on this page: the part p has not been measured yet." in begun
+    assert "kinfed reproduce toy --scale paper --only q" in begun
+    reproduce(whole.limited_to(["p"], "paper"), "paper", tmp_path)
+    page = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "Not on this page" not in page
+    assert "--only" not in page
+    studies["q"] = Study("q", lambda seeds: MEASURED, {"rounds": 2})
+    changed = write_reproduction(read_reproduction(whole, "paper", tmp_path)).read_text("utf-8")
+    assert "with other settings than the recipe has now" in changed
 
 
 def test_recipes_are_listed() -> None:
