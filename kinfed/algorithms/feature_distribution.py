@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from scipy.linalg import eigh
 from scipy.optimize import minimize
-from scipy.special import logsumexp
 from torch import Tensor
 
 EPS = 1e-4  # ε
@@ -68,8 +67,8 @@ def best_beta(
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         parts = [view.loss(float(values[0]), float(values[-1]), log_prior) for view in views]
-        slope = sum(part[1] for part in parts)
-        return sum(part[0] for part in parts), np.array([slope.sum()]) if single else slope
+        slope = np.sum([part[1] for part in parts], axis=0)
+        return sum((part[0] for part in parts), 0.0), slope.sum(keepdims=True) if single else slope
 
     start = np.full(1 if single else 2, 0.5)
     result = minimize(
@@ -103,7 +102,8 @@ class Pencil:
         by_means = self.phi @ (self.apart * scale).T - (means * self.apart * scale).sum(1)  # ∂z/∂β_M
         moved = (self.d - 1) * scale**2
         by_scale = 0.5 * (means**2 * moved).sum(1) - self.phi @ (means * moved).T  # ∂z/∂β_S
-        log_p = z - logsumexp(z, axis=1, keepdims=True)
+        log_p = z - z.max(1, keepdims=True)
+        log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
         rows = np.arange(len(self.y))
         delta = np.exp(log_p)
         delta[rows, self.y] -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from kinfed.pools import local_pool
 from kinfed.testing import CHECKS, VARIANT_CHECKS, Bench, ContractError, check_algorithm, tiny_federation
 
 WORK = LocalTraining(batch=5, steps=5)
+METHOD_TESTS = Path(__file__).parents[1] / "algorithms"
 
 
 def linear_model() -> nn.Module:
@@ -68,6 +70,16 @@ def cases() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "check"), list(cases()))
 def test_contract(name: str, check: str) -> None:
     CHECKS[check](bench(name))
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_method_has_tests_of_its_own_that_count_its_bytes(name: str) -> None:
+    """The contract asks nothing that only one method promises: steps by hand, limits, planted data and bytes by hand
+    are in tests/algorithms, in a file that imports the method or makes it by its name."""
+    module = ALGORITHMS[name].target.__module__
+    files = [path.read_text(encoding="utf-8") for path in METHOD_TESTS.glob("test_*.py")]
+    own = [text for text in files if f"from {module} import" in text or f'"{name}"' in text]
+    assert any("bytes_up" in text for text in own), f"no test counts what {name} sends"
 
 
 # Methods that break one promise each.
