@@ -46,9 +46,10 @@ class BatchedTask(ModuleTask):
 
     def grad(self, theta: Tensor, batch: Batch, cut: Cut | None = None) -> Tensor:
         out = torch.empty_like(theta, memory_format=torch.contiguous_format)
-        for some in torch.split(torch.arange(len(theta)), CLIENTS_AT_ONCE):
-            rows = slice(int(some[0]), int(some[-1]) + 1)
-            self._write_grad(out[rows], theta[rows], batch.rows(rows), on_rows(cut, some))
+        for begin in range(0, len(theta), CLIENTS_AT_ONCE):
+            rows = slice(begin, min(begin + CLIENTS_AT_ONCE, len(theta)))
+            some = None if cut is None else on_rows(cut, torch.arange(rows.start, rows.stop))
+            self._write_grad(out[rows], theta[rows], batch.rows(rows), some)
         return out
 
     def _write_grad(self, out: Tensor, theta: Tensor, batch: Batch, cut: Cut | None) -> None:

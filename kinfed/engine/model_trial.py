@@ -89,7 +89,7 @@ def _output(task: ModuleTask, example: Tensor, *, training: bool) -> Any:
     with (
         failures_as_model_errors(task.module, example),
         torch.set_grad_enabled(training),
-        KeyedDraws(working.draws, briefly=True) as caught,
+        KeyedDraws(working.draws) as caught,
     ):
         z = working.module(x)
     if caught.operations and not training:

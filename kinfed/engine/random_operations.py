@@ -39,19 +39,16 @@ class KeyedDraws:
     """Inside, operations of this thread that would draw from torch's global generator draw from `draws`.
 
     Where that is not possible, or where `draws` is None, they are an error. Operations are judged one by one instead
-    of by the generator's state before and after: other threads may draw from it meanwhile.
+    of by the generator's state before and after: other threads may draw from it meanwhile."""
 
-    `briefly`: by a mode, which sends every operation through Python, but needs no kernels: for a few passes of models
-    that may draw nothing, for which registering kernels takes longer than they do."""
-
-    def __init__(self, draws: Draws | None, *, briefly: bool = False) -> None:
-        self._draws, self._briefly = draws, briefly
+    def __init__(self, draws: Draws | None) -> None:
+        self._draws = draws
         self.operations: set[str] = set()  # names of those that drew
         self._outer: KeyedDraws | None = None  # of the same thread, around this one
         self._catcher: Any = None  # a context manager of torch
 
     def __enter__(self) -> Self:
-        if (_libraries or not self._briefly) and _kernels_are_there():
+        if _kernels_are_there():
             self._outer = getattr(_thread, "keyed", None)
             _thread.keyed = self
             self._catcher = torch._C._IncludeDispatchKeyGuard(_key())

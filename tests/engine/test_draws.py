@@ -20,7 +20,6 @@ from kinfed.data.batches import Batch, LocalTraining
 from kinfed.data.federation import Federation
 from kinfed.engine import random_operations
 from kinfed.engine.draws import MANY_VALUES, Draws
-from kinfed.engine.model_trial import try_model
 from kinfed.engine.random_operations import KeyedDraws
 from kinfed.engine.sgd import sgd
 from kinfed.engine.task import RowsTask, make_task
@@ -393,14 +392,3 @@ def test_whether_a_model_draws_is_known_after_its_first_step(make_batch: MakeBat
     assert still.draws_randomly is None
     still.grad(still.init(0)[None], make_batch(1, 2, SHAPE, 3))
     assert still.draws_randomly is False
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_model_is_tried_without_kernels(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registering them takes longer than the trial; what draws is caught all the same."""
-    monkeypatch.setattr(random_operations, "_libraries", [])
-    monkeypatch.setattr(random_operations, "_register", lambda: pytest.fail("kernels were registered"))
-    task = make_task(lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(dropout), nn.Linear(4, 3)), backend="rows")
-    state = torch.random.get_rng_state()
-    try_model(task, torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), outputs=3)
-    assert torch.equal(torch.random.get_rng_state(), state)
