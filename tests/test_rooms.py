@@ -42,6 +42,7 @@ OPTIONAL: dict[str, set[str]] = {
         "engine.fused_steps",
         "engine.fused_choice",
         "engine.fused_moves",
+        "engine.fused_orders",
         "engine.fused_kernels",
     },
     "tokenizers": {"data.sources.wordpiece"},
