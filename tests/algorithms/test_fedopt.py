@@ -79,9 +79,11 @@ def test_one_coordinate_over_many_rounds(
     assert float(state.w) == pytest.approx(w, rel=1e-3, abs=1e-4)
 
 
-def test_an_update_small_against_tau_is_scaled_not_normalized() -> None:
-    """√v + τ is 2τ in the first round: with η = 2τ the step is FedAvg's."""
-    method = FedOpt(ALL, "adagrad", server_lr=2e3, beta1=0.0, tau=1e3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_update_small_against_tau_is_scaled_not_normalized(optimizer: Any) -> None:
+    """√v + τ is 2τ in the first round, of Adam (1 + √β₂) τ: with that as η the step is FedAvg's."""
+    rate = 1e3 * (1 + (0.81**0.5 if optimizer == "adam" else 1.0))
+    method = FedOpt(ALL, optimizer, server_lr=rate, beta1=0.0, beta2=0.81, tau=1e3)
     with by_hand(method) as loop, by_hand(FedAvg(ALL)) as plain:
         loop.round()
         plain.round()

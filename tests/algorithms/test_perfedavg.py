@@ -62,10 +62,11 @@ def test_contraction_on_a_quadratic(variant: str, power: int, steps: int) -> Non
     ],
     ids=["steps", "epochs", "decay"],
 )
-def test_without_an_inner_step_it_is_fedavg_at_another_rate(training: LocalTraining) -> None:
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_without_an_inner_step_it_is_fedavg_at_another_rate(variant: Any, training: LocalTraining) -> None:
     """α = 0: the outer gradient is taken at w itself. It is on batches of another stream, so let them be full."""
     full = replace(training, batch=100)
-    ours = run(PerFedAvg(full, alpha=0.0, beta=BETA))
+    ours = run(PerFedAvg(full, variant, alpha=0.0, beta=BETA))
     theirs = run(FedAvg(replace(full, lr=BETA), weights="equal"))
     close(ours["server.w"], theirs["server.w"])
     close(ours["personal models"], theirs["server.w"].expand(6, -1))

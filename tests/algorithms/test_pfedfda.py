@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from method_bench import ALL, LR, SIZES, TWO_STEPS, by_hand, close, deep, features, gradient, models, server, weighted
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 
 from kinfed.algorithms.feature_distribution import Distribution, Pencil, best_beta, local_distribution
@@ -49,6 +50,18 @@ def test_the_classifier_is_bayes_rule() -> None:
     density = torch.distributions.MultivariateNormal(means, shrunk).log_prob(phi[:, None]) + prior.log()
     ours = phi @ weight.T + bias
     close(ours - ours[:, :1], density - density[:, :1], 1e-9)
+
+
+def test_of_ones_own_data_it_is_scikit_learns_discriminant() -> None:
+    """β = 1: the same means, shares and shrunk covariance, over N instead of N − 1, give the same head."""
+    y = torch.tensor([0, 1, 2, 0, 1, 0, 2, 2, 0, 1, 1, 0])
+    phi = normals(6, 12, 4) + 2 * torch.eye(3, 4, dtype=DOUBLE)[y]
+    own = local_distribution(phi, y, torch.zeros(3, 4, dtype=DOUBLE), ridge=0.0)
+    prior = torch.bincount(y).double() / 12
+    weight, bias = Distribution(own.means, own.covariance * 11 / 12).classifier(prior)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=1e-4).fit(phi.numpy(), y.numpy())
+    close(weight, torch.from_numpy(theirs.coef_), 1e-8)
+    close(bias, torch.from_numpy(theirs.intercept_), 1e-8)
 
 
 def test_local_statistics_by_hand() -> None:
