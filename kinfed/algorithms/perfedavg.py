@@ -84,13 +84,11 @@ class PerFedAvg(Algorithm[ModelState, Nothing, ModelDown, DeltaUp]):
         alpha, beta = self._rates(batches.lr)
         decay = self.training.weight_decay
         w = down.w.clone()
-        streams, moves = (
-            [batches, meta],
-            [
-                Mix("tilde", "w", "w", 0.0),
-                GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
-            ],
-        )
+        streams = [batches, meta]
+        moves: list[Move] = [
+            Mix("tilde", "w", "w", 0.0),
+            GradientStep("tilde", alpha, decay=decay),  # w̃ = w − α g(w; b)
+        ]
         if self.variant == "fo":
             moves.append(GradientStep("w", beta, at="tilde", decay=decay, stream=1))  # w ← w − β g(w̃; b')
         else:
