@@ -60,8 +60,8 @@ def _describe(
 ) -> None:
     match move:
         case Mix():
-            by, share = (move.share, 1.0) if isinstance(move.share, str) else (None, move.share)
-            whole[:TIMES] = MIX, place[move.result], place[move.base], place[move.toward], value[by]
+            share_by, share = (move.share, 1.0) if isinstance(move.share, str) else (None, move.share)
+            whole[:TIMES] = MIX, place[move.result], place[move.base], place[move.toward], value[share_by]
             real[RATE] = share
         case Add():
             direction, factor = place[move.direction], value[move.number]
