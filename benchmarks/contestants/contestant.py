@@ -49,7 +49,7 @@ SIDES = {
     "pfl": Entry(  # averages no running statistics
         "pfl_side", "PflSide", ("fedavg", "fedprox", "scaffold"), _works_but("RESNET18")
     ),
-    "flower": Entry("flower_side", "FlowerSide", ("fedavg",), ("LR_MNIST", "W1", "W2")),  # a task of Ray per client
+    "flower": Entry("flower_side", "FlowerSide", ("fedavg",), ("LR_MNIST", "W2")),  # a task of Ray per client
 }
 
 
