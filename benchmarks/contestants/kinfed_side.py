@@ -35,6 +35,7 @@ from kinfed.data.ragged import Ragged
 from kinfed.engine.models import build_model
 from kinfed.engine.task import make_task
 from kinfed.pools.local_pool import LocalPool
+from kinfed.pools.memory import keep_freed_memory
 from kinfed.report import build
 from kinfed.server.loop import Loop
 
@@ -48,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class KinfedSide(Side):
     def __init__(self, work: Work, images: Images, method: str, cores: int) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()  # as the command does
         self._work, self._images = work, images
         training = LocalTraining(lr=work.lr, batch=work.batch, steps=None, epochs=work.epochs)
         algorithm = make_algorithm(method, training, OPTIONS.get(method))

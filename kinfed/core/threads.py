@@ -18,6 +18,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 START_SECONDS = 60.0  # for threads to start; they need milliseconds
+SLICES = 2  # for each thread: a row with much work makes its slice a large one, and another thread takes the rest
 WORTH_A_THREAD = 25_000_000  # operations: below, waking the thread takes as long as the work (0.3 ms)
 
 
@@ -95,14 +96,15 @@ def idle_threads(threads: OneCoreThreads) -> Iterator[None]:
 
 
 def share_rows(function: Callable[[slice], None], work: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """function(rows) for slices of consecutive rows, together all of them, in the idle threads; `work` [n] are the
-    operations of each row, so that every slice has about as many. For functions without the interpreter's lock, whose
+    """function(rows) for slices of consecutive rows, together all of them, in the idle threads, which take them in
+    turn; `work` [n] are the operations of each row, so that every slice has about as many. For functions without the interpreter's lock, whose
     rows do not depend on each other: they give the same numbers in one slice as in several."""
     threads, total = _idle.get(), work.cumsum()
-    parts = 0 if threads is None or not len(work) else min(threads.count, int(total[-1] // WORTH_A_THREAD))
-    if threads is None or parts < 2:
+    busy = 0 if threads is None or not len(work) else min(threads.count, int(total[-1] // WORTH_A_THREAD))
+    if threads is None or busy < 2:
         function(slice(0, len(work)))
         return
+    parts = SLICES * busy
     cuts = 1 + np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
     ends = np.unique([0, *cuts, len(work)])
     for _ in threads.map(function, map(slice, ends[:-1].tolist(), ends[1:].tolist())):
