@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kinfed.bench import STEP_WORKLOADS, BenchResult, StepComparison, run_benchmarks
 from kinfed.core import storage
+from kinfed.pools.memory import keep_freed_memory
 
 BEGIN, END = "<!-- benchmarks/steps.py -->", "<!-- end -->"
 HEADINGS = ("workload", "backend", "parameters", "cores", "loop", "kinfed", "ratio", "range", "difference", "turns")
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--weights", default="", help="folder with MiniLM's weights; random ones where absent")
     parser.add_argument("--page", type=Path, help="Markdown page to put the table into")
     arguments = parser.parse_args()
+    keep_freed_memory()  # as `kinfed bench` does, for both sides
     rows: Rows = {}
     began = time.perf_counter()
     for name in arguments.workloads:
