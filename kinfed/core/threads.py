@@ -97,8 +97,9 @@ def idle_threads(threads: OneCoreThreads) -> Iterator[None]:
 
 def share_rows(function: Callable[[slice], None], work: np.ndarray[Any, np.dtype[Any]]) -> None:
     """function(rows) for slices of consecutive rows, together all of them, in the idle threads, which take them in
-    turn; `work` [n] are the operations of each row, so that every slice has about as many. For functions without the interpreter's lock, whose
-    rows do not depend on each other: they give the same numbers in one slice as in several."""
+    turn; `work` [n] are the operations of each row, so that every slice has about as many. For functions without the
+    interpreter's lock, whose rows do not depend on each other: they give the same numbers in one slice as in several.
+    """
     threads, total = _idle.get(), work.cumsum()
     busy = 0 if threads is None or not len(work) else min(threads.count, int(total[-1] // WORTH_A_THREAD))
     if threads is None or busy < 2:
