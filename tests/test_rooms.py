@@ -44,6 +44,7 @@ OPTIONAL: dict[str, set[str]] = {
         "engine.fused_moves",
         "engine.fused_orders",
         "engine.fused_kernels",
+        "engine.kernel_arguments",
     },
     "tokenizers": {"data.sources.wordpiece"},
     "IPython": set(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numba import njit
 
@@ -107,61 +105,58 @@ def number_of(numbers, which, i):
     return 1.0 if which == NONE else numbers[which, i]
 
 
-def make_kernel(stamp: str) -> Callable[..., None]:
-    def move_models(
-        net, trains, length, width, classes, raw, kind, mean, factor, vectors, labels,
-        rows, start, count, steps, order, offset, importance, batch, by_epoch,
-        models, model_rows, numbers, what, amount, loss_rule, gradient, columns,
-        x, hidden, delta, spare, y, weight,
-    ):  # fmt: skip
-        """All moves (kinfed.engine.moves) with every batch of every client: models [M] are addresses, with so many
-        numbers from row to row, `order` [streams, ..] is of several streams, of batches of the same sizes."""
-        stamp  # noqa: B018  (closed over)
-        address, nothing = np.empty_like(models), np.int64(0)
-        for i in range(len(steps)):
-            for place in range(len(models)):
-                address[place] = models[place] + 4 * i * model_rows[place]
-            for s in range(steps[i]):
-                size, stream = nothing, np.int64(-1)
-                for m in range(len(what)):
-                    move, by = what[m], amount[m]
-                    model, at = address[move[RESULT]], address[move[AT]]
-                    rate = by[RATE] * number_of(numbers, move[NUMBER], i)
-                    if move[KIND] == MIX:
-                        mix(model, at, address[move[OTHER]], rate, columns)
-                        continue
-                    if move[KIND] == ADD:
-                        add(model, at, address[move[OTHER]], rate, columns)
-                        continue
-                    if move[KIND] == NORM:  # `spare` is free between two gradients
-                        size_of_model = max(norm(at, columns, spare), by[LEAST])
-                        numbers[move[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
-                        continue
-                    if move[KIND] == COLLECT:
-                        collect(model, at, s, numbers[move[NUMBER], i], numbers[move[LEARNT], i], columns)
-                        continue
-                    if move[STREAM] != stream:
-                        stream = move[STREAM]
-                        size = read_batch(
-                            s, start[i], count[i], batch, by_epoch, order[stream], offset[i], rows, importance, labels,
-                            raw, kind, mean, factor, vectors, length, width, x, y, weight,
-                        )  # fmt: skip
-                    learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
-                    center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
-                    target, scale = (gradient, 1.0) if learns else (model, -rate)
-                    if learns or move[KIND] == GRADIENT:
-                        floats(target, columns)[:] = np.float32(0.0)
-                    for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
-                        outputs = forward(net, at, x, hidden, spare, size)
-                        delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
-                        backward(net, trains, at, target, scale, x, hidden, delta, spare, size,
-                                 rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
-                    if model != at and by[DECAY] != 0:
-                        add_scaled(target, at, scale * by[DECAY], columns)
-                    if learns:
-                        along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
-                        number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
-                        numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
-                        add_scaled(model, gradient, -rate, columns)
-
-    return move_models
+def move_models(
+    net, trains, length, width, classes, raw, kind, mean, factor, vectors, labels,
+    rows, start, count, steps, order, offset, importance, batch, by_epoch,
+    address, model_rows, numbers, what, amount, loss_rule, gradient, columns,
+    x, hidden, delta, spare, y, weight,
+):  # fmt: skip
+    """All moves (kinfed.engine.moves) with every batch of every client: `address` [M] is where models of the first
+    client are, and becomes that of the next, so many numbers further; `order` [streams, ..] is of several streams, of
+    batches of the same sizes."""
+    nothing = np.int64(0)
+    for i in range(len(steps)):
+        for s in range(steps[i]):
+            size, stream = nothing, np.int64(-1)
+            for m in range(len(what)):
+                move, by = what[m], amount[m]
+                model, at = address[move[RESULT]], address[move[AT]]
+                rate = by[RATE] * number_of(numbers, move[NUMBER], i)
+                if move[KIND] == MIX:
+                    mix(model, at, address[move[OTHER]], rate, columns)
+                    continue
+                if move[KIND] == ADD:
+                    add(model, at, address[move[OTHER]], rate, columns)
+                    continue
+                if move[KIND] == NORM:  # `spare` is free between two gradients
+                    size_of_model = max(norm(at, columns, spare), by[LEAST])
+                    numbers[move[LEARNT], i] = by[RATE] * size_of_model ** by[POWER]
+                    continue
+                if move[KIND] == COLLECT:
+                    collect(model, at, s, numbers[move[NUMBER], i], numbers[move[LEARNT], i], columns)
+                    continue
+                if move[STREAM] != stream:
+                    stream = move[STREAM]
+                    size = read_batch(
+                        s, start[i], count[i], batch, by_epoch, order[stream], offset[i], rows, importance, labels,
+                        raw, kind, mean, factor, vectors, length, width, x, y, weight,
+                    )  # fmt: skip
+                learns = move[LEARNT] != NONE and (s == 0 or move[FIRST_ONLY] == 0)
+                center = nothing if model != at or move[OTHER] == NONE else address[move[OTHER]]
+                target, scale = (gradient, 1.0) if learns else (model, -rate)
+                if learns or move[KIND] == GRADIENT:
+                    floats(target, columns)[:] = np.float32(0.0)
+                for _ in range(move[TIMES]):  # the rest of a step is part of it where the target is the row itself
+                    outputs = forward(net, at, x, hidden, spare, size)
+                    delta_of_loss(outputs, delta, y, weight, size, classes, loss_rule)
+                    backward(net, trains, at, target, scale, x, hidden, delta, spare, size,
+                             rate, by[LAM], center, nothing, by[DECAY])  # fmt: skip
+                if model != at and by[DECAY] != 0:
+                    add_scaled(target, at, scale * by[DECAY], columns)
+                if learns:
+                    along = slope(gradient, address[move[BASE]], address[move[TOWARD]], columns, spare)
+                    number = numbers[move[LEARNT], i] - by[LEARN_RATE] * along
+                    numbers[move[LEARNT], i] = min(max(number, 0.0), 1.0) if number == number else number
+                    add_scaled(model, gradient, -rate, columns)
+        for place in range(len(address)):
+            address[place] += 4 * model_rows[place]

@@ -24,6 +24,7 @@ from kinfed.engine.cut import Cut
 from kinfed.engine.descent import Descent, Pull, StepwiseDescent
 from kinfed.engine.fused_net import FusedNet, Shape, fused_net
 from kinfed.engine.fused_program import make_program
+from kinfed.engine.machine_code import compiled_kernel
 from kinfed.engine.moves import Move
 from kinfed.engine.objective import ABSOLUTE, CROSS_ENTROPY, SQUARED, Huber, Objective
 from kinfed.engine.score import OutputCollector, Score
@@ -227,8 +228,6 @@ class FusedTask(StackedTask):
         )  # fmt: skip
 
     def _compiled(self, name: str) -> Callable[..., None]:
-        from kinfed.engine.fused_kernels import compiled_kernel  # numba is optional
-
         return compiled_kernel(name, self._fused.network, "classes" if self.objective.classifies else "numbers")
 
     def _model(self, shape: Shape, trains: np.ndarray, theta: Tensor) -> tuple[Any, ...]:

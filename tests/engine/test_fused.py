@@ -340,28 +340,6 @@ def test_a_long_run_says_that_numba_is_missing(federation: Federation, monkeypat
     assert sum("numba is not installed" in note for note in observer.notes) == 1
 
 
-def test_code_compiles_without_a_cache_and_beside_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numba
-    from numba import types
-
-    from kinfed.engine.fused_kernels import _compile
-
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    here: dict[str, Callable[[int], int]] = {}
-    exec("def nowhere(x): return x + 1", here)  # of no file, so that numba finds no place for its code
-    assert _compile(here["nowhere"], types.intp(types.intp))(1) == 2  # type: ignore[func-returns-value]
-
-    def twice(x):  # type: ignore[no-untyped-def]
-        return 2 * x
-
-    for _ in range(2):
-        assert _compile(twice, types.intp(types.intp))(4) == 8  # type: ignore[func-returns-value]
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert files
-        for path in files:
-            path.write_bytes(b"broken")
-
-
 @pytest.mark.parametrize("objective", [CROSS_ENTROPY, SQUARED], ids=lambda one: one.name)
 def test_measures_are_those_of_the_torch_path(objective: Objective) -> None:
     """From one compiled pass; of clients without examples, and of a model that gives no numbers."""
