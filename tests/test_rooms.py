@@ -36,6 +36,7 @@ OPTIONAL: dict[str, set[str]] = {
     "soundfile": {"data.sources.speech"},
     "numba": {
         "engine.vector_code",
+        "engine.vector_functions",
         "engine.tiles",
         "engine.products",
         "engine.lstm_cells",

@@ -19,6 +19,7 @@ from kinfed.engine.vector_code import (
     pointer_to_longs,
     prefetch,
 )
+from kinfed.engine.vector_functions import exp_of, tanh_of
 
 INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
 ABSENT = -1  # the BIAS of a layer without one
@@ -129,8 +130,7 @@ def dense_forward(net, row, x, hidden, batch):
             for i in range(batch * outputs):
                 h[i] = np.float32(0.0) if h[i] < np.float32(0.0) else h[i]  # NaN stays
         elif net[layer, ACTIVATION] == TANH:
-            for i in range(batch * outputs):
-                h[i] = math.tanh(h[i])
+            tanh_of(above, batch * outputs)
         below = above
     return below
 
@@ -144,9 +144,12 @@ def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
         largest = z[at]
         for c in range(1, classes):
             largest = max(largest, z[at + c])
-        total = np.float32(0.0)
         for c in range(classes):
-            d[at + c] = math.exp(z[at + c] - largest)
+            d[at + c] = z[at + c] - largest
+    exp_of(delta, batch * classes)
+    for b in range(batch):
+        at, total = b * classes, np.float32(0.0)
+        for c in range(classes):
             total += d[at + c]
         share = weight[b] / total
         for c in range(classes):

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 _ENGINE_CODE = (  # what goes into kernels, with the constants that it reads
-    "vector_code", "tiles", "products", "lstm_cells", "fused_orders", "fused_steps", "fused_recurrent", "fused_choice",
-    "fused_program", "fused_moves", "fused_kernels", "kernel_arguments", "machine_code",
+    "vector_code", "vector_functions", "tiles", "products", "lstm_cells", "fused_orders", "fused_steps",
+    "fused_recurrent", "fused_choice", "fused_program", "fused_moves", "fused_kernels", "kernel_arguments",
+    "machine_code",
 )  # fmt: skip
 CODE_FILES = [*(f"engine/{name}.py" for name in _ENGINE_CODE), "core/rng.py", "data/windows.py"]
 _DIGEST = 16  # bytes in front of a file: code that is damaged must not be run

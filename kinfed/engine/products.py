@@ -17,6 +17,7 @@ PANEL = 16  # columns of the widest tile
 
 # A tile more is a function more to compile: rows and columns that are left over go into a few sizes.
 _DOT_34, _DOT_32, _DOT_31 = (dot_tile(3, n) for n in (4, 2, 1))
+_DOT_52, _DOT_51 = (dot_tile(5, n) for n in (2, 1))
 _DOT_14, _DOT_12, _DOT_11 = (dot_tile(1, n) for n in (4, 2, 1))
 _WIDE_6, _WIDE_4, _WIDE_1 = (outer_tile(m, 2) for m in (6, 4, 1))
 _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
@@ -24,11 +25,26 @@ _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
 
 @njit(nogil=True)
 def products_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
-    """C [m, n] = A [m, k] B', of rows of A and rows of B [n, k]."""
+    """C [m, n] = A [m, k] B', of rows of A and rows of B [n, k]. Rows by three, and as many by five as make that come
+    out even, as in batches of ten and twenty: tiles of one row wait for their own sums."""
+    fives = -m % 3
+    in_fives = 5 * fives if 5 * fives <= m else 0
+    i = 0
+    while i < in_fives:
+        j = 0
+        while j < n:
+            left, right, out = a + 4 * i * a_row, b + 4 * j * b_row, c + 4 * (i * c_row + j)
+            if n - j >= 2:
+                _DOT_52(left, a_row, right, b_row, k, out, c_row)
+                j += 2
+            else:
+                _DOT_51(left, a_row, right, b_row, k, out, c_row)
+                j += 1
+        i += 5
     j = 0
     while j < n:
         columns = 4 if n - j >= 4 else 2 if n - j >= 2 else 1
-        i = 0
+        i = in_fives
         while i < m:
             rows = 3 if m - i >= 3 else 1
             left, right, out = a + 4 * i * a_row, b + 4 * j * b_row, c + 4 * (i * c_row + j)

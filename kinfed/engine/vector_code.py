@@ -106,6 +106,14 @@ class Emitter:
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
         return self._call("llvm.fmuladd.v8f32", ir.FunctionType(VECTOR, [VECTOR] * 3), [x, y, z])
 
+    def floor(self, x: Value) -> Value:
+        return self._call("llvm.floor.v8f32", ir.FunctionType(VECTOR, [VECTOR]), [x])
+
+    def whole_numbers(self, x: Value) -> Value:
+        """int32 of numbers that are whole; of NaN, 0."""
+        kind = ir.FunctionType(ir.VectorType(_I32, LANES), [VECTOR])
+        return self._call("llvm.fptosi.sat.v8i32.v8f32", kind, [x])
+
     def broadcast(self, value: Value) -> Value:
         kind = ir.VectorType(value.type, LANES)
         first = self._b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
