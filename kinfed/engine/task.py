@@ -47,9 +47,9 @@ from kinfed.errors import ModelError
 # Of a module, up to which vmap is faster than rows. Processor time of rows / vmap for two dense layers, 20 clients,
 # steps of 10: 3.1 at 2,410 parameters, 1.6 at 8,906, 1.2 at 24,040, 0.8 at 49,330, 0.7 at 50,890 (medians of 7 turns).
 FEW_PARAMETERS = 30_000
-# Multiplications and additions of local training in a whole run, from which `auto` takes the fused path: two to three
-# seconds on the stacked one, of which it saves more than numba and its cached code take to load (one second).
-FUSED_FROM = 2e10
+# Multiplications and additions of local training in a whole run, from which `auto` takes the fused path: a third of a
+# second on the stacked one, of which it saves more than its machine code takes to load (0.06 s, once it is compiled).
+FUSED_FROM = 2e9
 _ROW_BY_ROW = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 _BACKENDS: dict[str, type[ModuleTask]] = {
     "fused": FusedTask,
