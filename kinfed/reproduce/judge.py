@@ -74,6 +74,11 @@ class WatchedResults(Results):
             {part for part, row in self.asked if part not in self.parts or (row and row not in self.parts[part])}
         )
 
+    def all_diverged(self) -> list[tuple[str, str, list[int]]]:
+        """(part, row, seeds) of what was asked for and has diverged, in order."""
+        asked = ((part, row, self.diverged(part, row)) for part, row in sorted(self.asked))
+        return [(part, row, seeds) for part, row, seeds in asked if seeds]
+
     def has_foreign_seeds(self) -> bool:
         """Whether two of the parts asked for have no seed in common."""
         asked = {part for part, _ in self.asked if part in self.parts}
@@ -150,6 +155,11 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
     if not reasons and len(margins) < max(len(by_rival), 1):
         reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
+    reasons += [
+        f"{row_names.get(row, row)} has diverged with seed {', '.join(map(str, seeds))} ({part}): its figures mean "
+        "nothing"
+        for part, row, seeds in watched.all_diverged()
+    ]
     if reasons:
         return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place)
     names = row_names if len(margins) > 1 else None

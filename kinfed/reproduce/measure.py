@@ -21,7 +21,7 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.errors import StorageError
 from kinfed.reproduce.part_records import PartRecord, identity, part_config, record_path, settings_hash
-from kinfed.reproduce.recipe import Measurements, Recipe, Results, RunPart, Scale, Study
+from kinfed.reproduce.recipe import DIVERGED, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig
 from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver, Observer
@@ -215,6 +215,8 @@ def measurements_of_summary(results: Sequence[Mapping[str, Any]]) -> Measurement
         }
         figures["bytes"] = (result["bytes_down"] + result["bytes_up"]) / max(result["rounds"], 1)
         figures["seconds"] = result["seconds"] / max(result["rounds"], 1)
+        if result.get("diverged"):
+            figures[DIVERGED] = 1.0
         if "privacy" in result:
             epsilons = [value for value in result["privacy"]["epsilon"] if value is not None]
             if epsilons:

@@ -31,6 +31,7 @@ SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
 
 Source = Literal["paper", "kinfed"]  # of a claim
 
+DIVERGED = "diverged"  # 1 for a seed with which losses or updates ran out of all bounds; not there for others
 ACCURACY = "personal.accuracy"  # the metric of tables and claims that name no other
 
 BySeed = dict[int, float]
@@ -121,6 +122,11 @@ class Results:
             row, kind = self.aliases[row]
             metric = f"{kind}.{metric.removeprefix('personal.')}" if metric.startswith("personal.") else metric
         return self.parts.get(part, {}).get(row, {}).get(metric, {})
+
+    def diverged(self, part: str, row: str) -> list[int]:
+        """Seeds with which a method has diverged: its figures mean nothing then, be they good or bad."""
+        method, _ = self.aliases.get(row, (row, ""))
+        return sorted(self.parts.get(part, {}).get(method, {}).get(DIVERGED, {}))
 
     def __contains__(self, part: object) -> bool:
         return part in self.parts

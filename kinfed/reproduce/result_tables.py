@@ -14,12 +14,15 @@ from kinfed.reproduce.judge import NOT_RUN, Verdict
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference
 
+OF_ANY_RUN = ("bytes", "seconds", "epsilon")  # metrics that mean what they say also where a method has diverged
+
 
 @dataclass(frozen=True)
 class ResultCell:
     ours: Average | None
     published: PublishedNumber | None
     reach: float | None = None  # half of the 95 % interval of a difference to another row
+    diverged: int = 0  # with so many seeds: there is no figure then
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class FilledTable:
 def _our_cell(cell: ResultCell, column: ResultColumn) -> TableCell:
     ours = cell.ours
     if ours is None:
-        return TableCell("–")
+        return TableCell(f"diverged ({plural(cell.diverged, 'seed')})" if cell.diverged else "–")
     deviation = cell.reach if column.against else ours.sd
     spread = "" if deviation is None else f"{deviation * column.factor:.{column.digits}f}"
     return TableCell(format_number(ours.mean * column.factor, column.digits), spread)
@@ -83,6 +86,9 @@ def _our_cell(cell: ResultCell, column: ResultColumn) -> TableCell:
 
 def _cell(table: ResultTable, results: Results, row: str, column: ResultColumn) -> ResultCell:
     values, published = results.get(column.part, row, column.metric), table.published.get((row, column.heading))
+    diverged = {seed for each in (row, column.against) for seed in results.diverged(column.part, each)}
+    if values and diverged and column.metric not in OF_ANY_RUN:
+        return ResultCell(None, published, diverged=len(diverged))
     if not column.against:
         return ResultCell(average(values), published)
     values = (
@@ -98,7 +104,7 @@ def fill(table: ResultTable, results: Results) -> FilledTable | None:
     rows = []
     for row, name in table.rows.items():
         cells = tuple(_cell(table, results, row, column) for column in columns)
-        if any(cell.ours is not None for cell in cells):
+        if any(cell.ours is not None or cell.diverged for cell in cells):
             rows.append((name, cells))
     return FilledTable(table, columns, tuple(rows)) if rows else None
 

@@ -185,6 +185,27 @@ def test_figures_that_are_not_finite_are_called_so() -> None:
     assert (first.status, first.sentence) == ("not judged", "not all figures are finite: not finite points")
 
 
+def test_what_has_diverged_has_no_figure_and_decides_nothing() -> None:
+    """Neither for a claim nor against it, and not as what others are compared with; bytes were sent all the same."""
+    measured = {
+        "a": MEASURED["a"],
+        "b": {**MEASURED["b"], "bytes": {0: 1.0, 1: 1.0, 2: 1.0}, "diverged": {1: 1.0}},
+    }
+    results = Results({"p": measured}, {"b-server": ("b", "server")})
+    assert results.diverged("p", "b") == results.diverged("p", "b-server") == [1]
+    assert results.diverged("p", "a") == results.diverged("q", "b") == []
+    said = verdicts(recipe_of(measured), results, "paper")
+    assert [verdict.status for verdict in said[:3]] == ["not judged"] * 3
+    assert said[0].sentence == "Method_B has diverged with seed 1 (p): its figures mean nothing"
+    columns = [ResultColumn("One", "p"), ResultColumn("Lead", "p", against="b"), ResultColumn("Sent", "p", "bytes", 1)]
+    table = fill(ResultTable("T", {"a": "A", "b": "B"}, columns), results)
+    assert table is not None
+    assert table.text_table().markdown().splitlines()[2:] == [
+        "| A | 91.0 ± 1.0 | diverged (1 seed) | – |",
+        "| B | diverged (1 seed) | diverged (1 seed) | 1.0 ± 0.0 |",
+    ]
+
+
 def test_a_rival_in_the_way_is_named() -> None:
     three = {**MEASURED, "c": {"personal.accuracy": {0: 0.95, 1: 0.95, 2: 0.95}}}
     claim = Claim.above("a above all", "p", "a", ["b", "c"])
@@ -481,6 +502,8 @@ def test_summary_becomes_measurements() -> None:
     }
     measured = {"personal.accuracy": 0.5, "before.accuracy": 0.25, "bytes": 3.0, "seconds": 0.5, "epsilon": 2.5}
     assert measurements_of_summary([result]) == {"x": {metric: {3: value} for metric, value in measured.items()}}
+    assert measurements_of_summary([result | {"diverged": False}]) == measurements_of_summary([result])
+    assert measurements_of_summary([result | {"diverged": True}])["x"]["diverged"] == {3: 1.0}
 
 
 @pytest.mark.parametrize("name", ["selffl-ablation", "cgpfl-contexts"])
