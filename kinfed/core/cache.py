@@ -1,4 +1,4 @@
-"""Tensors that are slow to make, kept in the cache folder: $KINFED_CACHE, else `kinfed` in the user's cache folder.
+"""Things that are slow to make, kept in the cache folder: $KINFED_CACHE, else `kinfed` in the user's cache folder.
 
 The name of a cached file holds an identity of all that its content depends on, so nothing is ever out of date. A file
 that is damaged is made again, and a folder that cannot be written costs time, not the result: both are logged.
@@ -23,15 +23,24 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
+    """A StorageError where the user has no home; whoever can write to this folder decides what kinfed computes."""
     if configured := os.environ.get("KINFED_CACHE"):
         return Path(configured).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "kinfed"
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home) / "kinfed"
+    try:
+        return Path.home() / ".cache" / "kinfed"
+    except RuntimeError as error:
+        raise StorageError(f"there is no cache folder ({error}); set KINFED_CACHE to one") from error
 
 
 def cached(folder: str, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of make(), read from <cache folder>/<folder>/<name>.safetensors where they are there already."""
-    path = cache_folder() / folder / f"{storage.file_name(name)}.safetensors"
+    try:
+        path = cache_folder() / folder / f"{storage.file_name(name)}.safetensors"
+    except StorageError as error:
+        log.warning("%s; %s will be made again next time", error, name)
+        return dict(make())
     if path.exists():
         try:
             return storage.read_tensors(path)

@@ -3,7 +3,7 @@
     net    a table (dense layers), or (table, length) (LSTM layers)
     y      int64 (classes), or float32 (numbers)
 
-One text of a kernel serves all; numba keeps one code in its cache for each.
+One text of a kernel serves all; each combination has machine code of its own.
 """
 
 from __future__ import annotations

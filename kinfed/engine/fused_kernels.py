@@ -1,7 +1,7 @@
 """The compiled calls of the fused backend: all local steps of some clients, one step on a batch, and scores.
 
-Each call takes many clients, one after the other, and runs without the interpreter's lock. Compiling takes a few
-seconds; kinfed.engine.machine_code does it once, and keeps what comes of it.
+Each call takes many clients, one after the other, and runs without the interpreter's lock. Compiling takes time;
+kinfed.engine.machine_code does it once, and keeps what comes of it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def compile_kernel(name: str, network: str, target: str) -> MachineCode:
 
 def compile_function(function: Callable[..., None], arguments: tuple[Any, ...]) -> MachineCode:
     """Machine code of a function with arguments of these types (numba's)."""
+    described_arguments = [described(kind) for kind in arguments]
     kernel, read = njit(nogil=True, error_model="numpy")(function), make_reader(arguments)
 
     def entry(words):
@@ -58,7 +59,7 @@ def compile_function(function: Callable[..., None], arguments: tuple[Any, ...]) 
         cpu_target.typing_context, cpu_target.target_context, entry, (types.intp,), types.void, flags, {}
     )
     _, _, (content, _) = result.library.serialize_using_object_code()
-    return MachineCode(result.fndesc.llvm_func_name, [described(kind) for kind in arguments], content)
+    return MachineCode(result.fndesc.llvm_func_name, described_arguments, content)
 
 
 def _memory(target: Any) -> tuple[Any, ...]:

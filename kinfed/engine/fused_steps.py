@@ -19,7 +19,7 @@ from kinfed.engine.vector_code import (
     pointer_to_longs,
     prefetch,
 )
-from kinfed.engine.vector_functions import exp_of, tanh_of
+from kinfed.engine.vector_functions import add_sum_of_rows, add_to_rows, softmax_of, tanh_of
 
 INPUTS, OUTPUTS, WEIGHT, BIAS, ACTIVATION, PLACE = range(6)  # PLACE: outputs of all layers below it
 ABSENT = -1  # the BIAS of a layer without one
@@ -122,10 +122,7 @@ def dense_forward(net, row, x, hidden, batch):
         products_of_rows(batch, outputs, inputs, below, inputs, weight, inputs, above, outputs)
         h = floats(above, batch * outputs)
         if bias != ABSENT:
-            shift = floats(row + 4 * bias, outputs)
-            for b in range(batch):
-                for o in range(outputs):
-                    h[b * outputs + o] += shift[o]
+            add_to_rows(above, batch, outputs, row + 4 * bias)
         if net[layer, ACTIVATION] == RELU:
             for i in range(batch * outputs):
                 h[i] = np.float32(0.0) if h[i] < np.float32(0.0) else h[i]  # NaN stays
@@ -138,22 +135,10 @@ def dense_forward(net, row, x, hidden, batch):
 @compiled
 def delta_of_cross_entropy(logits, delta, y, weight, batch, classes):
     """weight * (softmax(z) - onehot(y))."""
-    z, d = floats(logits, batch * classes), floats(delta, batch * classes)
+    d = floats(delta, batch * classes)
     for b in range(batch):
         at = b * classes
-        largest = z[at]
-        for c in range(1, classes):
-            largest = max(largest, z[at + c])
-        for c in range(classes):
-            d[at + c] = z[at + c] - largest
-    exp_of(delta, batch * classes)
-    for b in range(batch):
-        at, total = b * classes, np.float32(0.0)
-        for c in range(classes):
-            total += d[at + c]
-        share = weight[b] / total
-        for c in range(classes):
-            d[at + c] *= share
+        softmax_of(logits + 4 * at, classes, weight[b], delta + 4 * at)
         d[at + y[b]] -= weight[b]
 
 
@@ -255,10 +240,7 @@ def dense_backward(
         if bias != ABSENT and trains[layer, 1]:
             if target == row:
                 shift(row, bias, outputs, rate, lam, center, drift, decay)
-            d, out, factor = floats(delta, batch * outputs), floats(target + 4 * bias, outputs), np.float32(scale)
-            for b in range(batch):
-                for o in range(outputs):
-                    out[o] += factor * d[b * outputs + o]
+            add_sum_of_rows(delta, batch, outputs, np.float32(scale), target + 4 * bias)
         delta, spare = spare, delta
 
 

@@ -12,14 +12,18 @@ from numba.np.arrayobj import make_array, populate_array
 
 from kinfed.engine.vector_code import Builder, Value, whole_number
 
-_WORD = ir.IntType(64)
+_INT64 = ir.IntType(64)
 
 
 def described(kind: Any) -> Any:
     """A type of numba's, as kinfed.engine.machine_code.MachineCode names it."""
-    if isinstance(kind, types.Array):
-        return [str(kind.dtype), kind.ndim]
-    return [described(part) for part in kind.types] if isinstance(kind, types.BaseTuple) else "word"
+    if isinstance(kind, types.Array) and kind.layout == "C":
+        return {"dtype": str(kind.dtype), "ndim": kind.ndim}
+    if isinstance(kind, types.BaseTuple):
+        return [described(part) for part in kind.types]
+    if isinstance(kind, types.Integer | types.Boolean):
+        return "word"
+    raise TypeError(f"a kernel's argument cannot be {kind}: whole numbers, arrays in C order and tuples of these can")
 
 
 def make_reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
@@ -41,7 +45,7 @@ class _Words:
 
     def __init__(self, context: Any, builder: Builder, address: Value) -> None:
         self._context, self._b = context, builder
-        self._first, self._next = builder.inttoptr(address, _WORD.as_pointer()), 0
+        self._first, self._next = builder.inttoptr(address, _INT64.as_pointer()), 0
 
     def value_of(self, kind: Any) -> Value:
         if isinstance(kind, types.Array):
@@ -56,7 +60,7 @@ class _Words:
         return word
 
     def _array(self, kind: Any) -> Value:
-        """Numbers lie side by side: the last dimension is the closest."""
+        """In C order."""
         numbers = self._context.get_data_type(kind.dtype).as_pointer()
         data = self._b.inttoptr(self._word(), numbers)
         shape = [self._word() for _ in range(kind.ndim)]

@@ -24,7 +24,7 @@ def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: 
         gates, c, c_next, tanh_c, h, units = args
         emit = Emitter(builder)
 
-        def piece(at: Value, mask: Value | None) -> None:
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             values = []
             for gate in range(4):
                 place = builder.add(builder.mul(units, whole_number(gate)), at)
@@ -37,8 +37,9 @@ def forward_cell(context: Any, gates: Any, c: Any, c_next: Any, tanh_c: Any, h: 
             squashed = tanh(emit, builder, after)
             for value, target in ((after, c_next), (squashed, tanh_c), (builder.fmul(o, squashed), h)):
                 emit.store(value, emit.at(emit.pointer(target), at), mask)
+            return []
 
-        over_vectors(emit, builder, units, piece)
+        over_vectors(emit, builder, units, [], piece)
 
     return types.void(*[types.intp] * 6), calling("kinfed_lstm_forward_cell", body)
 
@@ -52,7 +53,7 @@ def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, thro
         emit, multiply = Emitter(builder), builder.fmul
         one = constant(1.0)
 
-        def piece(at: Value, mask: Value | None) -> None:
+        def piece(at: Value, _: list[Value], mask: Value | None) -> list[Value]:
             def number(address: Value) -> Value:
                 return emit.load(emit.at(emit.pointer(address), at), mask)
 
@@ -79,7 +80,8 @@ def backward_cell(context: Any, gates: Any, tanh_c: Any, c: Any, at_h: Any, thro
             for value, place in zip(deltas, places, strict=True):
                 emit.store(value, place, mask)
             emit.store(multiply(dc, f), emit.at(emit.pointer(through_c), at), mask)
+            return []
 
-        over_vectors(emit, builder, units, piece)
+        over_vectors(emit, builder, units, [], piece)
 
     return types.void(*[types.intp] * 6), calling("kinfed_lstm_backward_cell", body)

@@ -26,7 +26,7 @@ _EDGE_6, _EDGE_4, _EDGE_1 = (outer_tile(m, 1, masked=True) for m in (6, 4, 1))
 @njit(nogil=True)
 def products_of_rows(m, n, k, a, a_row, b, b_row, c, c_row):
     """C [m, n] = A [m, k] B', of rows of A and rows of B [n, k]. Rows by three, and as many by five as make that come
-    out even, as in batches of ten and twenty: tiles of one row wait for their own sums."""
+    out even, as in batches of ten and twenty: in tiles of one row each addition waits for the one before."""
     fives = -m % 3
     in_fives = 5 * fives if 5 * fives <= m else 0
     i = 0

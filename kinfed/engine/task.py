@@ -48,8 +48,10 @@ from kinfed.errors import ModelError
 # steps of 10: 3.1 at 2,410 parameters, 1.6 at 8,906, 1.2 at 24,040, 0.8 at 49,330, 0.7 at 50,890 (medians of 7 turns).
 FEW_PARAMETERS = 30_000
 # Multiplications and additions of local training in a whole run, from which `auto` takes the fused path: a third of a
-# second on the stacked one, of which it saves more than its machine code takes to load (0.06 s, once it is compiled).
+# second on the stacked one, of which it saves more than its machine code takes to load (0.06 s). The first run on a
+# machine waits for the compiler, ten seconds. That must not count: the path is part of a run's identity.
 FUSED_FROM = 2e9
+LONG_RUN = 2e10  # from which a run without numba says so: two to three seconds
 _ROW_BY_ROW = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 _BACKENDS: dict[str, type[ModuleTask]] = {
     "fused": FusedTask,
@@ -190,16 +192,20 @@ def _gains_from_vmap(task: ModuleTask, example: Tensor) -> bool:
 
 def worth_compiling(num_params: int, examples: float) -> bool:
     """Whether local training on so many examples, of all rounds and clients, is long enough for the fused path."""
-    return 6.0 * num_params * examples >= FUSED_FROM
+    return _operations(num_params, examples) >= FUSED_FROM
+
+
+def _operations(num_params: int, examples: float) -> float:
+    return 6.0 * num_params * examples
 
 
 def would_compile(task: ModuleTask, examples: float) -> bool:
-    """Whether a task on the stacked path would be on the fused one if numba were installed."""
+    """Whether a task on the stacked path would be on the fused one if numba were installed, and gain much by it."""
     return (
         task.backend == StackedTask.backend
         and isinstance(task, StackedTask)
         and compiles(task.net, task.device, task.objective)
-        and worth_compiling(task.num_params, examples)
+        and _operations(task.num_params, examples) >= LONG_RUN
         and not is_installed()
     )
 

@@ -17,6 +17,7 @@ LANES = 8  # of a vector; two SSE or NEON registers, one of AVX, half of one of 
 _F32, _I64, _I32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 VECTOR, _MASK = ir.VectorType(_F32, LANES), ir.VectorType(ir.IntType(1), LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
+_DISTANCES = (4, 2, 1)  # a value that is joined with itself, turned by each of these, has joined all lanes
 Builder = Any  # llvmlite has no types to check
 Value = Any
 
@@ -129,10 +130,24 @@ class Emitter:
         return self._b.icmp_signed("<", numbers, self.broadcast(count))
 
     def sum_of_lanes(self, value: Value) -> Value:
-        for distance in (4, 2, 1):
-            other = _lanes([(lane + distance) % LANES for lane in range(LANES)])
-            value = self._b.fadd(value, self._b.shuffle_vector(value, ir.Constant(VECTOR, ir.Undefined), other))
+        for distance in _DISTANCES:
+            value = self._b.fadd(value, self._turned(value, distance))
         return self._b.extract_element(value, ir.Constant(_I32, 0))
+
+    def largest_lane(self, value: Value) -> Value:
+        """In every lane; NaN is passed over where a number is beside it."""
+        for distance in _DISTANCES:
+            value = self.larger(self._turned(value, distance), value)
+        return value
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """y where x is NaN."""
+        return self._b.select(self._b.fcmp_ordered(">", x, y), x, y)
+
+    def _turned(self, value: Value, distance: int) -> Value:
+        """Each lane has what was so many lanes further, past the last one from the first on."""
+        lanes = _lanes([(lane + distance) % LANES for lane in range(LANES)])
+        return self._b.shuffle_vector(value, ir.Constant(VECTOR, ir.Undefined), lanes)
 
     def loop(
         self, stop: Value, step: int, start: list[Value], body: Callable[[Value, list[Value]], list[Value]]

@@ -25,14 +25,15 @@ class TemplateCache(BytecodeCache):
     def load_bytecode(self, bucket: Bucket) -> None:
         try:
             content = self._path(bucket).read_bytes()
-        except OSError:
+        except (OSError, StorageError):
             return
         if content[:_DIGEST] == _digest(content[_DIGEST:]):
             bucket.bytecode_from_string(content[_DIGEST:])
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        code, path = bucket.bytecode_to_string(), self._path(bucket)
+        code = bucket.bytecode_to_string()
         try:
+            path = self._path(bucket)
             storage.make_folder(path.parent)
             storage.write_atomically(path, _digest(code) + code)
         except StorageError:

@@ -302,7 +302,8 @@ def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
     build = network([50, 10])
     assert make_task(build).backend == make_task(build, examples=1e5).backend == "stacked"
     assert make_task(build, examples=1e9).backend == "fused"
-    assert worth_compiling(100, 1e9)
+    assert worth_compiling(1_000, 3.4e5)
+    assert not worth_compiling(1_000, 3.3e5)
     assert (
         make_task(lambda: nn.Sequential(nn.Linear(50, 9), nn.GELU(), nn.Linear(9, 2)), examples=1e9).backend == "vmap"
     )
@@ -332,7 +333,7 @@ class Notes(NullObserver):
 
 
 def test_a_long_run_says_that_numba_is_missing(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.engine.task.FUSED_FROM", 1.0)
+    monkeypatch.setattr("kinfed.engine.task.LONG_RUN", 1.0)
     monkeypatch.setattr("kinfed.engine.task.is_installed", lambda: False)
     observer = Notes()
     result = run(federation=federation, algorithms="fedavg", rounds=1, batch=4, observer=observer)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,13 @@ import pytest
 from numba import types
 from test_rooms import OPTIONAL
 
+import kinfed
 from kinfed.engine import machine_code
 from kinfed.engine.fused_kernels import compile_function
-from kinfed.engine.machine_code import CODE_FILES, Kernel, MachineCode, kept_code
+from kinfed.engine.machine_code import CODE_FILES, KEPT_DAYS, Kernel, MachineCode, kept_kernel
+from kinfed.errors import ModelError
+
+pytestmark = pytest.mark.timeout(400)  # some compile
 
 SINGLES, TABLE = types.float32[::1], types.int64[:, ::1]
 
@@ -48,9 +56,23 @@ def never() -> MachineCode:
     raise AssertionError("compiled again")
 
 
+def makes(code: MachineCode, made: list[MachineCode]) -> Callable[[], MachineCode]:
+    def make() -> MachineCode:
+        made.append(code)
+        return code
+
+    return make
+
+
+def works(kernel: Kernel) -> bool:
+    out = np.zeros(1, np.float32)
+    kernel((np.array([[3, 4]]), 1), 2, False, out)
+    return out.tolist() == [15]
+
+
 def test_whole_numbers_arrays_and_tuples_arrive_as_they_are(code: MachineCode) -> None:
     out, table = np.ones(3, np.float32), np.arange(6).reshape(3, 2)
-    kernel = Kernel("rows", MachineCode.from_bytes(code.as_bytes()) or never())
+    kernel = Kernel("rows", MachineCode.from_bytes(code.as_bytes("x"), "x") or never())
     kernel((table, 5), 2, True, out)
     assert out.tolist() == [1 - 2 + 5, 1 - 10 + 5, 1 - 18 + 5]
     kernel((table[:0], -5), -(2**40), False, out)  # no rows
@@ -59,9 +81,12 @@ def test_whole_numbers_arrays_and_tuples_arrive_as_they_are(code: MachineCode) -
 
 def test_wrong_arguments_are_refused_before_anything_is_read(code: MachineCode) -> None:
     kernel, table = Kernel("rows", code), np.arange(6).reshape(3, 2)
-    out = np.zeros(3, np.float32)
-    for wrong in (table.astype(np.int32), np.asfortranarray(table), table.ravel(), table[:, :1]):
-        with pytest.raises(TypeError, match="wanted an array of int64, 2-dimensional"):
+    out, fixed = np.zeros(3, np.float32), table.copy()
+    fixed.flags.writeable = False
+    for wrong in (table.astype(np.int32), np.asfortranarray(table), table.ravel(), table[:, :1], fixed):
+        with pytest.raises(
+            TypeError, match="argument 0 should be an array of int64 in C order that can be written, 2-"
+        ):
             kernel((wrong, 5), 2, True, out)
     with pytest.raises(ValueError, match="zip"):
         kernel((table, 5), 2, True)
@@ -70,48 +95,167 @@ def test_wrong_arguments_are_refused_before_anything_is_read(code: MachineCode) 
     assert not out.any()
 
 
-def test_code_is_made_once_and_again_where_its_file_is_damaged(code: MachineCode, folder: Path) -> None:
-    assert kept_code("rows", lambda: code) == code
+def test_what_words_cannot_carry_is_not_compiled() -> None:
+    for kind in (types.float64, types.float32[:], types.Tuple((types.float64,))):
+        with pytest.raises(TypeError, match="a kernel's argument cannot be"):
+            compile_function(add_rows, (kind,))
+
+
+def test_an_error_inside_a_kernel_is_raised() -> None:
+    def fails(number):  # type: ignore[no-untyped-def]
+        if number > 1:
+            raise ValueError("too many")
+
+    kernel = Kernel("fails", compile_function(fails, (types.intp,)))
+    kernel(1)
+    with pytest.raises(RuntimeError, match="the compiled call fails ended with status"):
+        kernel(2)
+
+
+def test_threads_call_at_the_same_time(code: MachineCode) -> None:
+    kernel = Kernel("rows", code)
+
+    def call(number: int) -> list[float]:
+        out, table = np.zeros(500, np.float32), np.full((500, 20), number)
+        for _ in range(50):
+            kernel((table, 0), 1, False, out)
+        return list(np.unique(out))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(call, range(40))) == [[50 * 20 * number] for number in range(40)]
+
+
+def test_code_is_compiled_once_and_again_where_its_file_is_damaged(code: MachineCode, folder: Path) -> None:
+    made: list[MachineCode] = []
+    assert works(kept_kernel("rows", makes(code, made)))
     (file,) = folder.iterdir()
     content = file.read_bytes()
-    assert kept_code("rows", never) == code
-    for damaged in (b"", b"broken", content[:-1], content[:100] + bytes([content[100] ^ 1]) + content[101:]):
+    assert works(kept_kernel("rows", never))
+    header = content.index(b"symbol")
+    for damaged in (b"", b"broken", content[:-1], content[:header] + b"X" + content[header + 1 :]):
         file.write_bytes(damaged)
-        made: list[MachineCode] = []
-        assert kept_code("rows", lambda made=made: made.append(code) or code) == code  # type: ignore[misc]
-        assert made == [code]
+        assert works(kept_kernel("rows", makes(code, made)))
         assert file.read_bytes() == content
+    file.rename(folder / file.name.replace("rows", "other"))
+    assert works(kept_kernel("other", makes(code, made)))  # a file is good under its own name alone
+    assert len(made) == 1 + 4 + 1
 
 
-def test_a_folder_that_cannot_be_written_costs_time_alone(
-    code: MachineCode, folder: Path, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_linked_is_compiled_again_and_then_refused(code: MachineCode, folder: Path) -> None:
+    strange = MachineCode(code.symbol, code.arguments, b"no object file")
+    with pytest.raises(ModelError, match="use backend = stacked"):
+        kept_kernel("rows", lambda: strange)
+    assert not folder.exists()  # nothing is kept that was never linked
+    machine_code._keep("rows", strange)
+    assert works(kept_kernel("rows", lambda: code))
+    assert works(kept_kernel("rows", never))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="the system has no owners of files")
+def test_code_that_others_can_write_is_not_run(code: MachineCode, folder: Path) -> None:
+    kept_kernel("rows", lambda: code)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    file.chmod(0o660)
+    made: list[MachineCode] = []
+    kept_kernel("rows", makes(code, made))
+    assert made
+
+
+def test_a_folder_that_cannot_be_used_costs_time_alone(
+    code: MachineCode, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.write_text("a file")
-    assert kept_code("rows", lambda: code) == code
+    assert works(kept_kernel("rows", lambda: code))
     assert "rows will be compiled again next time" in caplog.text
+    for name in ("KINFED_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert works(kept_kernel("rows", lambda: code))
+    assert "set KINFED_CACHE" in caplog.text
 
 
-def test_each_processor_and_setting_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_code_of_files_that_change_meanwhile_is_not_kept(
+    code: MachineCode, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = tmp_path / "kernels.py"
+    text.write_text("before")
+    monkeypatch.setattr(machine_code, "CODE_FILES", [str(text)])
+    machine_code._identity.cache_clear()
+
+    def compile_it() -> MachineCode:
+        text.write_text("after")
+        return code
+
+    assert works(kept_kernel("rows", compile_it))
+    assert not folder.exists()
+    machine_code._identity.cache_clear()
+
+
+def test_old_code_of_other_versions_goes(code: MachineCode, folder: Path) -> None:
+    folder.mkdir()
+    for name, days in (("rows-old", KEPT_DAYS + 1), ("rows-new", KEPT_DAYS - 1), ("other-old", KEPT_DAYS + 1)):
+        (folder / f"{name}.code").write_bytes(b"x")
+        then = (folder / f"{name}.code").stat().st_mtime - days * 24 * 3600
+        os.utime(folder / f"{name}.code", (then, then))
+    kept_kernel("rows", lambda: code)
+    assert {file.name.partition(".")[0] for file in folder.iterdir()} >= {"rows-new", "other-old"}
+    assert not (folder / "rows-old.code").exists()
+
+
+def test_all_that_code_depends_on_is_part_of_its_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from llvmlite import binding
 
+    class Features(dict[str, bool]):
+        def flatten(self) -> str:
+            return "+none"
+
     def identity() -> str:
-        machine_code._identity.cache_clear()
-        return machine_code._identity()
+        return machine_code._identity.__wrapped__()
 
-    seen = [identity(), identity()]
-    assert seen[0] == seen[1]
-    monkeypatch.setenv("NUMBA_OPT", "1")
-    seen.append(identity())
-    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "another")
-    seen.append(identity())
-    monkeypatch.setattr(machine_code, "version", lambda name: "0.0")
-    seen.append(identity())
-    machine_code._identity.cache_clear()
-    assert len(set(seen)) == 4
+    normal = identity()
+    assert identity() == normal
+    changes: list[Callable[[pytest.MonkeyPatch], None]] = [
+        lambda patch: patch.setenv("NUMBA_OPT", "1"),
+        lambda patch: patch.setattr(binding, "get_host_cpu_name", lambda: "another"),
+        lambda patch: patch.setattr(binding, "get_host_cpu_features", Features),
+        lambda patch: patch.setattr(machine_code, "version", lambda name: "0" if name == "numba" else "0.50.0"),
+        lambda patch: patch.setattr(machine_code, "version", lambda name: "0" if name == "llvmlite" else "0.68.1"),
+        lambda patch: patch.setattr(np, "__version__", "0"),
+    ]
+    for number in range(len(CODE_FILES)):
+        texts = [tmp_path / f"{number}-{place}" for place in range(len(CODE_FILES))]
+        for place, (text, name) in enumerate(zip(texts, CODE_FILES, strict=True)):
+            original = (machine_code._PACKAGE / name).read_bytes()
+            text.write_bytes(original + b"#" if place == number else original)
+        changes.append(lambda patch, texts=texts: patch.setattr(machine_code, "CODE_FILES", list(map(str, texts))))  # type: ignore[misc]
+    seen = {normal}
+    for change in changes:
+        with monkeypatch.context() as patch:
+            change(patch)
+            seen.add(identity())
+    assert len(seen) == 1 + len(changes)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    assert identity() == normal
 
 
-def test_all_that_numba_compiles_is_part_of_the_identity() -> None:
-    assert {f"{name.replace('.', '/')}.py" for name in OPTIONAL["numba"]} <= set(CODE_FILES)
+# What files of kernels import and takes no part in them: types, and how arguments get there.
+NOT_COMPILED = {"core/cache.py", "core/storage.py", "errors.py"}
+
+
+def test_every_file_that_goes_into_kernels_is_part_of_the_identity() -> None:
+    package = Path(kinfed.__file__ or "").parent
+    compiled = {f"{name.replace('.', '/')}.py" for name in OPTIONAL["numba"]} | {"engine/fused_recurrent.py"}
+    imported = set()
+    for file in compiled:
+        for node in ast.walk(ast.parse((package / file).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kinfed."):
+                imported.add(f"{str(node.module).removeprefix('kinfed.').replace('.', '/')}.py")
+    assert compiled | imported - NOT_COMPILED <= set(CODE_FILES)
 
 
 _TRAIN = """
@@ -121,22 +265,39 @@ result = kinfed.run(dataset="digits", clients=4, algorithms="apfl", backend="fus
 print(json.dumps({"numba": "numba" in sys.modules, "model": result.result().server_model.tolist()}))
 """
 
+_LINK = """
+import itertools, json, sys
+from kinfed.engine.machine_code import compiled_kernel
+for name, types in itertools.product(
+    ("train", "move", "step", "score"), (("dense", "classes"), ("recurrent", "numbers"))
+):
+    compiled_kernel(name, *types)
+print(json.dumps({"numba": "numba" in sys.modules}))
+"""
+
+
+def answer(program: str, folder: Path) -> dict[str, Any]:
+    """Of a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=folder, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
 
 def test_a_second_process_needs_no_numba(folder: Path, tmp_path: Path) -> None:
-    """Nor does it compile: kernels that train, move and score come from the folder."""
-
-    def train() -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRAIN], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-
-    first = train()
+    """Nor does it compile: kernels that move and score come from the folder."""
+    first = answer(_TRAIN, tmp_path)
     files = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert first["numba"]
     assert {name.split("-")[0] for name in files} >= {"move", "score"}
-    second = train()
+    second = answer(_TRAIN, tmp_path)
     assert not second["numba"]
     assert second["model"] == first["model"]
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == files
+
+
+def test_kernels_link_without_numba(tmp_path: Path) -> None:
+    """Of every kind, from the usual folder, where other tests find them, too."""
+    answer(_LINK, tmp_path)
+    assert not answer(_LINK, tmp_path)["numba"]

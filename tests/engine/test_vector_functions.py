@@ -1,4 +1,4 @@
-"""tanh and exp of vectors, beside those of numpy in float64."""
+"""Functions of vectors and products in tiles, beside those of numpy in float64."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from kinfed.engine.vector_functions import EXP_ENDS, exp_of, tanh_of
+from kinfed.engine.products import products_of_rows
+from kinfed.engine.vector_functions import EXP_ENDS, add_sum_of_rows, add_to_rows, softmax_of, tanh_of
 
-
-@njit  # type: ignore[untyped-decorator]
-def exp_in_place(x: np.ndarray) -> None:
-    exp_of(x.ctypes.data, len(x))
+COUNTS = [1, 7, 8, 9, 10, 16, 17, 1003]
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -21,40 +19,105 @@ def tanh_in_place(x: np.ndarray) -> None:
     tanh_of(x.ctypes.data, len(x))
 
 
-def applied(function: Callable[[np.ndarray], None], x: np.ndarray) -> np.ndarray:
-    """In the middle of other numbers, which stay as they are."""
-    around = np.full(len(x) + 2, 7, np.float32)
+@njit  # type: ignore[untyped-decorator]
+def softmax(z: np.ndarray, weight: np.float32, p: np.ndarray) -> None:
+    softmax_of(z.ctypes.data, len(z), weight, p.ctypes.data)
+
+
+@njit  # type: ignore[untyped-decorator]
+def to_rows(x: np.ndarray, rows: int, y: np.ndarray) -> None:
+    add_to_rows(x.ctypes.data, rows, len(y), y.ctypes.data)
+
+
+@njit  # type: ignore[untyped-decorator]
+def sum_of_rows(x: np.ndarray, rows: int, by: np.float32, y: np.ndarray) -> None:
+    add_sum_of_rows(x.ctypes.data, rows, len(y), by, y.ctypes.data)
+
+
+@njit  # type: ignore[untyped-decorator]
+def products(a: np.ndarray, b: np.ndarray, c: np.ndarray, c_row: int) -> None:
+    m, n, k = len(a), len(b), a.shape[1]
+    products_of_rows(m, n, k, a.ctypes.data, k, b.ctypes.data, k, c.ctypes.data, c_row)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def guarded(values: np.ndarray, call: Callable[[np.ndarray], None]) -> np.ndarray:
+    """What a call makes of values in the middle of others, which stay as they are."""
+    around = np.full(values.size + 2, 7, np.float32)
     inside = around[1:-1]
-    inside[:] = x
-    function(inside)
+    inside[:] = values.ravel()
+    call(inside)
     assert around[0] == around[-1] == 7
-    return inside
+    return inside.reshape(values.shape)
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100_003])
-def test_values_are_those_of_numpy_to_a_few_last_bits(count: int) -> None:
-    for function, exact, (least, most) in (
-        (exp_in_place, np.exp, EXP_ENDS),
-        (tanh_in_place, np.tanh, (-12.0, 12.0)),
-    ):
-        x = np.random.default_rng(0).uniform(least, most, count).astype(np.float32)
-        wanted = exact(x.astype(np.float64))
-        assert (np.abs(applied(function, x) - wanted) <= 4e-7 * np.abs(wanted)).all()
+def softmax_of_row(z: np.ndarray, weight: float = 1.0) -> np.ndarray:
+    return guarded(np.empty_like(z), lambda p: softmax(z, np.float32(weight), p))
 
 
-def test_small_arguments_of_softmax_are_exact_enough() -> None:
-    x = np.array([0.0, -0.0, -1e-8, -1e-30, -0.34657, -0.34658, -0.6931472, -1.0], np.float32)
-    assert np.allclose(applied(exp_in_place, x), np.exp(x.astype(np.float64)), rtol=1.2e-7, atol=0)
-    assert applied(exp_in_place, x)[0] == 1.0
+@pytest.mark.parametrize("count", [0, *COUNTS, 100_003])
+def test_tanh_is_that_of_numpy_to_a_few_last_bits(count: int) -> None:
+    x = np.random.default_rng(0).uniform(-12, 12, count).astype(np.float32)
+    wanted, found = np.tanh(x.astype(np.float64)), guarded(x, tanh_in_place)
+    assert (np.abs(found - wanted) <= 4e-7 * np.abs(wanted)).all()
+    assert (np.abs(found) <= 1).all()
 
 
-def test_ends_and_nan() -> None:
-    x = np.array([-np.inf, -88.0, np.nan, 89.0, np.inf, -87.0], np.float32)
-    small, below, nan, large, largest, at_end = applied(exp_in_place, x)
-    assert small == below == 0
-    assert np.isnan(nan)
-    assert large == largest == pytest.approx(np.exp(88.0), rel=1e-6)
-    assert at_end == pytest.approx(np.exp(-87.0), rel=1e-6)
-    low, nan, high = applied(tanh_in_place, np.array([-np.inf, np.nan, np.inf], np.float32))
+def test_ends_of_tanh() -> None:
+    low, nan, high = guarded(np.array([-np.inf, np.nan, np.inf], np.float32), tanh_in_place)
     assert (low, high) == pytest.approx((-1, 1), rel=2e-7)
     assert np.isnan(nan)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("scale", [0.1, 3.0, 60.0])
+def test_softmax_is_that_of_numpy(count: int, scale: float) -> None:
+    z = scale * numbers(count)
+    exact = np.exp(z.astype(np.float64) - z.max())
+    found = softmax_of_row(z, 0.25)
+    shares = 0.25 * exact / exact.sum()
+    # A difference of 87 is rounded by 4e-6, which is the relative error of its exponential.
+    assert np.allclose(found, shares, rtol=1e-5 if scale > 1 else 1e-6, atol=0.25 * np.exp(EXP_ENDS[0]))
+    assert found.sum(dtype=np.float64) == pytest.approx(0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 10, 30])
+def test_softmax_of_extreme_logits(count: int) -> None:
+    z = np.full(count, -1e30, np.float32)
+    z[-1] = 1e30
+    assert softmax_of_row(z).tolist() == [0.0] * (count - 1) + [1.0]
+    assert softmax_of_row(np.full(count, 5e37, np.float32)) == pytest.approx(1 / count)
+    for bad in (np.nan, np.inf):  # a model that gives it has lost its way: nothing is made up
+        for place in (0, count // 2, count - 1):
+            z = numbers(count)
+            z[place] = bad
+            assert np.isnan(softmax_of_row(z)).all() or (count == 1 and bad == np.inf)
+    assert np.isnan(softmax_of_row(np.full(count, -np.inf, np.float32))).all()
+    if count > 1:
+        z = np.zeros(count, np.float32)
+        z[0] = -np.inf
+        assert softmax_of_row(z) == pytest.approx([0.0] + [1 / (count - 1)] * (count - 1))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("rows", [0, 1, 5, 20])
+def test_sums_of_rows(count: int, rows: int) -> None:
+    x, y = numbers(rows, count), numbers(count) + 1
+    assert np.array_equal(guarded(x, lambda inside: to_rows(inside, rows, y)), x + y)
+    found = guarded(y, lambda inside: sum_of_rows(x, rows, np.float32(-0.5), inside))
+    assert np.allclose(found, y - 0.5 * x.sum(0, dtype=np.float64), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("m", range(1, 22))
+def test_products_of_rows_of_any_size(m: int) -> None:
+    for n in range(1, 10):
+        for k in (1, 7, 8, 9, 20):
+            a, b = numbers(m, k), numbers(n, k)
+            c = np.full((m + 1, n + 2), 7, np.float32)
+            products(a, b, c, n + 2)
+            assert np.allclose(c[:m, :n], a.astype(np.float64) @ b.T, rtol=0, atol=2e-6 * k)
+            assert (c[m] == 7).all()
+            assert (c[:, n:] == 7).all()
