@@ -38,7 +38,7 @@ class Work:
     fewest: int  # as many as `examples`: all clients have the same number
     epochs: int = 1
     methods: tuple[str, ...] = ("fedavg",)
-    turn: int = 1  # rounds of a turn: enough for a clock
+    turn: int = 1  # rounds of a turn, for all contestants: enough to forget what ran before
     rounds: int = 0  # of the whole job; 0: only rounds are measured
     held_out: int = HELD_OUT  # examples that models are tested on
 
@@ -52,13 +52,13 @@ WORKS = {
             name="W1",
             title="logistic regression 784-10, 100 of 1,000 clients of 100 examples, two epochs: 20 steps of 10",
             model="mlr", shape=(1, 28, 28), classes=10, clients=1000, active=100, batch=10, lr=0.03,
-            examples=100, fewest=100, epochs=2, turn=2,
+            examples=100, fewest=100, epochs=2, turn=20,
         ),
         Work(
             name="W1_UNEQUAL",
             title="the same with clients of 10 to thousands of examples, 100 on average",
             model="mlr", shape=(1, 28, 28), classes=10, clients=1000, active=100, batch=10, lr=0.03,
-            examples=100, fewest=10, epochs=2, turn=2,
+            examples=100, fewest=10, epochs=2, turn=20,
         ),
         Work(
             name="W2",
@@ -76,7 +76,7 @@ WORKS = {
             name="LR_MNIST",
             title="FLUTE's LR_MNIST: logistic regression, 10 of 1,000 clients, one epoch in batches of 10, 100 rounds",
             model="mlr", shape=(1, 28, 28), classes=10, clients=1000, active=10, batch=10, lr=0.03,
-            examples=60, fewest=10, turn=10, rounds=100,
+            examples=60, fewest=10, turn=100, rounds=100,
         ),
         Work(
             name="APFL_EMNIST",
