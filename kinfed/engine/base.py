@@ -260,6 +260,10 @@ class Task(ABC):
         """Whether scores of these models do not depend, to the last bit, on which clients are scored together."""
         return len(part.count) == 1
 
+    def scores_in_place(self, theta: Tensor, part: Split) -> bool:
+        """Whether these models are scored on examples where they lie, so that scoring several fetches none twice."""
+        return False
+
     def layer_mask(self, patterns: tuple[str, ...]) -> Tensor:
         """bool [P]: parameters that these names or patterns choose (kinfed.engine.columns)."""
         return columns.layer_mask(self.slots, patterns)

@@ -212,6 +212,9 @@ class FusedTask(StackedTask):
         return Score(torch.from_numpy(correct), torch.from_numpy(loss), part.count)
 
     def scores_alone(self, theta: Tensor, part: Split) -> bool:
+        return self.scores_in_place(theta, part)
+
+    def scores_in_place(self, theta: Tensor, part: Split) -> bool:
         return self._reads(part.features) and _is_readable(theta)
 
     def _step(

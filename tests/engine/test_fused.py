@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from kinfed.algorithms.candidates import mean_losses
 from kinfed.algorithms.fedavg import FedAvg
 from kinfed.core import threads
 from kinfed.core.threads import OneCoreThreads, idle_threads
@@ -339,6 +340,22 @@ def test_a_long_run_says_that_numba_is_missing(federation: Federation, monkeypat
     result = run(federation=federation, algorithms="fedavg", rounds=1, batch=4, observer=observer)
     assert result.task.backend == "stacked"
     assert sum("numba is not installed" in note for note in observer.notes) == 1
+
+
+def test_candidates_are_compared_where_examples_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the losses of the torch path, to its last digits but one; with weights, by the torch path itself."""
+    fused, stacked = (make_task(network([6, 4, 3]), backend=name) for name in ("fused", "stacked"))
+    split = random_split([9, 0, 60, 4], 6, 3, as_bytes=True)
+    one_each = torch.stack([fused.init(seed) for seed in range(4)])
+    models = [one_each, fused.init(7).expand(4, -1), one_each.flip(0)]
+    models[2][3] = torch.nan
+    wanted = mean_losses(stacked, models, split)
+    assert wanted[1].isnan().all()  # no examples
+    weighted = replace(split, weights=torch.linspace(0.5, 1.5, 73))
+    by_torch = [mean_losses(task, models, weighted) for task in (fused, stacked)]
+    assert torch.allclose(*by_torch, rtol=0, atol=0, equal_nan=True)
+    monkeypatch.setattr(Features, "gather", lambda *_: pytest.fail("examples were fetched"))
+    assert torch.allclose(mean_losses(fused, models, split), wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("objective", [CROSS_ENTROPY, SQUARED], ids=lambda one: one.name)
