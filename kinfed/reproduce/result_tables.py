@@ -14,6 +14,7 @@ from kinfed.reproduce.judge import NOT_RUN, Verdict
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference
 
+ROUNDING = 1e-9  # of sums: differences that are 0 but for it are 0
 OF_ANY_RUN = ("bytes", "seconds", "epsilon")  # metrics that mean what they say also where a method has diverged
 
 
@@ -81,7 +82,8 @@ def _our_cell(cell: ResultCell, column: ResultColumn) -> TableCell:
         return TableCell(f"diverged ({plural(cell.diverged, 'seed')})" if cell.diverged else "–")
     deviation = cell.reach if column.against else ours.sd
     spread = "" if deviation is None else f"{deviation * column.factor:.{column.digits}f}"
-    return TableCell(format_number(ours.mean * column.factor, column.digits), spread)
+    mean = ours.mean * column.factor
+    return TableCell(format_number(0.0 if abs(mean) < ROUNDING else mean, column.digits), spread)
 
 
 def _cell(table: ResultTable, results: Results, row: str, column: ResultColumn) -> ResultCell:
