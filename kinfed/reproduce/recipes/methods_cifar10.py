@@ -53,7 +53,7 @@ def _table(part: str) -> ResultTable:
 RECIPE = Recipe(
     name="methods-cifar10",
     paper=SITES,
-    reproduces="our question, which method when labels are skewed",
+    reproduces="which method when labels are skewed",
     title="All methods on CIFAR-10, with tuned settings",
     about="Twenty clients, half of them active in a round, a small convolutional network; classes are shared out by "
     f"Dirichlet(0.1), or every client has two. Methods have their settings of the preset {PRESET}, found with equal "
