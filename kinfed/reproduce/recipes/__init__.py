@@ -70,9 +70,7 @@ RECIPES: dict[str, str] = {
     "kin-everywhere": (
         "Kin against nine methods, wherever clients may differ (kinfed: our question on nineteen federations)"
     ),
-    "methods-cifar10": (
-        "All methods on CIFAR-10, with tuned settings (kinfed: our question, which method when labels are skewed)"
-    ),
+    "methods-cifar10": ("All methods on CIFAR-10, with tuned settings (kinfed: which method when labels are skewed)"),
     "sites": "Learning alone or together at real sites (kinfed: our question on eleven real tables)",
 }  # name -> what `kinfed list recipes` says: title (paper: what is reproduced)
 
