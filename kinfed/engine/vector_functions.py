@@ -29,10 +29,8 @@ TANH_Q = (1.0, 0.4671429677369428, 0.02587677992358743, 0.0003285546251904836, 7
 
 # exp(r) = 1 + r + r² P(r) up to |r| = ln 2 / 2, fitted to the least largest relative error (3e-9).
 EXP_P = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.008368716575205326, 0.001381459878757596)
-EXP_ENDS = (
-    -87.0,
-    88.0,
-)  # exp of less is taken for 0 (down to -104, float32 could tell it from 0), of more for exp of this
+# exp of less is taken for 0 (down to -104, float32 could tell it from 0), and of more for exp of this.
+EXP_ENDS = (-87.0, 88.0)
 PER_LN_2 = 1.4426950408889634
 LN_2_PARTS = (0.693359375, -0.00021219444005469057)  # the first has so few bits that its multiples are exact
 
