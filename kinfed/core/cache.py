@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_DIGEST = 16  # bytes
+
 
 def cache_folder() -> Path:
     """A StorageError where the user has no home; whoever can write to this folder decides what kinfed computes."""
@@ -53,6 +55,17 @@ def cached(folder: str, name: str, make: Callable[[], Mapping[str, Tensor]]) -> 
     except StorageError as error:
         log.warning("%s; %s will be made again next time", error, name)
     return tensors
+
+
+def sealed(content: bytes, name: str) -> bytes:
+    """Content behind a digest of itself and its name: for code, which must not be run where it is damaged."""
+    return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=_DIGEST).digest() + content
+
+
+def unsealed(content: bytes, name: str) -> bytes | None:
+    """None if that is not what was sealed under this name."""
+    rest = content[_DIGEST:]
+    return rest if sealed(rest, name) == content else None
 
 
 def files_identity(files: Iterable[Path], version: str) -> str:

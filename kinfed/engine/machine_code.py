@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.core import storage
-from kinfed.core.cache import cache_folder
+from kinfed.core.cache import cache_folder, sealed, unsealed
 from kinfed.errors import ModelError, StorageError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ CODE_FILES = [*(f"engine/{name}.py" for name in _ENGINE_CODE), "core/rng.py", "d
 # Settings of numba's that have no part in what it compiles; all others are part of the identity.
 NOT_IN_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")
 KEPT_DAYS = 30  # for code of other versions and processors
-_DIGEST = 16  # bytes in front of a file: code that is damaged must not be run
 _WORD = 8  # bytes
 _ENDED_WELL = (0, -2)  # as numba numbers it: with a result, and with None
 # Kernels allocate nothing, so numba's runtime is never asked to free anything. If it were, the process would stop.
@@ -69,21 +68,16 @@ class MachineCode:
     def as_bytes(self, name: str) -> bytes:
         """`name`: of the file, which is good under no other."""
         header = json.dumps({"symbol": self.symbol, "arguments": self.arguments}).encode()
-        rest = len(header).to_bytes(_WORD, "little") + header + self.content
-        return _digest(rest, name) + rest
+        return sealed(len(header).to_bytes(_WORD, "little") + header + self.content, name)
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> MachineCode | None:
         """None if they are not what was written under this name."""
-        digest, rest = content[:_DIGEST], content[_DIGEST:]
-        if _digest(rest, name) != digest:
+        rest = unsealed(content, name)
+        if rest is None:
             return None
         begin = _WORD + int.from_bytes(rest[:_WORD], "little")
         return cls(**json.loads(rest[_WORD:begin]), content=rest[begin:])
-
-
-def _digest(content: bytes, name: str) -> bytes:
-    return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=_DIGEST).digest()
 
 
 class Kernel:

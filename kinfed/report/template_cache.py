@@ -6,7 +6,6 @@ date; a file that is damaged is made again, and a folder that cannot be written 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
 
 from kinfed.core import storage
-from kinfed.core.cache import cache_folder
+from kinfed.core.cache import cache_folder, sealed, unsealed
 from kinfed.errors import StorageError
-
-_DIGEST = 16  # bytes in front of a file: code that is damaged must not be read, let alone run
 
 
 class TemplateCache(BytecodeCache):
@@ -27,15 +24,16 @@ class TemplateCache(BytecodeCache):
             content = self._path(bucket).read_bytes()
         except (OSError, StorageError):
             return
-        if content[:_DIGEST] == _digest(content[_DIGEST:]):
-            bucket.bytecode_from_string(content[_DIGEST:])
+        code = unsealed(content, bucket.key)
+        if code is not None:
+            bucket.bytecode_from_string(code)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         code = bucket.bytecode_to_string()
         try:
             path = self._path(bucket)
             storage.make_folder(path.parent)
-            storage.write_atomically(path, _digest(code) + code)
+            storage.write_atomically(path, sealed(code, bucket.key))
         except StorageError:
             return  # it is compiled again next time
 
@@ -43,7 +41,3 @@ class TemplateCache(BytecodeCache):
         """Of versions of Python and Jinja2 each their own: they do not read each other's code."""
         versions = f"{sys.implementation.cache_tag}-jinja2-{jinja2.__version__}"
         return cache_folder() / "templates" / versions / f"{bucket.key}.code"
-
-
-def _digest(code: bytes) -> bytes:
-    return hashlib.blake2b(code, digest_size=_DIGEST).digest()
