@@ -8,6 +8,7 @@ from pathlib import Path
 from kinfed.report import write_page
 from kinfed.report.formats import plural
 from kinfed.report.html import render
+from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.reproduce.benchmark_records import BenchmarkRecord
 from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text
@@ -32,8 +33,9 @@ QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: no": ("contradicted",),
     "Our questions: open": ("undecided", "tied"),
 }
-EVIDENCE = ("Interval", "Margin", "Seeds", "How sure", "Scale", "Page")  # columns of a claim that was judged
+EVIDENCE = ("Interval", "Margin", "Against", "Seeds", "How sure", "Scale", "Page")  # columns of a claim that was judged
 FIGURES = ("Margin", "Seeds")
+MAIN_CLAIMS = "What the papers stand on"
 GLANCE: Mapping[str, Status] = {
     "Holds": "reproduced",
     "Does not hold": "contradicted",
@@ -124,9 +126,26 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
     return TextTable.of("Papers", columns, [[paper, *map(str, counts)] for paper, counts in judged.items()])
 
 
+def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
+    """What the papers stand on, paper by paper, each claim with its verdict; all of them are in the sections as well.
+    `page` is the address of a recipe's page (BenchmarkRecord.address)."""
+    columns = ("Claim", "Paper", "Verdict", *EVIDENCE)
+    words = {status: name.lower() for name, status in GLANCE.items()}
+    firm = set(map(id, firm_verdicts(_verdicts(records, "paper"))))
+    chosen = [(record, verdict) for record in records for verdict in record.verdicts if verdict.main]
+    papers = list(dict.fromkeys(record.paper for record, _ in chosen))
+    chosen.sort(key=lambda pair: papers.index(pair[0].paper))
+    rows = []
+    for record, verdict in chosen:
+        claim, _, *evidence = _claim_line(record, verdict, id(verdict) in firm, page)
+        word = TableCell(words[verdict.status], tone=_tone(verdict))
+        rows.append([claim, TableCell(record.paper), word, *evidence])
+    return _claims_table(MAIN_CLAIMS, columns, rows)
+
+
 def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str, TextTable]]:
     """(heading, a line for every claim with that verdict), those that have lines, the papers' claims without a verdict
-    among them; `page` is the address of a recipe's page (BenchmarkRecord.address)."""
+    among them; `page` as in `main_claims`."""
     parts: tuple[tuple[Source, Mapping[str, tuple[Status, ...]]], ...] = (
         ("paper", CLAIM_SECTIONS),
         ("kinfed", QUESTION_SECTIONS),
@@ -151,9 +170,12 @@ def claim_sections(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[
 
 
 def _section(heading: str, columns: Iterable[str], rows: Sequence[Sequence[TableCell]]) -> tuple[str, TextTable]:
+    return f"{heading} ({len(rows)})", _claims_table(heading, columns, rows)
+
+
+def _claims_table(title: str, columns: Iterable[str], rows: Sequence[Sequence[TableCell]]) -> TextTable:
     kinds = [TableColumn(name, "figure" if name in FIGURES else "text") for name in columns]
-    table = TextTable.of(heading, kinds, rows)
-    return f"{heading} ({len(rows)})", table
+    return TextTable.of(title, kinds, rows)
 
 
 def _untested_sections(records: Sequence[BenchmarkRecord], source: Source, page: str) -> list[tuple[str, TextTable]]:
@@ -183,20 +205,30 @@ def _place_cell(record: BenchmarkRecord, verdict: Verdict) -> TableCell:
 
 def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: str) -> list[TableCell]:
     margin = verdict.margin
-    assert margin is not None
-    sure = verdict.outlook if verdict.status == "undecided" else "–" if verdict.status == "tied" else "95 %"
-    tone = {"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open")
+    if verdict.status == "undecided":
+        sure = verdict.outlook
+    else:
+        sure = "95 %" if verdict.status in ("reproduced", "contradicted") else "–"
     places = [] if verdict.source == "kinfed" else [_place_cell(record, verdict)]
     return [
         TableCell(verdict.claim),
         *places,
-        TableCell("", interval=(margin.low, margin.mean, margin.high), tone=tone),
+        TableCell("") if margin is None else TableCell("", interval=_drawn(margin), tone=_tone(verdict)),
         TableCell(margin_text(verdict)),
-        TableCell(str(margin.n)),
+        TableCell(verdict.rival),
+        TableCell("–" if margin is None else str(margin.n)),
         TableCell("firm" if is_firm else sure),
         TableCell(record.scale),
         TableCell(record.recipe, link=record.address(page)),
     ]
+
+
+def _drawn(margin: Interval) -> tuple[float, float, float]:
+    return margin.low, margin.mean, margin.high
+
+
+def _tone(verdict: Verdict) -> str:
+    return {"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open")
 
 
 def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
@@ -229,7 +261,7 @@ def _range(values: Sequence[object]) -> str:
 
 def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missing: Sequence[str] = ()) -> Path:
     """As a page of HTML."""
-    sections = claim_sections(records, page)
+    main, sections = main_claims(records, page), claim_sections(records, page)
     text = render(
         "site.html",
         PACKAGE,
@@ -237,6 +269,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missi
         kicker="kinfed reproduce",
         heading="Tables and figures of the papers, measured again",
         links=[
+            *([("main-claims", MAIN_CLAIMS)] if main.rows else []),
             *((f"claims-{number}", heading) for number, (heading, _) in enumerate(sections)),
             ("recipes", "Recipes"),
         ],
@@ -245,6 +278,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missi
         table=recipes_table(records, page),
         certainty=certainty_table(records),
         papers=papers_table(records),
+        main_claims=main,
         summary=summary_sentences(records, missing),
         how_to_read=HOW_TO_READ,
         sections=sections,
@@ -273,6 +307,9 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
         HOW_TO_READ,
         "",
         papers_table(records).markdown(),
+        f"## {MAIN_CLAIMS}",
+        "",
+        main_claims(records, "{page}.md").markdown(),
         "The same with finer drawings: [claims.html](claims.html).",
         "",
     ]

@@ -207,14 +207,14 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
 
 
 def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
-    """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place and
-    source are the recipe's. `new_claim`: why a claim that was not published has none."""
+    """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place,
+    source and weight are the recipe's. `new_claim`: why a claim that was not published has none."""
     earlier = {verdict.claim: verdict for verdict in published if verdict.earlier}
     completed = []
     for verdict in judged:
         before = earlier.get(verdict.claim)
         if verdict.status == "not judged" and before is not None and before.status != "cannot be tested here":
-            verdict = replace(before, source=verdict.source, place=verdict.place)
+            verdict = replace(before, source=verdict.source, place=verdict.place, main=verdict.main)
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)
         completed.append(verdict)

@@ -43,9 +43,11 @@ class Verdict:
     sentence: str  # the numbers behind it
     source: Source
     place: str = ""  # where the paper says it
+    main: bool = False  # the paper stands on it
     margin: Interval | None = None  # the margin that decides, or is nearest to it, in shown units
     unit: str = ""
     margins: int = 0  # how many were judged
+    rival: str = ""  # of several margins: whose it is that decides
     outlook: str = ""  # of an undecided claim: how many seeds would decide
     earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
 
@@ -161,29 +163,31 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         for part, row, seeds in watched.all_diverged()
     ]
     if reasons:
-        return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place)
+        return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
     names = row_names if len(margins) > 1 else None
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
-        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place)
+        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place, claim.main)
     status, telling = _status(intervals)
     figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
     outlook = _seeds_text(telling) if status == "undecided" else ""
     sentence = _opening(status, intervals, len(telling)) + figures + (f"; {outlook} at this spread" if outlook else "")
     sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
-    nearest = min(telling.values(), key=lambda margin: margin.low)
+    rival, nearest = min(telling.items(), key=lambda item: item[1].low)
     return Verdict(
         claim.text,
         status,
         sentence,
         claim.source,
         claim.place,
+        claim.main,
         replace(nearest, **{end: getattr(nearest, end) * claim.factor for end in ("mean", "low", "high")}),
         claim.unit,
         len(intervals),
+        "" if names is None else names.get(rival, rival),
         outlook,
     )
 

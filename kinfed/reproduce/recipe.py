@@ -210,6 +210,7 @@ class Claim:
     unit: str = "points"
     factor: float = 100.0  # from the stored to the shown unit
     place: str = ""  # where the paper says it: section, figure or table
+    main: bool = False  # the paper stands on it: in its abstract, or its main comparison
 
     source: ClassVar[Source] = "paper"
 
@@ -227,6 +228,7 @@ class Claim:
         unit: str = "points",
         factor: float = 100.0,
         place: str = "",
+        main: bool = False,
     ) -> Self:
         """`row` is better than every rival, by at least `by` (in stored units)."""
         others = tuple(rivals)
@@ -241,7 +243,7 @@ class Claim:
                 if values
             }
 
-        return cls(text, margins, unit, factor, place)
+        return cls(text, margins, unit, factor, place, main)
 
 
 @dataclass(frozen=True)

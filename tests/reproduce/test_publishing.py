@@ -21,7 +21,7 @@ from kinfed.reproduce.part_records import PartRecord, settings_hash
 from kinfed.reproduce.publishing import find_reproductions, publish
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Results
 
-A_ABOVE_B = Claim.above("a above b", "p", "a", ["b"], place="Table 1")
+A_ABOVE_B = Claim.above("a above b", "p", "a", ["b"], place="Table 1", main=True)
 ELSEWHERE = Claim.above("a above b elsewhere", "q", "a", ["b"], place="Table 2")
 
 
@@ -188,6 +188,7 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     judged = by_claim(tmp_path)
     assert list(judged) == ["a above b", "a above b elsewhere", "a of p above b of q"]
     assert (judged["a above b"].status, judged["a above b"].place) == ("reproduced", "Table 1")
+    assert judged["a above b"].main  # as the recipe says; format 1 does not know
     assert judged["a above b elsewhere"].sentence == "not measured yet: it joined the recipe after this page"
     page = (tmp_path / "toy.md").read_text("utf-8")
     head, tail = OLD_PAGE.split("## Claims")

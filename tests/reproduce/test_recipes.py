@@ -32,7 +32,7 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, tally, write_site
+from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, main_claims, tally, write_site
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, read_records
 from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
 from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
@@ -215,6 +215,7 @@ def test_a_rival_in_the_way_is_named() -> None:
     assert verdict.status == "contradicted"
     assert verdict.sentence.startswith("no, below 1 and above 1 of 2: −4.0")
     assert "against c" in verdict.sentence
+    assert verdict.rival == "c"
 
 
 def verdict_of(*margins: tuple[float, float, float]) -> Verdict:
@@ -308,7 +309,39 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet", "r"]
     assert holds == "What holds (2)"
     assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
-    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "3", "firm", "paper", "r"]
+    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "", "3", "firm", "paper", "r"]
+
+
+def test_the_index_begins_with_what_the_papers_stand_on() -> None:
+    """Papers in the order of their recipes, every claim with its verdict and the rival that decides; what has not been
+    measured is there too, and what is no main claim is not."""
+    below, above = verdict_of((-21, -20, -19), (4, 5, 6)), verdict_of((29, 30, 31))
+    missing = Verdict("c", "not judged", "not measured yet", "paper", "Table 2", main=True)
+    first = (replace(below, claim="a", main=True), replace(above, claim="aside"), missing)
+    records = [
+        BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", first),
+        BenchmarkRecord("s", "T", "Ditto", "Table 1", "small", (replace(above, claim="d", main=True),)),
+        BenchmarkRecord("t", "T", "Self-FL", "Table 1", "small", (replace(above, claim="b", main=True),)),
+    ]
+    table = main_claims(records, "{page}.md")
+    assert [[str(cell) for cell in row] for row in table.rows] == [
+        ["a", "Self-FL", "does not hold", "", "−20.0 [−22.5, −17.5] points", "r0", "3", "firm", "paper", "r"],
+        ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
+        ["b", "Self-FL", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "t"],
+        ["d", "Ditto", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "s"],
+    ]
+    assert [row[3].interval is None for row in table.rows] == [False, True, False, False]
+
+
+def test_every_paper_with_claims_says_which_it_stands_on() -> None:
+    claims: dict[str, list[Claim]] = {}
+    for name in RECIPES:
+        recipe = load_recipe(name)
+        claims.setdefault(recipe.paper.name, []).extend(c for c in recipe.claims if isinstance(c, Claim))
+    for paper, made in claims.items():
+        own = [claim.main for claim in made if not isinstance(claim, Question)]
+        assert not own or any(own), paper
+        assert not any(claim.main for claim in made if isinstance(claim, Question)), paper
 
 
 def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:
@@ -376,7 +409,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
     assert "Of 5 claims of the papers, 3 were judged: 1 hold, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
-    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points | 3 |" in index
+    assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
     assert "a above b | reproduced | yes, +20.0" in (tmp_path / "docs" / "toy-paper.md").read_text("utf-8")
 

@@ -113,6 +113,7 @@ RECIPE = Recipe(
                 unit="rounds",
                 factor=1.0,
                 place=f"Section 5.2, {_figure(part)}",
+                main=True,
             )
             for part, heading in PARTS.items()
         ),

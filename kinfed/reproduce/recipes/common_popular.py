@@ -53,4 +53,6 @@ def beyond_rivals(part: str, row: str, name: str, rivals: Iterable[str]) -> list
 
 
 def above_alternatives(part: str, row: str, name: str, rivals: Iterable[str]) -> Claim:
-    return Claim.above(f"{name} above the personalized methods it is compared with", part, row, rivals, place=ABSTRACT)
+    return Claim.above(
+        f"{name} above the personalized methods it is compared with", part, row, rivals, place=ABSTRACT, main=True
+    )

@@ -55,6 +55,7 @@ RECIPE = Recipe(
             SPREAD,
             lower_is_better=True,
             place=ABSTRACT,
+            main=True,
         ),
         Claim.above(
             "Ditto is competitive with personalized methods (at most 2 points below APFL and Per-FedAvg)",
@@ -64,6 +65,7 @@ RECIPE = Recipe(
             MEAN,
             by=-0.02,
             place=ABSTRACT,
+            main=True,
         ),
         *beyond_rivals(PART, "ditto", "Ditto", ["fedavg", "local"]),
         Untestable("Ditto is more robust than robust baselines", "no attackers are simulated in recipes", ABSTRACT),

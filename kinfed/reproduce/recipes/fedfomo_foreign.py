@@ -118,7 +118,9 @@ RECIPE = Recipe(
     ],
     claims=[
         *(
-            Claim.above(f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED, place=PLACE)
+            Claim.above(
+                f"{METHODS[row]}, above all alternatives, {name}", data, row, RIVALS, SCORED, place=PLACE, main=True
+            )
             for data, name in DATA.items()
             for row in OURS
         ),

@@ -204,6 +204,7 @@ RECIPE = Recipe(
                 RIVALS,
                 SCORED,
                 place=place,
+                main=True,
             )
             for part, name, place in (
                 ("cifar10-5", "CIFAR-10, D = 5", PLACE),

@@ -130,6 +130,7 @@ RECIPE = Recipe(
                 RIVALS,
                 SCORED,
                 place=PLACE,
+                main=True,
             )
             for part in MANY_CLIENTS
         ),
@@ -142,6 +143,7 @@ RECIPE = Recipe(
                 SCORED,
                 by=-0.02,
                 place=PLACE,
+                main=True,
             )
             for part in FEW_CLIENTS
         ),

@@ -205,7 +205,10 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim(
-            "Private FedFomo above FedAvg, even without noise there", _over("fedfomo", (1, 2), "fedavg", 0), place=PLACE
+            "Private FedFomo above FedAvg, even without noise there",
+            _over("fedfomo", (1, 2), "fedavg", 0),
+            place=PLACE,
+            main=True,
         ),
         Claim(
             "More noise costs accuracy: FedFomo with σ = 0 above σ = 2",

@@ -53,6 +53,7 @@ def _claims(part: str, heading: str) -> list[Claim]:
                 rivals,
                 SCORED,
                 place=PLACE,
+                main=part == "augmented",
             )
             for rivals in (("local", "fedavg"), ("perfedavg", "pfedme"))
         ),

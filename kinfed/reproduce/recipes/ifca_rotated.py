@@ -55,6 +55,7 @@ RECIPE = Recipe(
             "ifca",
             ["fedavg_model", "local"],
             place=ABSTRACT,
+            main=True,
         ),
         Question.above("IFCA above fine-tuned FedAvg", PART, "ifca", ["fedavg"]),
         Question.above("IFCA with too few clusters still above the global model", PART, "ifca-2", ["fedavg_model"]),

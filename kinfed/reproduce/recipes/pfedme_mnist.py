@@ -56,6 +56,7 @@ RECIPE = Recipe(
                 "pfedme",
                 ["fedavg_model", "perfedavg"],
                 place=ABSTRACT,
+                main=True,
             )
             for part, heading in HEADINGS.items()
         ),

@@ -113,6 +113,7 @@ RECIPE = Recipe(
                 unit="rounds",
                 factor=1.0,
                 place=ABSTRACT,
+                main=True,
             )
             for part in ("sorted-5", "sorted-50")
         ),

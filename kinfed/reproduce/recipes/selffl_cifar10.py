@@ -49,7 +49,14 @@ RECIPE = Recipe(
     parts=parts,
     tables=[ResultTable("Accuracy (%)", ROWS, ResultColumn.by_metric("cifar10", ACCURACIES))],
     claims=[
-        Claim.above("Self-FL above all baselines", "cifar10", "selffl", RIVALS, place="Section 4.2, Figure 2a"),
+        Claim.above(
+            "Self-FL above all baselines, CIFAR-10",
+            "cifar10",
+            "selffl",
+            RIVALS,
+            place="Section 4.2, Figure 2a",
+            main=True,
+        ),
         Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
         Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
         *(

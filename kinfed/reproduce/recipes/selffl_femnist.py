@@ -70,7 +70,7 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim.above(
-            "Self-FL (with smoothing) above all baselines, largest 10 % of the users",
+            "Self-FL (with smoothing) above all baselines, letters, largest 10 % of the users",
             "steps-20",
             "selffl",
             RIVALS,
@@ -78,23 +78,25 @@ RECIPE = Recipe(
             place="Section 4.2, Table 1",
         ),
         Claim.above(
-            "Self-FL (with smoothing) above all baselines, worst 10 %",
+            "Self-FL (with smoothing) above all baselines, letters, worst 10 %",
             "steps-20",
             "selffl",
             RIVALS,
             "personal.worst10",
             place="Section 4.2, Table 1",
+            main=True,
         ),
         Claim.above(
-            "Self-FL (with smoothing) above all baselines, all users",
+            "Self-FL (with smoothing) above all baselines, letters, all users",
             "steps-20",
             "selffl",
             RIVALS,
             place="Section 4.2, Figure 1b (ii)",
+            main=True,
         ),
         stable_convergence("steps-20", "Section 4.2, Figure 1b (i)"),
         Claim.above(
-            "Self-FL (with smoothing) above all baselines with 40 local steps",
+            "Self-FL (with smoothing) above all baselines, letters, 40 local steps",
             "steps-40",
             "selffl",
             ("ditto", "pfedme", "perfedavg"),

@@ -63,11 +63,12 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim.above(
-            "Self-FL (with smoothing) above all baselines, personal models",
+            "Self-FL (with smoothing) above all baselines, MNIST, personal models",
             "active-10",
             "selffl",
             RIVALS,
             place="Section 4.2, Figure 1a (ii)",
+            main=True,
         ),
         stable_convergence("active-10", "Section 4.2, Figure 1a (i)"),
         Claim.above(

@@ -259,6 +259,7 @@ RECIPE = Recipe(
             ["fedavg-w", "fedavg-e", "ditto-w", "ditto-e", "perfedavg"],
             "server.fa.all.normal",
             place="Section 4.3, Table 3",
+            main=True,
             **FEWER,
         ),
         Claim(
@@ -287,6 +288,7 @@ RECIPE = Recipe(
             ["fedavg-e", "ditto-e", "perfedavg"],
             "personal.fa.all.normal",
             place="Section 4.3, Table 4",
+            main=True,
             **FEWER,
         ),
         Claim.above(
