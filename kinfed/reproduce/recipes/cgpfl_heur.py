@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from kinfed.report.comparison import Comparison
 from kinfed.report.panels.cgpfl_panel import accuracy_by_number, choice_of_number
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart
-from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Measurements, RecipeFigure, Scale
-from kinfed.reproduce.recipes.common_cgpfl import DIGITS_SETTINGS, NOTES, PFEDME, SETTINGS, model_settings
+from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Measurements, RecipeFigure, Scale, difference
+from kinfed.reproduce.recipes.common_cgpfl import (
+    ASSUMED_R_NOTE,
+    DIGITS_SETTINGS,
+    L2_NOTE,
+    LAMBDA_NOTE,
+    PFEDME,
+    SETTINGS,
+    model_settings,
+)
 from kinfed.runs.reader import Run
 
 HEADINGS = {"mnist-mlr": "MNIST MLR", "fmnist-mlr": "FMNIST MLR"}
@@ -46,13 +55,14 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def near_the_best(part: str) -> Claim:
-    """Heur against the best K in hindsight: at most one point below it."""
+    """Heur against the K that is best over all seeds: at most one point below it. (The best of every seed by itself
+    would be the luckiest of twenty test figures, which no method attains.)"""
 
     def margins(results: Results) -> Mapping[str, BySeed]:
-        fixed = [results.get(part, f"cgpfl-{k}", ACCURACY) for k in NUMBERS]
-        heur = results.get(part, "cgpfl_heur", ACCURACY)
-        best = {seed: max(by_seed[seed] for by_seed in fixed if seed in by_seed) for seed in heur}
-        return {"the best K": {seed: heur[seed] - best[seed] + 0.01 for seed in heur}}
+        fixed = [by_seed for k in NUMBERS if (by_seed := results.get(part, f"cgpfl-{k}", ACCURACY))]
+        best = max(fixed, key=lambda by_seed: fmean(by_seed.values()), default={})
+        lead = difference(results.get(part, "cgpfl_heur", ACCURACY), best)
+        return {"the best K": {seed: points + 0.01 for seed, points in lead.items()}}
 
     text = f"CGPFL-Heur is within one point of the best K, {HEADINGS[part]} (margin to that point)"
     return Claim(text, margins, place="Section 5.3, Figure 3a")
@@ -102,7 +112,9 @@ RECIPE = Recipe(
         ),
     ],
     notes=[
-        *NOTES,
+        ASSUMED_R_NOTE,
+        L2_NOTE,
+        LAMBDA_NOTE,
         "The paper chooses μ by hand (“appropriate”); here it is automatic (docs/cgpfl.md).",
         "The best K is known only in hindsight, from test accuracy: it is a yardstick, not a method.",
     ],
