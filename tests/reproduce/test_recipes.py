@@ -606,17 +606,18 @@ def test_recipes_are_listed() -> None:
     assert all(name in result.output for name in RECIPES)
 
 
-def test_roughness_is_the_mean_move_over_the_second_half() -> None:
-    accuracies = [0.1, 0.9, 0.5, 0.6, 0.4, 0.4]  # the late three of them: moves of 0.2 and 0
+def test_roughness_is_how_much_a_curve_bends_over_its_second_half() -> None:
+    """Moves of the late four: 0.1, 0.1 (a steady rise does not bend) and -0.2."""
+    accuracies = [0.1, 0.9, 0.2, 0.9, 0.5, 0.6, 0.7, 0.5]
     rounds = tuple(
         JournalRound(number, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": value}}, {})
         for number, value in enumerate(accuracies, 1)
     )
-    unscored = JournalRound(7, 0.0, 1, 0, 0.0, 0.0, {}, {})
-    final = Final(6, 6, {}, 0.0, 0.0, 0.0)
+    unscored = JournalRound(9, 0.0, 1, 0, 0.0, 0.0, {}, {})
+    final = Final(8, 8, {}, 0.0, 0.0, 0.0)
     trial = Trial("selffl", 3, (*rounds, unscored), (), final, finished=True)
     run = Run(Path("r"), "r", {}, "", {}, "", (trial,), {})
-    assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.1)}}}
+    assert roughness(run) == {"selffl": {ROUGHNESS: {3: pytest.approx(0.15)}}}
 
 
 def test_every_rival_sets_the_level_at_which_its_convergence_is_compared() -> None:

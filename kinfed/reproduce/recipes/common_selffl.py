@@ -52,7 +52,8 @@ READINGS_NOTE = (
     "Other readings stand beside the first one, judged like it: FedAvg by its one model and fine-tuned; Self-FL with "
     "its smoothing average, which Section 4 has and Algorithm 1 has not, and without; steps by (19) and by (8), which "
     "has no batch in it and is what Algorithm 1 of the NeurIPS version names; gradients by the mean of a batch, as all "
-    "methods take them here, and by its sum, as Algorithm 1 of the long version writes it."
+    "methods take them here, and by its sum, as Algorithm 1 of the long version writes it. (Section 4.2 of the NeurIPS "
+    "version says steps are by its “Eqn. (16)”, which is not in its text.)"
 )
 FASTER_NOTE = (
     "The sum over batches of ten is ten times the learning rate, so baselines at ten times theirs stand beside it; "
@@ -78,7 +79,7 @@ LETTERS_STAND_INS: Mapping[Scale, str] = {
 }
 
 
-ROUGHNESS = "personal.roughness"
+ROUGHNESS = "personal.second_difference"
 TRAINING_ACCURACY = "train.accuracy"
 
 # None of them was looked at while readings and defaults were chosen.
@@ -86,8 +87,9 @@ SEEDS = tuple(range(10, 20))
 
 
 def roughness(run: Run) -> Measurements:
-    """How far the accuracy of personal models moves from one evaluation to the next, on average over the second half of
-    the rounds: the paper sees "more stable convergence" in its curves and prints no number for it."""
+    """How much the accuracy of personal models bends: the mean absolute second difference |a_{t+1} − 2 a_t + a_{t−1}|
+    of evaluations in the second half of the rounds. The paper sees "more stable convergence" in its curves and prints
+    no number for it. Second differences, because a curve that still rises steadily is no rougher for that."""
     measured: Measurements = {}
     for trial in run.trials:
         curve = [
@@ -96,9 +98,10 @@ def roughness(run: Run) -> Measurements:
             if "personal" in record.metrics
         ]
         late = curve[len(curve) // 2 :]
-        moves = [abs(after - before) for before, after in pairwise(late)]
-        if moves:
-            measured.setdefault(trial.algorithm, {}).setdefault(ROUGHNESS, {})[trial.seed] = fmean(moves)
+        moves = [after - before for before, after in pairwise(late)]
+        bends = [abs(after - before) for before, after in pairwise(moves)]
+        if bends:
+            measured.setdefault(trial.algorithm, {}).setdefault(ROUGHNESS, {})[trial.seed] = fmean(bends)
     return measured
 
 
@@ -119,7 +122,7 @@ def training_accuracy(run: Run) -> Measurements:
 
 def stable_convergence(part: str, place: str) -> Claim:
     return Claim.above(
-        "Self-FL's curve moves less from one evaluation to the next than all baselines' (second half of the rounds)",
+        "Self-FL converges more stably: its curve bends less than all baselines' (second half of the rounds)",
         part,
         "selffl",
         RIVALS,
