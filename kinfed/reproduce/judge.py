@@ -8,6 +8,7 @@ A claim with several margins (one for each rival) is
     undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
                   spread: all margins above zero, or one below it.
 
+Where some of the margins were not run at this scale, the others can contradict a claim; they cannot reproduce it.
 No claim is judged from one seed, nor at the scale smoke. Every interval is judged by itself. By chance alone, with no
 true difference anywhere, an interval lies above zero once in forty times, and below it as often: `by_chance` says how
 many claims that would make."""
@@ -164,7 +165,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     ]
     if reasons:
         return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
-    names = row_names if len(margins) > 1 else None
+    names = row_names if len(by_rival) > 1 else None
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
@@ -172,9 +173,14 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place, claim.main)
     status, telling = _status(intervals)
+    opening, outlook = _opening(status, intervals, len(telling)), ""
+    if len(margins) < len(by_rival) and status != "contradicted":
+        opening, status = opening.removeprefix("yes, "), "undecided"
+        outlook = f"{len(by_rival) - len(margins)} of {len(by_rival)} comparisons were not run"
+    elif status == "undecided":
+        outlook = _seeds_text(telling)
     figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
-    outlook = _seeds_text(telling) if status == "undecided" else ""
-    sentence = _opening(status, intervals, len(telling)) + figures + (f"; {outlook} at this spread" if outlook else "")
+    sentence = opening + figures + (f"; {outlook}" if outlook else "")
     sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
     rival, nearest = min(telling.items(), key=lambda item: item[1].low)
     return Verdict(

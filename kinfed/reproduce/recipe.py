@@ -49,7 +49,10 @@ class Paper:
     citation: str
 
 
-SELF_FL = Paper("Self-FL", "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022")
+SELF_FL = Paper(  # where a claim stands only in the NeurIPS version, its place says so
+    "Self-FL",
+    "Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022 (numbers as in arXiv 2204.08069)",
+)
 FEDFOMO = Paper("FedFomo", "Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021")
 CGPFL = Paper("CGPFL", "Tang et al., Personalized Federated Learning with Contextualized Generalization, IJCAI 2022")
 FEDSA_LORA = Paper(
@@ -133,7 +136,7 @@ class Results:
 
 
 Margins = Callable[[Results], Mapping[str, BySeed]]
-"""By rival (or case) and seed: how far a claim holds, in stored units; positive is for it."""
+"""By rival (or case) and seed: how far a claim holds, in stored units; positive is for it. Without seeds: not run."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,6 @@ class Claim:
             return {
                 other: {seed: sign * gap - by for seed, gap in difference(own, values).items()}
                 for other, values in measured.items()
-                if values
             }
 
         return cls(text, margins, unit, factor, place, main)

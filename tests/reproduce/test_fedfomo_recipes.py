@@ -20,7 +20,9 @@ from kinfed.reproduce.recipe import SCALES
 from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe
 from kinfed.reproduce.recipes.common_fedfomo import ONE_MODEL, RIVALS, SCORED, scored_accuracy
+from kinfed.reproduce.recipes.fedfomo_exploration import EPSILONS
 from kinfed.reproduce.recipes.fedfomo_exploration import figures as exploration_figures
+from kinfed.reproduce.recipes.fedfomo_exploration import label as exploration_label
 from kinfed.reproduce.recipes.fedfomo_privacy import accountant
 from kinfed.reproduce.result_tables import filled_tables
 from kinfed.reproduce.studies.kinship import differences_of_classes, kinship, top_places
@@ -140,6 +142,7 @@ def test_with_foreign_targets_kin_are_those_who_train_on_the_target(tmp_path):
     run = run_of(tmp_path / "run", affinity, target_of=[2, 3, 0, 1])
     figures = kinship(run)["fomo"]
     assert figures["kin.top"] == {5: 1.0}
+    assert figures["kin.early"] == {5: 0.75}  # round 1 of 2: all equal, in order; one of two for clients 0 and 1
     assert figures["kin.chance"] == {5: pytest.approx(2 / 3)}
     assert "kin.mixed" not in figures
 
@@ -205,6 +208,20 @@ def test_own_figures_draw_what_was_measured():
     assert (line["x"], line["y"]) == ([0.0], [60.0])
     level = over_models.figure.data[-1]
     assert (level["name"], level["y"]) == ("local training", [40.0, 40.0])
+
+
+def test_the_effect_of_epsilon_is_the_slope_over_all_of_it():
+    """With M = 2 accuracy rises by 0.01 from each ε to the next, 0.03 in all; with M = 5 and 10 it zigzags, by which
+    the line through (0, 0.02, 0, 0.02) rises by 3 · 0.004: on average (0.03 + 0.012 + 0.012) / 3 = 0.018."""
+    steady, zigzag = (0.0, 0.01, 0.02, 0.03), (0.0, 0.02, 0.0, 0.02)
+    measured = {
+        exploration_label(m, e): {"personal.accuracy": {7: 0.5 + gain}}
+        for m, gains in ((2, steady), (5, zigzag), (10, zigzag))
+        for e, gain in zip(EPSILONS, gains, strict=True)
+    }
+    (claim,) = (c for c in load_recipe("fedfomo-exploration").claims if c.text.startswith("No consistent effect"))
+    margins = claim.margins(Results({"cifar10": measured}))
+    assert margins == {"a gain": {7: pytest.approx(0.002)}, "a loss": {7: pytest.approx(0.038)}}
 
 
 def test_rivals_are_all_methods_but_fedfomo():

@@ -242,6 +242,26 @@ def test_an_interval_with_zero_in_it_is_undecided_and_says_how_many_seeds_would_
     assert "not even 1,000 seeds" in verdict_of((-1, 1, 0)).sentence
 
 
+def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_can_contradict_it() -> None:
+    def judged(*margins: tuple[float, ...]) -> Verdict:
+        by_rival = {f"r{k}": dict(enumerate(margin)) for k, margin in enumerate(margins)}
+        recipe = replace(recipe_of(MEASURED), claims=[Claim("x", lambda results: by_rival, factor=1.0)])
+        return verdicts(recipe, Results({"p": MEASURED}), "small")[0]
+
+    above = judged((19, 20, 21), (), ())
+    assert (above.status, above.rival, above.outlook) == ("undecided", "r0", "2 of 3 comparisons were not run")
+    assert above.sentence.startswith("+20.0 [+17.5, +22.5] points against r0; 2 of 3 comparisons were not run")
+    assert judged((0, 0, 0), ()).status == "undecided"
+    assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("above all 2; nearest: +20.0")
+    below = judged((-19, -20, -21), ())
+    assert (below.status, below.outlook) == ("contradicted", "")
+    assert judged((), ()).status == "not judged"
+    measured = {"a": MEASURED["a"], "b": MEASURED["b"]}
+    claim = Claim.above("a above b and c, which was not run", "p", "a", ["b", "c"])
+    recipe = replace(recipe_of(measured), claims=[claim])
+    assert verdicts(recipe, Results({"p": measured}), "small")[0].status == "undecided"
+
+
 def test_exact_ties_are_ties() -> None:
     assert verdict_of((0, 0, 0)).status == "tied"
     assert verdict_of((0, 0, 0), (1, 1.1, 1.2)).status == "tied"

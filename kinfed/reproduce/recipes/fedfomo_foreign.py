@@ -147,7 +147,7 @@ RECIPE = Recipe(
         ),
         Question("FedFomo’s mixture above its model after training, CIFAR-10", _mixture_above_training),
         Question(
-            "FedFomo above the best single model: FedAvg’s, CIFAR-10",
+            "FedFomo above FedAvg’s one model, CIFAR-10",
             lambda results: {METHODS[row]: lead(results, "cifar10", row, "fedavg") for row in OURS},
         ),
         Untestable(

@@ -1,8 +1,9 @@
 """What a run says about kin: whether clients found those who train on what they are judged on.
 
-A method that records `affinity` and `weights` (FedFomo) is measured at its last evaluated round, by seed:
+A method that records `affinity` and `weights` (FedFomo) is measured by seed, at its last evaluated round:
 
     kin.top      share of the top places in clients' lists of affinities that kin hold (m places where there are m kin)
+    kin.early    the same, but on average over the evaluated rounds of the first half
     kin.mixed    share of what clients take from others that comes from kin
     kin.chance   what a list in random order would give for both
 """
@@ -10,6 +11,7 @@ A method that records `affinity` and `weights` (FedFomo) is measured at its last
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,7 +31,13 @@ def kinship(run: Run) -> Measurements:
         if not top:
             continue
         last, clients = max(top), _clients(run, trial)
-        figures = {"kin.top": top[last], "kin.chance": _chance(clients), "kin.mixed": _mixed(clients, trial, last)}
+        early = [share for number, share in top.items() if 2 * number <= last]
+        figures = {
+            "kin.top": top[last],
+            "kin.early": fmean(early) if early else None,
+            "kin.chance": _chance(clients),
+            "kin.mixed": _mixed(clients, trial, last),
+        }
         for metric, value in figures.items():
             if value is not None:
                 measured.setdefault(trial.algorithm, {}).setdefault(metric, {})[trial.seed] = value
