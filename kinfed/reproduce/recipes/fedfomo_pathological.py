@@ -201,8 +201,8 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits with 15 clients in place of MNIST and CIFAR-10, 6 rounds.",
         "small": "14,000 images of MNIST with one hidden layer of 128, 6,000 of CIFAR-10 with conv 6/16, 10 to 20 "
-        "steps of 20 examples instead of 5 epochs, no augmentation; CIFAR-10 with 15 clients only. Compare orders, not "
-        "levels.",
+        "steps of 20 examples instead of 5 epochs (pFedMe: 8), no augmentation; CIFAR-10 with 15 clients only. Compare "
+        "orders, not levels.",
     },
     method_figures=[("mnist-15", "fedfomo-5")],
 )

@@ -80,6 +80,7 @@ RECIPE = Recipe(
         Untestable("The histogram at round 100", "the paper prints no numbers for it", "Appendix E.6, Figure 10"),
     ],
     notes=[
+        "The paper does not say on which data; ours are the letters of its ablation.",
         "The paper shows one client drawn at random; ours is the median over all clients.",
         "By its formula the number of steps grows with a client's uncertainty, up to the cap: the text of the "
         "NeurIPS version says the opposite of its own formula.",
