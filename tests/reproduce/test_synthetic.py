@@ -15,9 +15,14 @@ from kinfed.algorithms import make_algorithm
 from kinfed.data.batches import LocalTraining
 from kinfed.errors import ConfigError
 from kinfed.pools.local_pool import LocalPool
+from kinfed.reproduce import Claim, Question, Results
+from kinfed.reproduce.judge import WatchedResults
+from kinfed.reproduce.recipe import BySeed, Measurements
+from kinfed.reproduce.recipes import selffl_synthetic
 from kinfed.reproduce.studies.synthetic import (
     ERRORS,
     ESTIMATED,
+    FULL_BATCHES,
     KNOWN,
     RATES,
     BatchedMethod,
@@ -92,6 +97,7 @@ CHECKED: dict[str, tuple[BatchedMethod, str, dict[str, Any]]] = {
     "perfedavg adapting": (partial(perfedavg, adapt_steps=4), "perfedavg", {"adapt_steps": 4}),
     "known": (partial(selffl, rules=KNOWN), "selffl", options_of(KNOWN)),
     "estimated": (partial(selffl, rules=ESTIMATED), "selffl", options_of(ESTIMATED)),
+    "full batches": (partial(selffl, rules=FULL_BATCHES), "selffl", options_of(FULL_BATCHES)),
     "start only": (partial(selffl, rules=only("init")), "selffl", options_of(only("init"))),
     "steps only": (partial(selffl, rules=only("steps")), "selffl", options_of(only("steps"))),
     "weights only": (partial(selffl, rules=only("agg")), "selffl", options_of(only("agg"))),
@@ -105,13 +111,18 @@ CHECKED: dict[str, tuple[BatchedMethod, str, dict[str, Any]]] = {
         "selffl_augmented",
         options_of(KNOWN) | {"tol": 1e-13, "max_extra": 100},
     ),
+    "Algorithm 2, estimated": (
+        partial(selffl, rules=ESTIMATED, augmented=True),
+        "selffl_augmented",
+        options_of(ESTIMATED) | {"tol": 1e-13, "max_extra": 100},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_batched_method_is_the_method(name: str):
     # Algorithm 2 trains to convergence in every round: in a few large steps, and for fewer rounds.
-    compare(name, 0.5, replace(PROTOCOL, lr=1e-2, rounds=4) if name == "Algorithm 2" else PROTOCOL)
+    compare(name, 0.5, replace(PROTOCOL, lr=1e-2, rounds=4) if name.startswith("Algorithm 2") else PROTOCOL)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedme", "estimated"])
@@ -229,6 +240,142 @@ def test_the_study_agrees_with_an_independent_implementation(table: Table):
                 ours = table[StudyKey(case, method, rate, error)]
                 tolerance = 4 * ours.standard_error + 0.1 * reference
                 assert ours.mean == pytest.approx(reference, abs=tolerance), (case, method, error, rate)
+
+
+def test_full_batches_ask_for_more_steps_than_the_update_rule_needs():
+    """(19) with B = N plans N times the steps: every client ends at its own optimum, as if alone."""
+    alone = replace(CASE, s0=1.0)
+    worlds = Worlds.draw(alone, SEEDS)
+    setting = Setting(worlds, worlds.active(1.0, 1, 30), torch.zeros(2, dtype=F64), Protocol(lr=1e-4), 1.0)
+    known = replace(FULL_BATCHES, known_variances=True, domain="all")
+    states = [selffl(setting, rules=rules).personal for rules in (KNOWN, known)]
+    far, near = ((state - worlds.z).abs().mean() for state in states)
+    assert near < 0.3 * far
+
+
+def test_algorithm_2_has_nothing_to_estimate_from():
+    """With full gradients θ_{m,t} is z_m in every round: no variance, and one step from where the client starts."""
+    worlds = Worlds.draw(CASE, (1,))
+    setting = Setting(worlds, worlds.active(1.0, 1, 40), torch.zeros(1, dtype=F64), PROTOCOL, 1.0)
+    state = selffl(setting, rules=ESTIMATED, augmented=True)
+    mean = worlds.z.mean(1)  # equal weights: all variances are 0
+    torch.testing.assert_close(state.server, mean)
+    start = mean[:, None] - (worlds.z - mean[:, None]) / 5  # of the other five
+    torch.testing.assert_close(state.personal, start + PROTOCOL.lr / worlds.s * (worlds.z - start))
+
+
+FEDAVG = selffl_synthetic.BASELINES[0]
+Errors = Mapping[str, Mapping[str, float]]  # by row and metric
+
+
+def of_one_seed(errors: Errors) -> Results:
+    return Results({"study": {row: {metric: {0: x} for metric, x in own.items()} for row, own in errors.items()}})
+
+
+def over_rates(case: str, kind: str, values: tuple[float, ...], ending: str = "") -> dict[str, float]:
+    return {selffl_synthetic.key(case, kind, rate) + ending: x for rate, x in zip(RATES, values, strict=True)}
+
+
+def rounded(margins: Mapping[str, BySeed]) -> dict[str, float]:
+    return {rival: round(by_seed[0], 10) for rival, by_seed in margins.items()}
+
+
+@pytest.mark.parametrize("kind", selffl_synthetic.SHOWN)
+def test_insensitive_is_a_smaller_range_over_the_rates(kind: str):
+    results = of_one_seed(
+        {
+            ESTIMATES: over_rates("heterogeneous", kind, (0.21, 0.22, 0.20, 0.19, 0.18)),
+            FEDAVG: over_rates("heterogeneous", kind, (0.3, 0.6, 0.4, 0.2, 0.25)),
+            CONTROL: over_rates("heterogeneous", kind, (0.18, 0.19, 0.19, 0.19, 0.19)),
+        }
+    )
+    assert rounded(selffl_synthetic.insensitive(ESTIMATES, kind).margins(results)) == {FEDAVG: 0.36}
+    stricter = selffl_synthetic.insensitive(ESTIMATES, kind, (FEDAVG, CONTROL), "each")
+    assert rounded(stricter.margins(results)) == {FEDAVG: 0.36, CONTROL: -0.03}
+
+
+@pytest.mark.parametrize("kind", selffl_synthetic.SHOWN)
+@pytest.mark.parametrize("variances", selffl_synthetic.ALGORITHMS)
+def test_algorithms_are_alike_where_no_rate_sets_them_apart(kind: str, variances: str):
+    one, two = selffl_synthetic.ALGORITHMS[variances]
+    claim = selffl_synthetic.alike("homogeneous", kind, variances)
+    first = over_rates("homogeneous", kind, (0.04,) * 5)
+    for values, margin in (((0.04, 0.042, 0.04, 0.039, 0.04), 0.05), ((0.04, 0.04, 0.03, 0.042, 0.04), -0.15)):
+        results = of_one_seed({one: first, two: over_rates("homogeneous", kind, values)})
+        assert rounded(claim.margins(results)) == {"": margin}
+
+
+def test_precise_is_the_largest_standard_error():
+    small, rows = (0.0002,) * 5, (FEDAVG, ESTIMATES)
+    errors = {
+        row: over_rates("heterogeneous", "server", small, ".se") | over_rates("heterogeneous", "local", small, ".se")
+        for row in rows
+    }
+    claim = selffl_synthetic.precise("heterogeneous", "both", rows, "")
+    assert rounded(claim.margins(of_one_seed(errors))) == {"": 0.0008}
+    for row, kind, rate in ((FEDAVG, "server", 0.1), (ESTIMATES, "local", 0.8)):
+        large = {selffl_synthetic.standard_error("heterogeneous", kind, rate): 0.0013}
+        assert rounded(claim.margins(of_one_seed(errors | {row: errors[row] | large}))) == {"": -0.0003}
+
+
+def test_lowest_of_all_is_said_of_self_fl_and_of_per_fedavg():
+    fedavg, ditto, pfedme, perfedavg = selffl_synthetic.BASELINES
+    metric = selffl_synthetic.key("homogeneous", "local", 1.0)
+    errors = {fedavg: 0.038, ditto: 0.065, pfedme: 0.06, perfedavg: 0.039, ESTIMATES: 0.029}
+    results = of_one_seed({row: {metric: error} for row, error in errors.items()})
+    assert rounded(selffl_synthetic.lowest_of_all(ESTIMATES, "local").margins(results)) == {
+        f"{ESTIMATES} against {fedavg}": 0.009,
+        f"{ESTIMATES} against {ditto}": 0.036,
+        f"{ESTIMATES} against {pfedme}": 0.031,
+        f"{perfedavg} against {fedavg}": -0.001,
+        f"{perfedavg} against {ditto}": 0.026,
+        f"{perfedavg} against {pfedme}": 0.021,
+    }
+
+
+def test_claims_are_about_estimates_and_questions_repeat_them():
+    claims = [claim for claim in selffl_synthetic.RECIPE.claims if isinstance(claim, Claim)]
+    assert len({claim.text for claim in claims}) == len(claims)
+    everything: Measurements = {row: {} for row in methods(CASE)}
+    rows: dict[str, set[str]] = {}
+    for claim in claims:
+        watched = WatchedResults({"study": everything})
+        claim.margins(watched)
+        rows[claim.text] = {row for _, row in watched.asked}
+    assert {row for own in rows.values() for row in own} <= set(selffl_synthetic.METHODS)
+    for claim in claims:
+        own = {row for row in rows[claim.text] if row.startswith("Self-FL")}
+        if claim.source == "paper":
+            judged = selffl_synthetic.ALGORITHMS["known"] if "E.2" in claim.place else {ESTIMATES}
+            assert own == set(judged), claim.text
+            if claim.place.startswith("Appendix E.1, "):
+                for row, reading in selffl_synthetic.READINGS.items():
+                    assert rows[f"{claim.text}, {reading}"] == rows[claim.text] - {ESTIMATES} | {row}
+        elif claim.text.endswith(", known variances") and "posterior" not in claim.text:
+            assert own == {KNOWN_VARIANCES}, claim.text
+        assert isinstance(claim, Question) == (not claim.place)
+
+
+def test_means_and_standard_errors_are_measured(monkeypatch: pytest.MonkeyPatch):
+    def study(repeats: int, seed: int) -> Table:
+        return {
+            StudyKey("homogeneous", "FedAvg-w", 0.2, "local"): MeanError(repeats + seed, 0.5),
+            StudyKey("homogeneous", "alone", None, "local"): MeanError(3.0, 0.25),
+        }
+
+    monkeypatch.setattr(selffl_synthetic, "run_study", study)
+    measured = selffl_synthetic.measure(20, (0, 1))
+    assert measured["FedAvg-w"] == {
+        "homogeneous.local.C=0.2": {0: 20, 1: 21},
+        "homogeneous.local.C=0.2.se": {0: 0.5, 1: 0.5},
+    }
+    assert measured["alone"]["homogeneous.local.C=0.8.se"] == {0: 0.25, 1: 0.25}
+    assert len(measured["alone"]) == 2 * len(RATES)
+
+
+def test_the_methods_identify_a_measurement():
+    (part,) = selffl_synthetic.parts("paper")
+    assert part.identity["methods"] == list(methods(CASE))
 
 
 def test_unknown_methods_are_refused():

@@ -7,8 +7,16 @@ form, exact for full batches; Self-FL decides by the same `algorithms.selffl.unc
 The tests run every method here against its class in the loop.
 
 Protocol, the same for all methods: θ^0 = 0, 20 rounds of FedAvg as a warm start, then 180 rounds; learning rate 1e-4,
-50 local steps where the method does not choose them. (Starting at 1.6, as one may read the paper, starts at the
-truth: a smoothing average then beats the best possible estimate.)
+50 local steps where the method does not choose them. The paper has 200 rounds and speaks of no warm start here.
+(Starting at 1.6, as one may read the paper, starts at the truth: a smoothing average then beats the best possible
+estimate.)
+
+Steps: the paper takes them from (19), which divides η/σ_m² by a batch size that Appendix E.1 does not give. Its update
+rule contracts by η/σ_m² a step, so the steps lead where they should with B = 1, and (19) is then (8). Self-FL runs so
+here; one row has B = N_m, full batches, which is N_m times as many steps.
+
+Algorithm 2 has nothing to estimate from: training to convergence ends at z_m in every round, σ_m² is 0, and (19) has no
+solution. The row with estimates takes the least number of steps then, 1, as the method does.
 
 Errors are mean absolute ones after the last round, against two references each: the truth (θ_0; θ_m), which no method
 can reach, and the best estimate from the same data (θ^G; the θ^FL of the paper), which a method could.
@@ -227,6 +235,7 @@ def _as_sent(x: Tensor) -> Tensor:
 
 
 ESTIMATED = Rules(contraction="gd", l_max=None)
+FULL_BATCHES = replace(ESTIMATED, contraction="paper")
 KNOWN = replace(
     ESTIMATED, known_variances=True, domain="all"
 )  # what is known of a client does not wait for it to be active
@@ -250,12 +259,14 @@ def methods(case: Case) -> dict[str, BatchedMethod]:
         "Per-FedAvg, 50 steps to adapt": partial(perfedavg, adapt_steps=50),
         "Self-FL, known variances": partial(selffl, rules=KNOWN),
         "Self-FL, estimated": partial(selffl, rules=ESTIMATED),
+        "Self-FL, estimated, (19) with B = N": partial(selffl, rules=FULL_BATCHES),
         "Self-FL, known, exact posterior": partial(selffl, rules=replace(KNOWN, posterior="exact")),
         "Self-FL, estimated, exact posterior": partial(selffl, rules=replace(ESTIMATED, posterior="exact")),
         "Self-FL, known, no smoothing": partial(selffl, rules=replace(KNOWN, smoothing=1.0)),
         "Self-FL Algorithm 2, known": partial(selffl, rules=KNOWN, augmented=True),
+        "Self-FL Algorithm 2, estimated": partial(selffl, rules=ESTIMATED, augmented=True),
         "known, start (18) only": partial(selffl, rules=only("init")),
-        "known, steps (19) only": partial(selffl, rules=only("steps")),
+        "known, steps (8) only": partial(selffl, rules=only("steps")),
         "known, weights (20) only": partial(selffl, rules=only("agg")),
     }
 
