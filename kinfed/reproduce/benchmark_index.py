@@ -11,7 +11,7 @@ from kinfed.report.html import render
 from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.reproduce.benchmark_records import BenchmarkRecord
-from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, firm_verdicts, margin_text
+from kinfed.reproduce.judge import DECIDED, Status, Verdict, by_chance, certainty, firm_verdicts, margin_text
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import Source
 
@@ -205,10 +205,7 @@ def _place_cell(record: BenchmarkRecord, verdict: Verdict) -> TableCell:
 
 def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: str) -> list[TableCell]:
     margin = verdict.margin
-    if verdict.status == "undecided":
-        sure = verdict.outlook
-    else:
-        sure = "95 %" if verdict.status in ("reproduced", "contradicted") else "–"
+    sure = "firm" if is_firm else certainty(verdict)
     places = [] if verdict.source == "kinfed" else [_place_cell(record, verdict)]
     return [
         TableCell(verdict.claim),
@@ -217,7 +214,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(margin_text(verdict)),
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
-        TableCell("firm" if is_firm else sure),
+        TableCell(f"{sure}; figures not kept" if verdict.earlier else sure),
         TableCell(record.scale),
         TableCell(record.recipe, link=record.address(page)),
     ]

@@ -8,7 +8,8 @@ A claim with several margins (one for each rival) is
     undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
                   spread: all margins above zero, or one below it.
 
-Where some of the margins were not run at this scale, the others can contradict a claim; they cannot reproduce it.
+Where some of the margins are missing (not run at this scale, or not measured yet), the others can contradict a claim;
+they cannot reproduce it.
 No claim is judged from one seed, nor at the scale smoke. Every interval is judged by itself. By chance alone, with no
 true difference anywhere, an interval lies above zero once in forty times, and below it as often: `by_chance` says how
 many claims that would make."""
@@ -83,12 +84,9 @@ class WatchedResults(Results):
         return [(part, row, seeds) for part, row, seeds in asked if seeds]
 
     def has_foreign_seeds(self) -> bool:
-        """Whether two of the parts asked for have no seed in common."""
-        asked = {part for part, _ in self.asked if part in self.parts}
-        seeds = [
-            {seed for metrics in self.parts[part].values() for by_seed in metrics.values() for seed in by_seed}
-            for part in asked
-        ]
+        """Whether two of the methods asked for have no seed in common."""
+        asked = ((part, row) for part, row in self.asked if row in self.parts.get(part, {}))
+        seeds = [{seed for by_seed in self.parts[part][row].values() for seed in by_seed} for part, row in asked]
         return any(one.isdisjoint(other) for one, other in combinations(seeds, 2))
 
 
@@ -130,16 +128,31 @@ def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdic
 
 
 def _chance(verdict: Verdict) -> float:
-    """Of an interval at least as far from zero without any true difference, on either side."""
+    """Of an interval at least as far from zero without any true difference, on either side. One without width has a
+    spread that its seeds do not show: nothing can be said of it."""
     margin = verdict.margin
-    if margin is None or verdict.status not in ("reproduced", "contradicted"):
+    if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
         return 1.0
+    both_sides = 2 * float(stdtr(margin.n - 1, -abs(_t(margin))))
+    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+
+
+def _t(margin: Interval) -> float:
+    """Student's t: the mean in units of its standard error."""
     reach = margin.high - margin.mean
     if reach == 0:
-        return 0.0
-    error = reach / float(stdtrit(margin.n - 1, 0.975))
-    both_sides = 2 * float(stdtr(margin.n - 1, -abs(margin.mean) / error))
-    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+        return math.copysign(math.inf, margin.mean) if margin.mean else 0.0
+    return margin.mean / (reach / float(stdtrit(margin.n - 1, 0.975)))
+
+
+def certainty(verdict: Verdict) -> str:
+    """How sure a verdict is by itself: 95 %, and less where one of several comparisons alone contradicts a claim; how
+    many seeds would decide an open one."""
+    if verdict.status not in ("reproduced", "contradicted") or verdict.margin is None:
+        return verdict.outlook.removesuffix(" would decide") or "–"
+    if verdict.margin.low == verdict.margin.high:
+        return "same in every seed"
+    return "95 %" if _chance(verdict) <= 0.05 else f"{100 * (1 - _chance(verdict)):.0f} %"
 
 
 def margin_text(verdict: Verdict) -> str:
@@ -154,9 +167,10 @@ def margin_text(verdict: Verdict) -> str:
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
     watched = WatchedResults(results.parts, results.aliases)
     by_rival = claim.margins(watched)
-    margins = {rival: by_seed for rival, by_seed in by_rival.items() if by_seed}
-    reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
-    if not reasons and len(margins) < max(len(by_rival), 1):
+    margins = {rival: _without_noise(by_seed) for rival, by_seed in by_rival.items() if by_seed}
+    gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
+    reasons = [] if gap_reasons and margins else [*gap_reasons]
+    if not gap_reasons and len(margins) < max(len(by_rival), 1):
         reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
     reasons += [
         f"{row_names.get(row, row)} has diverged with seed {', '.join(map(str, seeds))} ({part}): its figures mean "
@@ -173,6 +187,8 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place, claim.main)
     status, telling = _status(intervals)
+    if gap_reasons and status != "contradicted":
+        return Verdict(claim.text, "not judged", "; ".join(gap_reasons), claim.source, claim.place, claim.main)
     opening, outlook = _opening(status, intervals, len(telling)), ""
     if len(margins) < len(by_rival) and status != "contradicted":
         opening, status = opening.removeprefix("yes, "), "undecided"
@@ -182,7 +198,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
     sentence = opening + figures + (f"; {outlook}" if outlook else "")
     sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
-    rival, nearest = min(telling.items(), key=lambda item: item[1].low)
+    rival, nearest = _deciding(status, telling)
     return Verdict(
         claim.text,
         status,
@@ -202,7 +218,7 @@ def _status(intervals: Mapping[str, Interval]) -> tuple[Status, dict[str, Interv
     """The verdict, and the margins that tell why: the nearest of a claim that holds, else those against it."""
     open_ones = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
     if not open_ones:
-        nearest = min(intervals, key=lambda rival: intervals[rival].low)
+        nearest = min(intervals, key=lambda rival: _t(intervals[rival]))
         return "reproduced", {nearest: intervals[nearest]}
     below = {rival: margin for rival, margin in open_ones.items() if margin.high < 0}
     if below:
@@ -210,6 +226,16 @@ def _status(intervals: Mapping[str, Interval]) -> tuple[Status, dict[str, Interv
     if all(margin.low == margin.high == 0 for margin in open_ones.values()):
         return "tied", open_ones
     return "undecided", open_ones
+
+
+def _deciding(status: Status, telling: Mapping[str, Interval]) -> tuple[str, Interval]:
+    """Of the margins that tell why, the one that settles it: the surest of those against a claim, the least sure of
+    those for it, and of an open claim the one that says how many seeds would decide."""
+    if status != "undecided":
+        return min(telling.items(), key=lambda item: _t(item[1]))
+    if below := {rival: margin for rival, margin in telling.items() if margin.mean < 0}:
+        return min(below.items(), key=lambda item: seeds_to_decide(item[1]) or math.inf)
+    return max(telling.items(), key=lambda item: seeds_to_decide(item[1]) or math.inf)
 
 
 def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) -> str:
@@ -236,6 +262,11 @@ def _seeds_text(open_margins: Mapping[str, Interval]) -> str:
     if count is None:
         return f"not even {MOST_SEEDS:,} seeds would decide"
     return f"about {count} seeds would decide"
+
+
+def _without_noise(by_seed: BySeed) -> BySeed:
+    """Without what floating point adds: 0.82 - 0.80 - 0.02 is zero."""
+    return {seed: round(value, 10) for seed, value in by_seed.items()}
 
 
 def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:

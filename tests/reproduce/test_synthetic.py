@@ -324,12 +324,12 @@ def test_lowest_of_all_is_said_of_self_fl_and_of_per_fedavg():
     errors = {fedavg: 0.038, ditto: 0.065, pfedme: 0.06, perfedavg: 0.039, ESTIMATES: 0.029}
     results = of_one_seed({row: {metric: error} for row, error in errors.items()})
     assert rounded(selffl_synthetic.lowest_of_all(ESTIMATES, "local").margins(results)) == {
-        f"{ESTIMATES} against {fedavg}": 0.009,
-        f"{ESTIMATES} against {ditto}": 0.036,
-        f"{ESTIMATES} against {pfedme}": 0.031,
-        f"{perfedavg} against {fedavg}": -0.001,
-        f"{perfedavg} against {ditto}": 0.026,
-        f"{perfedavg} against {pfedme}": 0.021,
+        f"{fedavg}, by {ESTIMATES}": 0.009,
+        f"{ditto}, by {ESTIMATES}": 0.036,
+        f"{pfedme}, by {ESTIMATES}": 0.031,
+        f"{fedavg}, by {perfedavg}": -0.001,
+        f"{ditto}, by {perfedavg}": 0.026,
+        f"{pfedme}, by {perfedavg}": 0.021,
     }
 
 
