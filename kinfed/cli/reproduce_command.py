@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kinfed.reproduce.recipe import Recipe, Scale
     from kinfed.reproduce.recipe_pool import PoolState
 
+REPRODUCTIONS = Path("reproduced")  # where they lie, if nothing else is said
 SAY_EVERY = 30.0  # seconds between two lines about all recipes, where nothing ends meanwhile
 
 
@@ -26,7 +27,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="smoke (under a minute), small (minutes to an hour), or paper.")] = "small",
     only: Annotated[str | None, typer.Option(help="Only these parts of the recipe, e.g. mnist-mlr,mnist-dnn.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the recipe's, e.g. 0,1,2,3,4.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = Path("reproduced"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of all reproductions.")] = REPRODUCTIONS,
     publish: Annotated[
         Path | None,
         typer.Option(
@@ -75,6 +76,8 @@ def reproduce(
     if runs_something:
         say(f"index    {write_site(publishing.find_reproductions(out, recipes.values(), [scale]), out)}")
     if publish is not None:
+        if not runs_something and not out.exists() and out != REPRODUCTIONS:
+            raise ConfigError(f"--out {out} does not exist: nothing to publish there; leave it out to judge anew alone")
         asked = recipes.values() if name is None else [recipes[name]]
         scales = [scale] if runs_something else publishing.PUBLISHED_SCALES
         measured = publishing.find_reproductions(out, asked, scales)

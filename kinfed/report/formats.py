@@ -30,6 +30,10 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}".replace(",", NARROW_SPACE)
 
 
+def duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+
+
 def natural_order(name: str) -> list[tuple[int, str]]:
     """The key that sorts client 2 before client 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", name) if part]

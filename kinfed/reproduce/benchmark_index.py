@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kinfed.report import write_page
-from kinfed.report.formats import plural
+from kinfed.report.formats import duration, plural
 from kinfed.report.html import render
 from kinfed.report.statistics import Interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable
@@ -44,16 +44,19 @@ GLANCE: Mapping[str, Status] = {
     "Not measured": "not judged",
     "Not testable": "cannot be tested here",
 }
-TALLY = ("Reproduced", "Contradicted", "Undecided", "Tied", "Not tested", *QUESTION_SECTIONS)
+TALLY = ("Holds", "Does not hold", "Unknown", "Exact tie", "Not tested", *QUESTION_SECTIONS)
 
 HOW_TO_READ = (
-    "A claim holds if, for every rival it names, Student's 95 % interval of the paired differences over seeds lies "
-    "above zero; it does not hold if one of them lies below; it is unknown if one contains zero. Shown is the interval "
-    "that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim. How sure: "
-    "“firm” holds for all claims (or all questions) together, by Holm's correction at 5 %, “95 %” for the claim by "
-    "itself; for an unknown one, how many seeds would decide at this spread. By chance: so many verdicts there would "
-    "be at most if no method differed from any other. The scale “paper” has the published settings as far as they are "
-    "known, “small” has less data, fewer rounds or smaller networks; the page says what."
+    "Claims are about orders, not levels. A claim holds (is reproduced) if, for every rival it names, Student's 95 % "
+    "interval of the paired differences over seeds lies above zero; it does not hold (is contradicted) if one of them "
+    "lies below; it is unknown (undecided) if one contains zero, or if comparisons that it needs were not run. Shown "
+    "is the interval that decides, each on a scale of its own: the dotted line is zero, to the right is for the claim.",
+    "How sure: “firm” holds for all claims (or all questions) together, by Holm's correction at 5 %; “95 %” for the "
+    "claim by itself; less, where one of several rivals alone contradicts it, since there were several chances; of an "
+    "unknown one, how many seeds would decide with even odds at this spread. “Same in every seed”: there is no spread "
+    "to judge by. By chance: so many verdicts there would be at most if every claim lay on its border, neither true "
+    "nor false. The scale “paper” has the published settings as far as they are known, “small” has less data, fewer "
+    "rounds or smaller networks; the page says what.",
 )
 
 
@@ -70,17 +73,23 @@ def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
 def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str] = ()) -> list[str]:
     """What holds, what does not, what is unknown, how sure that is and what it is about; `missing` are recipes without
     a record."""
-    claims = _verdicts(records, "paper")
+    claims = [verdict for verdict in _verdicts(records, "paper") if verdict.status != "cannot be tested here"]
     judged = [verdict for verdict in claims if verdict.status in DECIDED]
+    main = {status: sum(v.status == status for v in claims if v.main) for status in (*DECIDED, "not judged")}
     counts = {status: sum(verdict.status == status for verdict in judged) for status in DECIDED}
     at_paper = _verdicts([record for record in records if record.scale == "paper"], "paper")
     of_paper = sum(verdict.status in DECIDED for verdict in at_paper)
     sentences = [
-        f"Of {plural(len(claims), 'claim')} of the papers, {len(judged)} were judged: {counts['reproduced']} hold, "
-        f"{counts['contradicted']} do not, {counts['undecided']} are unknown, {counts['tied']} are exact ties. "
-        f"{of_paper} of them were judged at the scale paper, the others at the scale small, most of them with less "
-        "data, fewer rounds or smaller networks; some are on other data at either scale.",
+        f"Of {plural(len(claims), 'claim')} of the papers that can be tested here, {len(judged)} were judged: "
+        f"{counts['reproduced']} hold, {counts['contradicted']} do not, {counts['undecided']} are unknown, "
+        f"{counts['tied']} are exact ties. {of_paper} of them were judged at the scale paper, the others at the scale "
+        "small, most of them with less data, fewer rounds or smaller networks; some are on other data at either scale.",
     ]
+    if any(main.values()):
+        sentences.append(
+            f"Of the {sum(main.values())} that the papers stand on, {main['reproduced']} hold, {main['contradicted']} "
+            f"do not, {main['undecided'] + main['tied']} are unknown and {main['not judged']} were not measured."
+        )
     if unkept := sum(bool(verdict.earlier) for verdict in judged):
         sentences.append(
             f"The figures behind {unkept} of these verdicts were not kept: they stand as they were published until "
@@ -134,7 +143,7 @@ def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     firm = set(map(id, firm_verdicts(_verdicts(records, "paper"))))
     chosen = [(record, verdict) for record in records for verdict in record.verdicts if verdict.main]
     papers = list(dict.fromkeys(record.paper for record, _ in chosen))
-    chosen.sort(key=lambda pair: papers.index(pair[0].paper))
+    chosen.sort(key=lambda pair: (papers.index(pair[0].paper), pair[1].status == "not judged"))
     rows = []
     for record, verdict in chosen:
         claim, _, *evidence = _claim_line(record, verdict, id(verdict) in firm, page)
@@ -234,6 +243,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
         TableColumn("In the paper", "text"),
         *map(TableColumn, TALLY),
         TableColumn("Seeds"),
+        TableColumn("A seed, on one core"),
         TableColumn("Scale", "text"),
         TableColumn("Measured", "text"),
     ]
@@ -243,6 +253,7 @@ def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
             f"{record.paper}: {record.reproduces}",
             *map(str, tally(record.verdicts)),
             _range(record.seed_counts),
+            "–" if record.processor_seconds_per_seed is None else duration(record.processor_seconds_per_seed),
             record.scale,
             _range(record.dates),
         ]
@@ -267,6 +278,7 @@ def write_index(records: Sequence[BenchmarkRecord], path: Path, page: str, missi
         heading="Tables and figures of the papers, measured again",
         links=[
             *([("main-claims", MAIN_CLAIMS)] if main.rows else []),
+            ("glance", "At a glance"),
             *((f"claims-{number}", heading) for number, (heading, _) in enumerate(sections)),
             ("recipes", "Recipes"),
         ],
@@ -300,13 +312,15 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
         "",
         "\n\n".join(summary_sentences(records, missing)),
         "",
-        certainty_table(records).markdown(),
-        HOW_TO_READ,
-        "",
-        papers_table(records).markdown(),
         f"## {MAIN_CLAIMS}",
         "",
         main_claims(records, "{page}.md").markdown(),
+        "## At a glance",
+        "",
+        certainty_table(records).markdown(),
+        "\n\n".join(HOW_TO_READ),
+        "",
+        papers_table(records).markdown(),
         "The same with finer drawings: [claims.html](claims.html).",
         "",
     ]

@@ -4,9 +4,9 @@ verdicts/<page>.json    a record: the verdicts, and of every part when, how and 
                         measured
 measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
 
-Records are written in format 2. Those of format 1, which had verdicts and no figures, are read: their verdicts stand
-until the parts behind them are measured again. A claim that was judged at several scales counts once, at the
-largest."""
+Records are written in format 3. Read are those of format 2, whose verdicts do not say which claims are main ones and
+which rival decides, and of format 1, which had verdicts and no figures: these verdicts stand until the parts behind
+them are measured again. A claim that was judged at several scales counts once, at the largest."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from kinfed.report.statistics import Interval
 from kinfed.report.tables import csv_text
 from kinfed.reproduce.judge import Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.part_records import PartRecord, settings_hash
+from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
 
-FORMAT = 2
+FORMAT = 3
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
 NEW_CLAIM = "not measured yet: it joined the recipe after this page"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
@@ -97,6 +97,11 @@ class BenchmarkRecord:
         return tuple(sorted(parts | ({self.unkept.seeds} if self.unkept is not None else set())))
 
     @property
+    def processor_seconds_per_seed(self) -> float | None:
+        """None where figures were not kept, or a part took several sittings."""
+        return processor_seconds_per_seed(self.parts.values()) if self.parts and self.unkept is None else None
+
+    @property
     def _sources(self) -> list[PartRecord | UnkeptFigures]:
         """What its verdicts rest on."""
         return [*self.parts.values(), *([] if self.unkept is None else [self.unkept])]
@@ -154,15 +159,19 @@ class BenchmarkRecord:
 def joined_parts(
     recipe: Recipe, scale: Scale, published: Mapping[str, PartRecord], measured: Mapping[str, PartRecord]
 ) -> dict[str, PartRecord]:
-    """Of every part that the recipe has: what was measured with its present settings before what was not, then the
-    newer, then what is to be published now."""
+    """Of every part that the recipe has: what was measured with its present settings before what was not, then what has
+    more than one seed, then the newer, then what is to be published now."""
     parts = {}
     for part in recipe.parts(scale):
         present = settings_hash(part)
         records = [group[part.name] for group in (published, measured) if part.name in group]
         if records:  # of equals, `max` takes the first
-            parts[part.name] = max(reversed(records), key=lambda record: (record.settings == present, record.date))
+            parts[part.name] = max(reversed(records), key=lambda record: _rank(record, present))
     return parts
+
+
+def _rank(record: PartRecord, present: str) -> tuple[bool, bool, str]:
+    return record.settings == present, len(record.seeds) > 1, record.date
 
 
 def page_name(recipe: str, scale: Scale) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from kinfed.report.formats import plural
+from kinfed.report.formats import duration, plural
 from kinfed.reproduce.judge import NOT_RUN, Verdict
 from kinfed.reproduce.measure import Reproduction
-from kinfed.reproduce.part_records import PartRecord, default_seeds
+from kinfed.reproduce.part_records import PartRecord, default_seeds, processor_seconds_per_seed
 from kinfed.reproduce.result_tables import claims_not_run, filled_tables, verdict_table
 
-CLAIMS = "## Claims"
+CLAIMS, AGAIN = "## Claims", "To measure it again:"
 
 
 def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
@@ -29,19 +29,19 @@ def markdown_page(reproduction: Reproduction, judged: Sequence[Verdict]) -> str:
     lines += _claims_section(judged, dated=True)
     if recipe.notes:
         lines += ["## What differs from the paper, and why", "", *(f"* {note}" for note in recipe.notes), ""]
-    lines += ["Again: " + ", ".join(f"`{command}`" for command in commands(reproduction)), ""]
+    lines += [f"{AGAIN} " + ", ".join(f"`{command}`" for command in commands(reproduction)), ""]
     return "\n".join(lines)
 
 
 def with_claims(page: str, judged: Sequence[Verdict]) -> str:
     """A page whose figures were not kept, with these verdicts in place of those it has."""
-    blocks = re.split(r"^(?=## |Again: )", page, flags=re.MULTILINE)
+    blocks = re.split(rf"^(?=## |{AGAIN} )", page, flags=re.MULTILINE)
     section = "\n".join([*_claims_section(judged, dated=False), ""])
     places = [number for number, block in enumerate(blocks) if block.startswith(f"{CLAIMS}\n")]
     if places:
         blocks[places[0]] = section
     else:
-        tail = [number for number, block in enumerate(blocks) if block.startswith(("## What differs", "Again: "))]
+        tail = [number for number, block in enumerate(blocks) if block.startswith(("## What differs", AGAIN))]
         blocks.insert(min(tail, default=len(blocks)), section)
     return "".join(blocks)
 
@@ -69,11 +69,10 @@ def provenance_text(reproduction: Reproduction) -> str:
         else f"{', '.join(names)}: {seeds_text(seeds)}, {provenance}"
         for (seeds, provenance), names in sittings.items()
     ]
-    text = f"Scale {reproduction.scale}, {'; '.join(described)}. Shown are {figures}. "
-    text += f"Training took {_duration(reproduction.seconds)}"
-    if processor := reproduction.processor_seconds_per_seed:
-        text += f"; on one core a seed takes {_duration(processor)} of processor time, evaluation included"
-    return f"{text}."
+    text = f"Scale {reproduction.scale}, {'; '.join(described)}. Shown are {figures}."
+    if processor := processor_seconds_per_seed(reproduction.current.values()):
+        text += f" On one core a seed takes {duration(processor)} of processor time, evaluation included."
+    return text
 
 
 def commands(reproduction: Reproduction) -> list[str]:
@@ -106,7 +105,3 @@ def _sittings(parts: Mapping[str, PartRecord]) -> dict[tuple[tuple[int, ...], st
     for name, record in parts.items():
         sittings.setdefault((record.seeds, record.provenance), []).append(name)
     return sittings
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"

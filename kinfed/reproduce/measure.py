@@ -86,16 +86,6 @@ class Reproduction:
         """Of all current parts, also those of earlier sittings."""
         return sum(record.seconds for record in self.current.values())
 
-    @property
-    def processor_seconds_per_seed(self) -> float | None:
-        """Of all current parts and cores; None where a part took several sittings."""
-        total = 0.0
-        for record in self.current.values():
-            if record.processor_seconds is None or not record.seeds:
-                return None
-            total += record.processor_seconds / len(record.seeds)
-        return total
-
 
 def home(part: RunPart | Study) -> str:
     """The part whose methods a part's figures are."""

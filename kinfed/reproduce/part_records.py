@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,16 @@ class PartRecord:
         if "settings" not in values and _has_present_settings(part, record, values["identity"], path):
             return replace(record, settings=settings_hash(part))
         return record
+
+
+def processor_seconds_per_seed(records: Iterable[PartRecord]) -> float | None:
+    """Of all these parts and of all cores; None where a part took several sittings."""
+    total = 0.0
+    for record in records:
+        if record.processor_seconds is None or not record.seeds:
+            return None
+        total += record.processor_seconds / len(record.seeds)
+    return total
 
 
 def record_path(out: Path, part: RunPart | Study) -> Path:

@@ -5,15 +5,20 @@ of every recipe anew, and writes pages, records and the index."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kinfed.report import write_page
+from kinfed.report.formats import plural
 from kinfed.reproduce.benchmark_index import write_index, write_readme
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, joined_parts, read_records
+from kinfed.reproduce.judge import DECIDED
 from kinfed.reproduce.markdown_page import markdown_page, with_claims
 from kinfed.reproduce.measure import Reproduction, read_reproduction
 from kinfed.reproduce.recipe import Recipe, Scale
+
+log = logging.getLogger(__name__)
 
 PUBLISHED_SCALES: tuple[Scale, ...] = ("small", "paper")  # of all that lies in a folder; smoke is a trial of the code
 
@@ -43,13 +48,27 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
             _write(Reproduction(recipe, scale, parts), record, folder)
     records = count_once(read_records(folder, recipes))
     missing = [name for name in recipes if all(record.recipe != name for record in records)]
-    write_index(records, folder / "claims.html", "{page}.html", missing)
+    write_index(records, folder / "claims.html", "{page}.md", missing)
     return write_readme(records, folder, missing)
+
+
+def verdicts_gone(before: BenchmarkRecord, after: BenchmarkRecord) -> list[str]:
+    """Claims judged by figures that were not kept, and gone from the recipe (or worded anew): their verdicts cannot be
+    had again without measuring."""
+    present = {verdict.claim for verdict in after.verdicts}
+    return [v.claim for v in before.verdicts if v.earlier and v.status in DECIDED and v.claim not in present]
 
 
 def _write(reproduction: Reproduction, published: BenchmarkRecord | None, folder: Path) -> None:
     """A page and its record. Where no figures were kept, the page's tables stay and its claims follow the recipe."""
     record = BenchmarkRecord.of(reproduction, published)
+    if gone := [] if published is None else verdicts_gone(published, record):
+        log.warning(
+            "%s: %s without figures went with claims that the recipe no longer makes: %s",
+            record.name,
+            plural(len(gone), "verdict"),
+            "; ".join(gone),
+        )
     path = folder / f"{record.name}.md"
     if reproduction.parts:
         write_page(path, markdown_page(reproduction, record.verdicts))

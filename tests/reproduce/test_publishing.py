@@ -163,7 +163,7 @@ Scale small, 3 seeds: measured 2025-01-01 with kinfed 0.1.0.
 
 * Much.
 
-Again: `kinfed reproduce toy`
+To measure it again: `kinfed reproduce toy`
 """
 
 
@@ -184,7 +184,7 @@ def write_format_1(docs: Path, *claims: str) -> None:
 def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b", "an older sentence")
     index = publish([], tmp_path, {"toy": TOY}).read_text("utf-8")
-    assert "| [toy](toy.md) | Self-FL: Table 0 | 1 | 0 | 0 | 0 | 2 | 0 | 0 | 0 | 4 | small | 2025-01-01 |" in index
+    assert "| [toy](toy.md) | Self-FL: Table 0 | 1 | 0 | 0 | 0 | 2 | 0 | 0 | 0 | 4 | – | small | 2025-01-01 |" in index
     judged = by_claim(tmp_path)
     assert list(judged) == ["a above b", "a above b elsewhere", "a of p above b of q"]
     assert (judged["a above b"].status, judged["a above b"].place) == ("reproduced", "Table 1")
@@ -201,6 +201,12 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     publish([], tmp_path, {"toy": TOY})  # from the format of today, the same
     assert (tmp_path / "verdicts" / "toy.json").read_text("utf-8") == record
     assert (tmp_path / "toy.md").read_text("utf-8") == page
+
+
+def test_verdicts_that_cannot_be_had_again_do_not_go_unsaid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_format_1(tmp_path, "a above b", "an older sentence")
+    publish([], tmp_path, {"toy": TOY})
+    assert "toy: 1 verdict without figures went with claims that the recipe no longer makes: an older" in caplog.text
 
 
 def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None:
@@ -222,8 +228,8 @@ def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None
 def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b")
     path = tmp_path / "verdicts" / "toy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 3}), "utf-8")
-    with pytest.raises(StorageError, match=r"format 3.*upgrade kinfed"):
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 4}), "utf-8")
+    with pytest.raises(StorageError, match=r"format 4.*upgrade kinfed"):
         publish([], tmp_path, {"toy": TOY})
 
 
@@ -235,10 +241,11 @@ def test_lost_figures_are_told(tmp_path: Path) -> None:
 
 
 def test_which_record_of_a_part_is_kept() -> None:
-    """That with the present settings; then the newer; then that to be published."""
+    """That with the present settings; then that with several seeds; then the newer; then that to be published."""
 
-    def record(date: str, settings: str, seconds: float = 0.0) -> PartRecord:
-        return PartRecord({}, settings, f"{date} with kinfed", seconds, None)
+    def record(date: str, settings: str, seconds: float = 0.0, seeds: int = 2) -> PartRecord:
+        measured = {"a": {"personal.accuracy": dict.fromkeys(range(seeds), 0.5)}}
+        return PartRecord(measured, settings, f"{date} with kinfed", seconds, None)
 
     now = settings_hash(P)
 
@@ -250,6 +257,9 @@ def test_which_record_of_a_part_is_kept() -> None:
     assert kept(later, old) is later
     assert kept(old, foreign) is old
     assert kept(foreign, old) is old
+    single = record("2026-04-01", now, seeds=1)  # one seed is no evidence
+    assert kept(old, single) is old
+    assert kept(single, old) is old
     again = record("2026-01-01", now, 1.0)
     assert kept(old, again) is again
     assert joined_parts(toy(P), "small", {"gone": old}, {}) == {}
@@ -295,9 +305,12 @@ def test_the_hash_of_settings_is_of_what_the_recipe_declares() -> None:
 def test_publishing_alone_runs_nothing(tmp_path: Path) -> None:
     docs, out = tmp_path / "docs", tmp_path / "out"
     write_format_1(docs, "a above b")
+    mistyped = CliRunner().invoke(app, ["reproduce", "--publish", str(docs), "--out", str(out)])
+    assert "does not exist: nothing to publish there" in str(mistyped.exception)
+    out.mkdir()
     result = CliRunner().invoke(app, ["reproduce", "--publish", str(docs), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert not out.exists()
+    assert not any(out.iterdir())
     assert "[toy](toy.md)" in (docs / "README.md").read_text("utf-8")
     assert find_reproductions(out, [TOY], ["small"]) == []
     refused = CliRunner().invoke(app, ["reproduce", "--publish", str(docs), "--seeds", "1,2"])

@@ -34,11 +34,11 @@ from kinfed.reproduce import (
 )
 from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, main_claims, tally, write_site
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, read_records
-from kinfed.reproduce.judge import Verdict, by_chance, firm_verdicts, verdicts
+from kinfed.reproduce.judge import Verdict, by_chance, certainty, firm_verdicts, verdicts
 from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
 from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.publishing import publish
-from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale
+from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
@@ -262,6 +262,56 @@ def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_c
     assert verdicts(recipe, Results({"p": measured}), "small")[0].status == "undecided"
 
 
+def test_a_claim_is_as_sure_as_its_least_sure_margin_and_as_wrong_as_its_surest() -> None:
+    """Half a point in every seed is nearer to zero than 5, 10, 15, and far surer."""
+    assert verdict_of((9.0, 10.0, 11.0), (0.49, 0.5, 0.51)).rival == "r0"  # t of 17 against 87
+    against = verdict_of((-29.0, -10.0, -1.0), (-0.49, -0.5, -0.51), (1.0, 2.0, 3.0))
+    assert (against.status, against.rival) == ("contradicted", "r1")
+    assert verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).rival == "r1"  # open: the one whose seeds are counted
+
+
+def test_certainty_of_a_verdict_by_itself() -> None:
+    """Differences -4, -6, -8: mean -6, standard error 2 / sqrt(3), t = -5.2, p = 0.035. Where one of three comparisons
+    contradicts, there were three chances: 1 - 3 · 0.035 are left. Without a spread there is nothing to judge by."""
+    assert certainty(verdict_of((-4, -6, -8))) == "95 %"
+    assert certainty(verdict_of((-4, -6, -8), (20, 21, 22), (20, 21, 22))) == "89 %"
+    assert certainty(verdict_of((4, 6, 8), (20, 21, 22), (20, 21, 22))) == "95 %"
+    assert certainty(verdict_of((0, 2, 4))) == "about 7 seeds"
+    assert certainty(verdict_of((0, 0, 0))) == "–"
+    same = verdict_of((3, 3, 3))
+    assert (same.status, certainty(same), firm_verdicts([same])) == ("reproduced", "same in every seed", [])
+
+
+def test_floating_point_decides_nothing() -> None:
+    """A method exactly two points below, with a tolerance of two points."""
+    measured: Measurements = {
+        "a": {"personal.accuracy": {0: 0.8, 1: 0.7, 2: 0.6}},
+        "b": {"personal.accuracy": {0: 0.82, 1: 0.72, 2: 0.62}},
+    }
+    claim = Claim.above("a at most 2 points below b", "p", "a", ["b"], by=-0.02)
+    (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
+    assert verdict.status == "tied"
+
+
+def test_a_part_that_is_missing_takes_no_contradiction_away() -> None:
+    """b is below a, whatever c in the other part is; a above both would need c."""
+
+    def above_both(one: str, other: str) -> Claim:
+        def margins(results: Results) -> dict[str, dict[int, float]]:
+            own, beaten, elsewhere = (
+                results.get(part, row, "personal.accuracy") for part, row in (("p", one), ("p", other), ("q", "c"))
+            )
+            return {other: difference(own, beaten), "c": difference(own, elsewhere)}
+
+        return Claim(f"{one} above {other} and c", margins)
+
+    claims = [above_both("b", "a"), above_both("a", "b")]
+    recipe = replace(recipe_of(MEASURED), claims=claims)
+    wrong, open_one = verdicts(recipe, Results({"p": MEASURED}), "small", {"q": "q has not been measured yet"})
+    assert (wrong.status, wrong.rival) == ("contradicted", "Method A")
+    assert (open_one.status, open_one.sentence) == ("not judged", "q has not been measured yet")
+
+
 def test_exact_ties_are_ties() -> None:
     assert verdict_of((0, 0, 0)).status == "tied"
     assert verdict_of((0, 0, 0), (1, 1.1, 1.2)).status == "tied"
@@ -347,11 +397,11 @@ def test_the_index_begins_with_what_the_papers_stand_on() -> None:
     table = main_claims(records, "{page}.md")
     assert [[str(cell) for cell in row] for row in table.rows] == [
         ["a", "Self-FL", "does not hold", "", "−20.0 [−22.5, −17.5] points", "r0", "3", "firm", "paper", "r"],
-        ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
         ["b", "Self-FL", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "t"],
+        ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
         ["d", "Ditto", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "s"],
     ]
-    assert [row[3].interval is None for row in table.rows] == [False, True, False, False]
+    assert [row[3].interval is None for row in table.rows] == [False, False, True, False]
 
 
 def test_every_paper_with_claims_says_which_it_stands_on() -> None:
@@ -427,8 +477,8 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     site = write_site([done], tmp_path).read_text("utf-8")
     assert 'href="toy-paper/index.html"' in site
     index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
-    assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | paper |" in index
-    assert "Of 5 claims of the papers, 3 were judged: 1 hold, 2 do not" in index
+    assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | 0 seconds | paper |" in index
+    assert "Of 4 claims of the papers that can be tested here, 3 were judged: 1 hold, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
@@ -444,12 +494,12 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     records = read_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
-    assert "Of 10 claims of the papers, 6 were judged: 2 hold, 4 do not" in index
+    assert "Of 8 claims of the papers that can be tested here, 6 were judged: 2 hold, 4 do not" in index
     assert "Recipes without a page, whose claims are not counted: later." in index
     assert "6 of them were judged at the scale paper" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
-    assert 'href="toy-paper.html"' in html
+    assert 'href="toy-paper.md"' in html
 
 
 def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path) -> None:
@@ -469,12 +519,14 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     at_paper, at_small = count_once(read_records(tmp_path / "docs", ["toy"]))
     assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
-    assert "Of 6 claims of the papers, 4 were judged: 2 hold, 2 do not" in index
+    assert "Of 5 claims of the papers that can be tested here, 4 were judged: 2 hold, 2 do not" in index
     assert "3 of them were judged at the scale paper" in index
     assert "## Not measured (1)" in index
     assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
     assert "| small | [toy](toy.md) |" in index
-    assert "Again: `kinfed reproduce toy --scale paper --only p`" in (tmp_path / "docs/toy-paper.md").read_text("utf-8")
+    assert "To measure it again: `kinfed reproduce toy --scale paper --only p`" in (
+        tmp_path / "docs/toy-paper.md"
+    ).read_text("utf-8")
 
 
 def test_firm_verdicts_are_holms() -> None:
