@@ -18,7 +18,7 @@ from kinfed.runs.run_inputs import RunInputs
 
 NAMES = {
     "local": "Local",
-    "fedavg": "FedAvg",
+    "fedavg": "FedAvg, fine-tuned",
     "fedavg-40": "FedAvg, 40 steps",
     "ditto-40": "Ditto, 40 steps",
     "pfedme-40": "pFedMe, 40 steps",
@@ -48,12 +48,14 @@ READINGS: dict[str, dict[str, Any]] = {  # where the paper's versions differ or 
 FASTER = ("fedavg-fast", "ditto-fast", "perfedavg-fast")  # a sum over batches of ten is ten times the rate
 ONE_MODEL = "fedavg-global"  # FedAvg by its one model for all
 ALIASES = {ONE_MODEL: ("fedavg", "server")}
-READINGS_NOTE = (
-    "Other readings stand beside the first one, judged like it: FedAvg by its one model and fine-tuned; Self-FL with "
-    "its smoothing average, which Section 4 has and Algorithm 1 has not, and without; steps by (19) and by (8), which "
-    "has no batch in it and is what Algorithm 1 of the NeurIPS version names; gradients by the mean of a batch, as all "
-    "methods take them here, and by its sum, as Algorithm 1 of the long version writes it. (Section 4.2 of the NeurIPS "
-    "version says steps are by its “Eqn. (16)”, which is not in its text.)"
+READINGS_NOTES = (  # judged like the first reading, beside it
+    "Equations: (18) gives the model that a client starts a round from, (19) its number of steps, (20) the weights of "
+    "the average on the server; docs/selffl.md explains them, and the exact posterior.",
+    "FedAvg is shown by its one model and fine-tuned; the paper does not say which it compares with.",
+    "Smoothing: the server keeps 1 − C of its last model. Section 4 has this, Algorithm 1 has not: both are run.",
+    "Steps: (8), which Algorithm 1 of the NeurIPS version names, is (19) without the batch: both are run. (Section 4.2 "
+    "of that version says “Eqn. (16)”, which is not in its text.)",
+    "Gradients: the mean over a batch, as for all methods here, and its sum, as in Algorithm 1 of the long version.",
 )
 FASTER_NOTE = (
     "The sum over batches of ten is ten times the learning rate, so baselines at ten times theirs stand beside it; "

@@ -13,7 +13,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     NAMES,
     ONE_MODEL,
     READINGS,
-    READINGS_NOTE,
+    READINGS_NOTES,
     RIVALS,
     method_options,
     named,
@@ -75,7 +75,7 @@ RECIPE = Recipe(
         Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 2a"),
     ],
     notes=[
-        READINGS_NOTE,
+        *READINGS_NOTES,
         "Batches are of 20 here, so that their sum is twenty times the rate, at which a network need not converge; no "
         "baseline is run at that rate.",
         "Rounds, batch size and l_max are not in the paper: 400, 20 and 40 here.",

@@ -14,7 +14,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     NAMES,
     ONE_MODEL,
     READINGS,
-    READINGS_NOTE,
+    READINGS_NOTES,
     RIVALS,
     ROUGHNESS,
     VARIANTS,
@@ -141,7 +141,7 @@ RECIPE = Recipe(
         "is the logistic regression of that generator's paper.",
         "The paper claims the highest accuracy “when the global model converges”. Here no method has converged after "
         "its 200 rounds, so the main ones go on to 1,000 in a run of their own.",
-        READINGS_NOTE,
+        *READINGS_NOTES,
         FASTER_NOTE,
         "Users with few test examples decide the worst tenth; the paper's 0 % for FedAvg is of that kind.",
     ],

@@ -14,7 +14,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     NAMES,
     ONE_MODEL,
     READINGS,
-    READINGS_NOTE,
+    READINGS_NOTES,
     RIVALS,
     ROUGHNESS,
     batch_sum,
@@ -118,7 +118,7 @@ RECIPE = Recipe(
         Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 1a"),
     ],
     notes=[
-        READINGS_NOTE,
+        *READINGS_NOTES,
         FASTER_NOTE,
         "The partition follows FedProx's generator, whose draws have no seed; sizes differ from seed to seed.",
         "Ditto's λ and the settings of pFedMe and Per-FedAvg are not in the paper; ours are the methods' defaults.",

@@ -14,7 +14,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     NAMES,
     ONE_MODEL,
     READINGS,
-    READINGS_NOTE,
+    READINGS_NOTES,
     RIVALS,
     letters_settings,
     method_options,
@@ -111,7 +111,7 @@ RECIPE = Recipe(
     ],
     claims=[claim for part, heading in HEADINGS.items() for claim in _claims(part, heading)],
     notes=[
-        READINGS_NOTE,
+        *READINGS_NOTES,
         "Batch sums are ten times the rate; no baseline is run at that rate here (selffl-femnist and selffl-mnist have "
         "them).",
         "The figure is of the NeurIPS version, whose Algorithm 1 takes its steps by (8): that reading has a verdict of "
