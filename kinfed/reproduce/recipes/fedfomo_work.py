@@ -104,8 +104,8 @@ RECIPE = Recipe(
     ],
     claims=[claim for part, heading in HEADINGS.items() for claim in _claims(part, heading)],
     notes=[
-        "Of the paper’s eleven methods: training alone, the average, FedFomo, and at the scale paper the two best rivals "
-        "of its column and FedFomo with ten models.",
+        "Of the paper’s eleven methods: training alone, the average, FedFomo, and at the scale paper the two best "
+        "rivals of its column and FedFomo with ten models.",
         "The text says nothing of augmentation; the released code crops and flips.",
         "Rates and thresholds as in fedfomo-latent.",
     ],
