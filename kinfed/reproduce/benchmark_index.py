@@ -223,7 +223,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(margin_text(verdict)),
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
-        TableCell(f"{sure}; figures not kept" if verdict.earlier else sure),
+        TableCell(f"{sure}; figures not kept" if verdict.earlier and margin is not None else sure),
         TableCell(record.scale),
         TableCell(record.recipe, link=record.address(page)),
     ]
