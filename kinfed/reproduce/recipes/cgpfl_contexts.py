@@ -125,8 +125,8 @@ RECIPE = Recipe(
         ),
         *(
             Claim(
-                "CGPFL converges faster than pFedMe, Ditto and Per-FedAvg: fewer rounds to 95 % of the accuracy that "
-                f"each of them has in the end, {heading}",
+                "CGPFL converges faster than pFedMe, Ditto and Per-FedAvg (rounds to 95 % of each one’s final accuracy), "
+                f"{heading}",
                 _rounds_saved(part),
                 "rounds",
                 1.0,
