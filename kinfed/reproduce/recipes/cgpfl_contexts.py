@@ -125,8 +125,8 @@ RECIPE = Recipe(
         ),
         *(
             Claim(
-                "CGPFL converges faster than pFedMe, Ditto and Per-FedAvg (rounds to 95 % of each one’s final accuracy), "
-                f"{heading}",
+                "CGPFL converges faster than pFedMe, Ditto and Per-FedAvg (rounds to 95 % of each one’s final "
+                f"accuracy), {heading}",
                 _rounds_saved(part),
                 "rounds",
                 1.0,
