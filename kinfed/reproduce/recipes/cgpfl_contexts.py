@@ -92,8 +92,8 @@ RECIPE = Recipe(
             ResultColumn.by_part(PARTS, ROUNDS_TO_LEVEL, factor=1.0, lower_is_better=True),
         ),
         ResultTable(
-            "Rounds until those of CGPFL with K = 4 have as much",
-            {row: f"as {METHODS[row]}" for row in RIVALS},
+            "Rounds until CGPFL with K = 4 has 95 % of what each of these has in the end",
+            {row: METHODS[row] for row in RIVALS},
             ResultColumn.by_part(PARTS, CGPFL_ROUNDS_TO_LEVEL, factor=1.0, lower_is_better=True),
         ),
         ResultTable(
