@@ -265,7 +265,7 @@ def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_c
 def test_a_claim_is_as_sure_as_its_least_sure_margin_and_as_wrong_as_its_surest() -> None:
     """Half a point in every seed is nearer to zero than 5, 10, 15, and far surer."""
     assert verdict_of((9.0, 10.0, 11.0), (0.49, 0.5, 0.51)).rival == "r0"  # t of 17 against 87
-    against = verdict_of((-29.0, -10.0, -1.0), (-0.49, -0.5, -0.51), (1.0, 2.0, 3.0))
+    against = verdict_of((-18.0, -20.0, -22.0), (-0.49, -0.5, -0.51), (1.0, 2.0, 3.0))
     assert (against.status, against.rival) == ("contradicted", "r1")
     assert verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).rival == "r1"  # open: the one whose seeds are counted
 
@@ -717,6 +717,57 @@ def test_every_rival_sets_the_level_at_which_its_convergence_is_compared() -> No
         "cgpfl-4": {ROUNDS_TO_LEVEL: {0: 20.0}, CGPFL_ROUNDS_TO_LEVEL: {0: 20.0}, DISTANCE: {0: 2.0}},
         "slow": {ROUNDS_TO_LEVEL: {0: 20.0}, CGPFL_ROUNDS_TO_LEVEL: {0: 10.0}},
         "best": {ROUNDS_TO_LEVEL: {0: 10.0}, CGPFL_ROUNDS_TO_LEVEL: {0: 21.0}},
+    }
+
+
+def claim_of(recipe: str, opening: str) -> Claim:
+    """The first claim of a recipe that begins so."""
+    return next(c for c in load_recipe(recipe).claims if isinstance(c, Claim) and c.text.startswith(opening))
+
+
+def test_rounds_saved_are_the_rivals_less_those_of_cgpfl() -> None:
+    measured = {
+        row: {ROUNDS_TO_LEVEL: {0: 30.0}, CGPFL_ROUNDS_TO_LEVEL: {0: 20.0}}
+        for row in ("pfedme", "ditto", "perfedavg_hf")
+    }
+    margins = claim_of("cgpfl-contexts", "CGPFL converges faster").margins(Results({"mnist-mlr": measured}))
+    assert margins == {"pfedme": {0: 10.0}, "ditto": {0: 10.0}, "perfedavg_hf": {0: 10.0}}
+
+
+def test_false_accepts_are_compared_on_every_type_of_devices() -> None:
+    """The rival's ratio less that of Self-FL: fewer is better."""
+    measured: Measurements = {
+        row: {f"server.fa.{kind}.normal": {0: ratio} for kind in "ABCDE"}
+        for row, ratio in (("selffl", 0.9), ("fedavg-w", 1.5), ("fedavg-e", 0.8), ("ditto-w", 1.0), ("ditto-e", 1.0))
+    }
+    margins = claim_of("selffl-wakeword", "Self-FL's global model").margins(Results({"types": measured}))
+    assert len(margins) == 5 * 5
+    assert margins["FedAvg-w on type A"] == pytest.approx({0: 0.6})
+    assert margins["FedAvg-e on type E"] == pytest.approx({0: -0.1})
+    assert margins["Per-FedAvg on type C"] == {}  # not measured
+
+
+def test_what_self_fls_algorithms_send() -> None:
+    """By hand: Algorithm 1 as much as the control, Algorithm 2 half as much again, which is half a unit from twice."""
+    sent = {"selffl": 100.0, "selffl_augmented": 150.0, "selffl_control": 100.0}
+    results = Results({"letters": {row: {"bytes": {0: value}} for row, value in sent.items()}})
+    equal, double = (claim_of("selffl-algorithms", f"Algorithm {k}").margins(results)["Letters"] for k in (1, 2))
+    assert (equal, double) == ({0: pytest.approx(0.01)}, {0: pytest.approx(-0.4)})
+
+
+def test_forty_steps_are_those_of_the_baselines() -> None:
+    """Self-FL's own number of steps stays as it is."""
+    parts = {part.name: part for part in load_recipe("selffl-femnist").parts("paper")}
+    longer = parts["steps-40"]
+    assert isinstance(longer, RunPart)
+    assert longer.settings["steps"] == 20
+    steps = {label: options.get("steps") for label, options in longer.settings["algorithms"].items()}
+    assert {label for label, number in steps.items() if number == 40} == {
+        "fedavg",
+        "selffl_control",
+        "ditto",
+        "pfedme",
+        "perfedavg",
     }
 
 
