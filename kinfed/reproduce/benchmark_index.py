@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kinfed.report import write_page
@@ -136,19 +137,24 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 
 def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
-    """What the papers stand on, paper by paper, each claim with its verdict; all of them are in the sections as well.
-    `page` is the address of a recipe's page (BenchmarkRecord.address)."""
+    """What the papers stand on, paper by paper, each claim with its verdict and, below those of its page, the controls
+    that explain it. All of them are in the sections as well. `page` is the address of a recipe's page
+    (BenchmarkRecord.address)."""
     columns = ("Claim", "Paper", "Verdict", *EVIDENCE)
     words = {status: name.lower() for name, status in GLANCE.items()}
-    firm = set(map(id, firm_verdicts(_verdicts(records, "paper"))))
-    chosen = [(record, verdict) for record in records for verdict in record.verdicts if verdict.main]
-    papers = list(dict.fromkeys(record.paper for record, _ in chosen))
-    chosen.sort(key=lambda pair: (papers.index(pair[0].paper), pair[1].status == "not judged"))
+    sources: tuple[Source, ...] = ("paper", "kinfed")
+    firm = {id(verdict) for source in sources for verdict in firm_verdicts(_verdicts(records, source))}
+    papers = list(dict.fromkeys(record.paper for record in records))
     rows = []
-    for record, verdict in chosen:
-        claim, _, *evidence = _claim_line(record, verdict, id(verdict) in firm, page)
-        word = TableCell(words[verdict.status], tone=_tone(verdict))
-        rows.append([claim, TableCell(record.paper), word, *evidence])
+    for record in sorted(records, key=lambda record: papers.index(record.paper)):
+        chosen = [verdict for verdict in record.verdicts if verdict.main]
+        chosen.sort(key=lambda verdict: (sources.index(verdict.source), verdict.status == "not judged"))
+        for verdict in chosen:
+            claim, *_ = line = _claim_line(record, verdict, id(verdict) in firm, page)
+            if verdict.source == "kinfed":
+                claim = replace(claim, text=f"Control: {claim.text}")
+            word = TableCell(words[verdict.status], tone=_tone(verdict))
+            rows.append([claim, TableCell(record.paper), word, *line[-len(EVIDENCE) :]])
     return _claims_table(MAIN_CLAIMS, columns, rows)
 
 

@@ -213,7 +213,9 @@ class Claim:
     unit: str = "points"
     factor: float = 100.0  # from the stored to the shown unit
     place: str = ""  # where the paper says it: section, figure or table
-    main: bool = False  # the paper stands on it: in its abstract, or its main comparison
+    main: bool = (
+        False  # the paper stands on it (in its abstract, or its main comparison); or a control that explains it
+    )
 
     source: ClassVar[Source] = "paper"
 

@@ -383,12 +383,16 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "", "3", "firm", "paper", "r"]
 
 
+HELD = "+30.0 [+27.5, +32.5] points"
+
+
 def test_the_index_begins_with_what_the_papers_stand_on() -> None:
-    """Papers in the order of their recipes, every claim with its verdict and the rival that decides; what has not been
-    measured is there too, and what is no main claim is not."""
+    """Papers in the order of their recipes, every claim with its verdict and the rival that decides, and below them
+    the control that explains them; what has not been measured is there too, and what is no main claim is not."""
     below, above = verdict_of((-21, -20, -19), (4, 5, 6)), verdict_of((29, 30, 31))
     missing = Verdict("c", "not judged", "not measured yet", "paper", "Table 2", main=True)
-    first = (replace(below, claim="a", main=True), replace(above, claim="aside"), missing)
+    control = replace(above, claim="a above the control", source="kinfed", main=True)
+    first = (control, missing, replace(below, claim="a", main=True), replace(above, claim="aside"))
     records = [
         BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", first),
         BenchmarkRecord("s", "T", "Ditto", "Table 1", "small", (replace(above, claim="d", main=True),)),
@@ -397,11 +401,12 @@ def test_the_index_begins_with_what_the_papers_stand_on() -> None:
     table = main_claims(records, "{page}.md")
     assert [[str(cell) for cell in row] for row in table.rows] == [
         ["a", "Self-FL", "does not hold", "", "−20.0 [−22.5, −17.5] points", "r0", "3", "firm", "paper", "r"],
-        ["b", "Self-FL", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "t"],
         ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
-        ["d", "Ditto", "holds", "", "+30.0 [+27.5, +32.5] points", "", "3", "firm", "small", "s"],
+        ["Control: a above the control", "Self-FL", "holds", "", HELD, "", "3", "firm", "paper", "r"],
+        ["b", "Self-FL", "holds", "", HELD, "", "3", "firm", "small", "t"],
+        ["d", "Ditto", "holds", "", HELD, "", "3", "firm", "small", "s"],
     ]
-    assert [row[3].interval is None for row in table.rows] == [False, False, True, False]
+    assert [row[3].interval is None for row in table.rows] == [False, True, False, False, False]
 
 
 def test_every_paper_with_claims_says_which_it_stands_on() -> None:
@@ -412,7 +417,7 @@ def test_every_paper_with_claims_says_which_it_stands_on() -> None:
     for paper, made in claims.items():
         own = [claim.main for claim in made if not isinstance(claim, Question)]
         assert not own or any(own), paper
-        assert not any(claim.main for claim in made if isinstance(claim, Question)), paper
+        assert own or not any(claim.main for claim in made), f"{paper}: a control of no claim"
 
 
 def test_a_question_is_judged_like_a_claim_and_counted_apart() -> None:

@@ -62,7 +62,9 @@ RECIPE = Recipe(
         Claim.above("CGPFL (K=4) above all competitors, CIFAR-10", PART, "cgpfl", RIVALS, place="Section 5.2, Table 1"),
         Question.above("CGPFL-Heur above CGPFL (K=4), CIFAR-10", PART, "cgpfl_heur", ["cgpfl"]),
         Question.above("CGPFL-Heur above pFedMe with its own λ", PART, "cgpfl_heur", ["pfedme-15"]),
-        Question.above("CGPFL-Heur above Local and fine-tuned FedAvg", PART, "cgpfl_heur", ["local", "fedavg"]),
+        Question.above(
+            "CGPFL-Heur above Local and fine-tuned FedAvg, CIFAR-10", PART, "cgpfl_heur", ["local", "fedavg"], main=True
+        ),
     ],
     notes=[
         ASSUMED_R_NOTE,

@@ -136,7 +136,9 @@ RECIPE = Recipe(
             for part, heading in PARTS.items()
         ),
         *(
-            Question.above(f"CGPFL with K = 10 above pFedMe, Ditto and Per-FedAvg, {heading}", part, MANY, RIVALS)
+            Question.above(
+                f"CGPFL with K = 10 above pFedMe, Ditto and Per-FedAvg, {heading}", part, MANY, RIVALS, main=True
+            )
             for part, heading in PARTS.items()
         ),
         *(

@@ -56,7 +56,11 @@ def _claims(part: str, heading: str) -> list[Claim]:
         Question.above(f"CGPFL-Heur above CGPFL (K=4), {heading}", part, "cgpfl_heur", ["cgpfl"]),
         Question.above(f"CGPFL-Heur above pFedMe with its own λ, {heading}", part, "cgpfl_heur", ["pfedme-15"]),
         Question.above(
-            f"CGPFL-Heur above Local and fine-tuned FedAvg, {heading}", part, "cgpfl_heur", ["local", "fedavg"]
+            f"CGPFL-Heur above Local and fine-tuned FedAvg, {heading}",
+            part,
+            "cgpfl_heur",
+            ["local", "fedavg"],
+            main=True,
         ),
     ]
 

@@ -49,7 +49,7 @@ def beyond_rivals(part: str, row: str, name: str, rivals: Iterable[str]) -> list
     """Questions of ours that the papers of these methods leave open: is the method above fine-tuning, and above
     training alone?"""
     rival_names = {"fedavg": "fine-tuned FedAvg", "local": "every client alone"}
-    return [Question.above(f"{name} above {rival_names[rival]}", part, row, [rival]) for rival in rivals]
+    return [Question.above(f"{name} above {rival_names[rival]}", part, row, [rival], main=True) for rival in rivals]
 
 
 def above_alternatives(part: str, row: str, name: str, rivals: Iterable[str]) -> Claim:

@@ -145,7 +145,7 @@ RECIPE = Recipe(
             ["fedfomo-5"],
             SCORED,
         ),
-        Question("FedFomo’s mixture above its model after training, CIFAR-10", _mixture_above_training),
+        Question("FedFomo’s mixture above its model after training, CIFAR-10", _mixture_above_training, main=True),
         Question(
             "FedFomo above FedAvg’s one model, CIFAR-10",
             lambda results: {METHODS[row]: lead(results, "cifar10", row, "fedavg") for row in OURS},

@@ -289,6 +289,7 @@ RECIPE = Recipe(
             "fedfomo-5",
             ["fedavg"],
             LAST_TRAINED,
+            main=True,
         ),
         Question.above("Ten models better than five, D = 5", "cifar10-5", "fedfomo-10", ["fedfomo-5"], SCORED),
         Question(

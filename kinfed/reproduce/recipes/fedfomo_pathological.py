@@ -178,6 +178,7 @@ RECIPE = Recipe(
                 "fedfomo-5",
                 ["fedavg"],
                 LAST_TRAINED,
+                main=True,
             )
             for part, heading in HEADINGS.items()
         ),

@@ -238,7 +238,7 @@ RECIPE = Recipe(
             lambda results: {f"σ = {n}": above_chance(results, f"cifar10-{n}", "fedfomo") for n in (1, 2)},
             place="Section 4 (locally private FedFomo), Figure 5",
         ),
-        Question("Private FedFomo above private training alone", _over("fedfomo", (1, 2), "local")),
+        Question("Private FedFomo above private training alone", _over("fedfomo", (1, 2), "local"), main=True),
         Untestable(
             "Averages make it harder to tell who was a member",
             "not measured in the paper; a client can take the averages apart again, so they hide no model",

@@ -68,6 +68,7 @@ def _claims(part: str, heading: str) -> list[Claim]:
             "fedfomo-5",
             ["fedavg"],
             LAST_TRAINED,
+            main=part == "augmented",
         ),
         Question(
             f"Top places go to clients of one’s own distribution more often than by chance, {heading.lower()}",

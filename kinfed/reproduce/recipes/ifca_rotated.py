@@ -57,7 +57,7 @@ RECIPE = Recipe(
             place=ABSTRACT,
             main=True,
         ),
-        Question.above("IFCA above fine-tuned FedAvg", PART, "ifca", ["fedavg"]),
+        Question.above("IFCA above fine-tuned FedAvg", PART, "ifca", ["fedavg"], main=True),
         Question.above("IFCA with too few clusters still above the global model", PART, "ifca-2", ["fedavg_model"]),
     ],
     notes=[

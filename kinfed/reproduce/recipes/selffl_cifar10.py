@@ -65,7 +65,7 @@ RECIPE = Recipe(
             "personal.accuracy_mean",
             place="NeurIPS version, Section 4.2, Figure 3",
         ),
-        Question.above("Self-FL above smoothing alone", "cifar10", "selffl", ["selffl_control"]),
+        Question.above("Self-FL above smoothing alone, CIFAR-10", "cifar10", "selffl", ["selffl_control"], main=True),
         Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
         *(
             Question.above(f"{NAMES[label]} above FedAvg as one model", "cifar10", label, [ONE_MODEL])

@@ -116,7 +116,9 @@ RECIPE = Recipe(
             ("ditto", "pfedme", "perfedavg"),
             place="Section 4.2, text",
         ),
-        Question.above("Self-FL above smoothing alone, all users", "steps-20", "selffl", ["selffl_control"]),
+        Question.above(
+            "Self-FL above smoothing alone, letters, all users", "steps-20", "selffl", ["selffl_control"], main=True
+        ),
         Question.above(
             "Self-FL above smoothing alone, worst 10 %", "steps-20", "selffl", ["selffl_control"], "personal.worst10"
         ),

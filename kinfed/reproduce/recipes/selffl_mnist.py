@@ -91,7 +91,13 @@ RECIPE = Recipe(
         ),
         Question.above("Self-FL above all baselines, worst 10 %", "active-10", "selffl", RIVALS, "personal.worst10"),
         Question.above("Self-FL's global model above FedAvg's", "active-10", "selffl", ["fedavg"], "server.accuracy"),
-        Question.above("Self-FL above smoothing alone, personal models", "active-10", "selffl", ["selffl_control"]),
+        Question.above(
+            "Self-FL above smoothing alone, MNIST, personal models",
+            "active-10",
+            "selffl",
+            ["selffl_control"],
+            main=True,
+        ),
         Question.above("Steps (19) alone above smoothing alone", "active-10", "selffl_steps", ["selffl_control"]),
         Question.above(
             "Steps (19) alone above smoothing alone with 40 steps, the most it may take",
