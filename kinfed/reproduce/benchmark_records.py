@@ -22,7 +22,7 @@ from kinfed.core.spreadsheet import unescape_formula
 from kinfed.errors import StorageError
 from kinfed.report.statistics import Interval
 from kinfed.report.tables import csv_text
-from kinfed.reproduce.judge import Verdict, verdicts
+from kinfed.reproduce.judge import DECIDED, Verdict, verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
@@ -222,7 +222,7 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
     completed = []
     for verdict in judged:
         before = earlier.get(verdict.claim)
-        if verdict.status == "not judged" and before is not None and before.status != "cannot be tested here":
+        if verdict.status == "not judged" and before is not None and before.status in DECIDED:
             verdict = replace(before, source=verdict.source, place=verdict.place, main=verdict.main)
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)

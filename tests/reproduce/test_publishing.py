@@ -225,6 +225,18 @@ def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None
     assert (record.unkept, record.seed_counts) == (None, (3,))
 
 
+def test_what_was_not_judged_rests_on_no_figures(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    write_format_1(docs, "a above b", "a above b elsewhere")
+    path = docs / "verdicts" / "toy.json"
+    record = json.loads(path.read_text("utf-8"))
+    record["verdicts"][1] |= {"status": "not judged", "sentence": "not run then", "margin": None}
+    path.write_text(json.dumps(record), "utf-8")
+    publish([measured(tmp_path / "one", TOY, "p")], docs, {"toy": TOY})
+    assert BenchmarkRecord.read(path).unkept is None
+    assert by_claim(docs)["a above b elsewhere"].sentence == "the part q has not been measured yet"
+
+
 def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b")
     path = tmp_path / "verdicts" / "toy.json"
