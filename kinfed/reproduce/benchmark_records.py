@@ -218,11 +218,12 @@ def largest_scales(records: Sequence[BenchmarkRecord]) -> list[BenchmarkRecord]:
 def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_claim: str) -> list[Verdict]:
     """Verdicts with published ones on the same claims, whose figures were not kept, where there is none. Place,
     source and weight are the recipe's. `new_claim`: why a claim that was not published has none."""
+    stands = (*DECIDED, "not judged") if new_claim else DECIDED  # a page without figures keeps its reasons, too
     earlier = {verdict.claim: verdict for verdict in published if verdict.earlier}
     completed = []
     for verdict in judged:
         before = earlier.get(verdict.claim)
-        if verdict.status == "not judged" and before is not None and before.status in DECIDED:
+        if verdict.status == "not judged" and before is not None and before.status in stands:
             verdict = replace(before, source=verdict.source, place=verdict.place, main=verdict.main)
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)
