@@ -8,8 +8,8 @@ A claim with several margins (one for each rival) is
     undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
                   spread: all margins above zero, or one below it.
 
-Where some of the margins are missing (not run at this scale, or not measured yet), the others can contradict a claim;
-they cannot reproduce it.
+Where some of the margins are missing (not run at this scale, not measured yet, or of a method that has diverged), the
+others can contradict a claim; they cannot reproduce it.
 No claim is judged from one seed, nor at the scale smoke. Every interval is judged by itself. By chance alone, with no
 true difference anywhere, an interval lies above zero once in forty times, and below it as often: `by_chance` says how
 many claims that would make."""
@@ -60,13 +60,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class WatchedResults(Results):
-    """Results that remember what they were asked for: a claim is a function of them, and this tells its parts."""
+    """Results that remember what they were asked for: a claim is a function of them, and this tells its parts. They
+    have no figures of a method that has diverged with any seed: the others are no fair choice of seeds."""
 
     asked: set[tuple[str, str]] = field(default_factory=set)  # (part, row); row "": whether the part is there
 
     def get(self, part: str, row: str, metric: str) -> BySeed:
         self.asked.add((part, self.aliases.get(row, (row, ""))[0]))
-        return super().get(part, row, metric)
+        return {} if self.diverged(part, row) else super().get(part, row, metric)
 
     def __contains__(self, part: object) -> bool:
         self.asked.add((str(part), ""))
@@ -169,14 +170,14 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     by_rival = claim.margins(watched)
     margins = {rival: _without_noise(by_seed) for rival, by_seed in by_rival.items() if by_seed}
     gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
-    reasons = [] if gap_reasons and margins else [*gap_reasons]
-    if not gap_reasons and len(margins) < max(len(by_rival), 1):
-        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
-    reasons += [
+    gap_reasons += [
         f"{row_names.get(row, row)} has diverged with seed {', '.join(map(str, seeds))} ({part}): its figures mean "
         "nothing"
         for part, row, seeds in watched.all_diverged()
     ]
+    reasons = [] if margins else gap_reasons
+    if not gap_reasons and len(margins) < max(len(by_rival), 1):
+        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
     if reasons:
         return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
     names = row_names if len(by_rival) > 1 else None

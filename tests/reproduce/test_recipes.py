@@ -198,6 +198,11 @@ def test_what_has_diverged_has_no_figure_and_decides_nothing() -> None:
     said = verdicts(recipe_of(measured), results, "paper")
     assert [verdict.status for verdict in said[:3]] == ["not judged"] * 3
     assert said[0].sentence == "Method_B has diverged with seed 1 (p): its figures mean nothing"
+    both = Claim.above("a above b and c", "p", "a", ["b", "c"])
+    for level, status in ((0.1, "not judged"), (0.99, "contradicted")):  # c below a, and c above it, whatever b is
+        third: Measurements = {**measured, "c": {"personal.accuracy": dict.fromkeys(range(3), level)}}
+        (verdict,) = verdicts(replace(recipe_of(third), claims=[both]), Results({"p": third}), "paper")
+        assert verdict.status == status
     columns = [ResultColumn("One", "p"), ResultColumn("Lead", "p", against="b"), ResultColumn("Sent", "p", "bytes", 1)]
     table = fill(ResultTable("T", {"a": "A", "b": "B"}, columns), results)
     assert table is not None
