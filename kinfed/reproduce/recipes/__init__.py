@@ -41,7 +41,7 @@ RECIPES: dict[str, str] = {
     "fedfomo-privacy": "FedFomo under differential privacy (FedFomo: Tables 4 and 6, Figure 5)",
     "fedfomo-validation": "FedFomo’s share of validation data (FedFomo: Figure 9)",
     "fedfomo-weights": "Whom FedFomo weighs up (FedFomo: Figures 2, 6 and 7)",
-    "fedfomo-work": "FedFomo with the paper’s local work (FedFomo: Table 2, D = 5, with its local work)",
+    "fedfomo-work": "FedFomo with the paper’s local work (FedFomo: Table 2, D = 5; Table 1, MNIST)",
     "cgpfl-cifar10": "CGPFL and seven competitors on CIFAR-10 (CGPFL: Table 1, last column)",
     "cgpfl-contexts": "CGPFL for several numbers of contexts (CGPFL: Figures 1 and 2)",
     "cgpfl-heur": "How many contexts: CGPFL-Heur against every K (CGPFL: Figure 3)",

@@ -43,10 +43,11 @@ FEW_CLIENTS, MANY_CLIENTS = ("mnist-15", "cifar10-15"), ("mnist-100", "cifar10-1
 
 def parts(scale: Scale) -> list[RunPart]:
     names = {"smoke": ("mnist-15",), "small": ("mnist-15", "mnist-100", "cifar10-15"), "paper": tuple(HEADINGS)}
-    return [RunPart(name, _settings(name, scale), scored_accuracy) for name in names[scale]]
+    return [RunPart(name, column_settings(name, scale), scored_accuracy) for name in names[scale]]
 
 
-def _settings(name: str, scale: Scale) -> dict[str, Any]:
+def column_settings(name: str, scale: Scale) -> dict[str, Any]:
+    """Of a column of Table 1."""
     data, _, clients = name.partition("-")
     gray = data == "mnist"
     common = {
