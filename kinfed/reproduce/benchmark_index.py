@@ -137,9 +137,9 @@ def papers_table(records: Sequence[BenchmarkRecord]) -> TextTable:
 
 
 def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
-    """What the papers stand on, paper by paper, each claim with its verdict and, below those of its page, the controls
-    that explain it. All of them are in the sections as well. `page` is the address of a recipe's page
-    (BenchmarkRecord.address)."""
+    """What the papers stand on, paper by paper, each claim with its verdict and, below those of its page, our questions
+    that put it into perspective: controls and other readings. All of them are in the sections as well. `page` is the
+    address of a recipe's page (BenchmarkRecord.address)."""
     columns = ("Claim", "Paper", "Verdict", *EVIDENCE)
     words = {status: name.lower() for name, status in GLANCE.items()}
     sources: tuple[Source, ...] = ("paper", "kinfed")
@@ -152,7 +152,7 @@ def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
         for verdict in chosen:
             claim, *_ = line = _claim_line(record, verdict, id(verdict) in firm, page)
             if verdict.source == "kinfed":
-                claim = replace(claim, text=f"Control: {claim.text}")
+                claim = replace(claim, text=f"Our question: {claim.text}")
             word = TableCell(words[verdict.status], tone=_tone(verdict))
             rows.append([claim, TableCell(record.paper), word, *line[-len(EVIDENCE) :]])
     return _claims_table(MAIN_CLAIMS, columns, rows)

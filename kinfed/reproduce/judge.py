@@ -45,7 +45,7 @@ class Verdict:
     sentence: str  # the numbers behind it
     source: Source
     place: str = ""  # where the paper says it
-    main: bool = False  # the paper stands on it; or a control that explains it
+    main: bool = False  # the paper stands on it; or a control or reading beside it
     margin: Interval | None = None  # the margin that decides, or is nearest to it, in shown units
     unit: str = ""
     margins: int = 0  # how many were judged

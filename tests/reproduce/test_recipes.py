@@ -407,7 +407,7 @@ def test_the_index_begins_with_what_the_papers_stand_on() -> None:
     assert [[str(cell) for cell in row] for row in table.rows] == [
         ["a", "Self-FL", "does not hold", "", "−20.0 [−22.5, −17.5] points", "r0", "3", "firm", "paper", "r"],
         ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
-        ["Control: a above the control", "Self-FL", "holds", "", HELD, "", "3", "firm", "paper", "r"],
+        ["Our question: a above the control", "Self-FL", "holds", "", HELD, "", "3", "firm", "paper", "r"],
         ["b", "Self-FL", "holds", "", HELD, "", "3", "firm", "small", "t"],
         ["d", "Ditto", "holds", "", HELD, "", "3", "firm", "small", "s"],
     ]

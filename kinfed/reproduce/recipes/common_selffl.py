@@ -150,7 +150,9 @@ def method_options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
 def other_readings(parts: Mapping[str, str]) -> list[Question]:
     """Each reading against the baselines of each part (by its heading), FedAvg as one model and fine-tuned."""
     questions = [
-        Question.above(f"{NAMES[label]} above all baselines, {heading}", part, label, RIVALS)
+        Question.above(
+            f"{NAMES[label]} above all baselines, {heading}", part, label, RIVALS, main=label == "selffl-rough"
+        )
         for part, heading in parts.items()
         for label in READINGS
     ]

@@ -129,7 +129,9 @@ RECIPE = Recipe(
             for label in ("selffl", "selffl-rough")
         ),
         batch_sum("steps-20", "20 steps"),
-        *other_readings({"steps-20": "20 steps for the baselines", "steps-40": "40 steps for the baselines"}),
+        *other_readings(
+            {"steps-20": "letters, 20 steps for the baselines", "steps-40": "letters, 40 steps for the baselines"}
+        ),
         *(
             Question.above(f"{NAMES[label]} above all baselines, {heading}", "steps-20", label, RIVALS, metric)
             for label in READINGS

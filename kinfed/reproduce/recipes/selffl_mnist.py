@@ -111,7 +111,7 @@ RECIPE = Recipe(
         Question.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone", "active-10", "selffl", ["local"]),
         batch_sum("active-10", "20 steps"),
-        *other_readings({"active-10": "20 steps for the baselines"}),
+        *other_readings({"active-10": "MNIST, 20 steps for the baselines"}),
         *(
             Question.above(
                 f"{NAMES[label]} above all baselines with 40 steps",
