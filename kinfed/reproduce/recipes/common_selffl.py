@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kinfed.engine.personal import task_for
-from kinfed.reproduce.recipe import Claim, Measurements, Question, Scale
+from kinfed.reproduce.recipe import Claim, Measurements, Question, ResultColumn, Scale
 from kinfed.runs.experiment import read_config
 from kinfed.runs.reader import Run
 from kinfed.runs.run_files import RunFiles
@@ -132,6 +132,11 @@ def stable_convergence(part: str, place: str) -> Claim:
         lower_is_better=True,
         place=place,
     )
+
+
+def columns_with_stability(part: str) -> list[ResultColumn]:
+    bend = ResultColumn("Bend of the curve", part, ROUGHNESS, digits=3, lower_is_better=True)
+    return [*ResultColumn.by_metric(part, ACCURACIES), bend]
 
 
 def named(*labels: str) -> dict[str, str]:

@@ -16,9 +16,9 @@ from kinfed.reproduce.recipes.common_selffl import (
     READINGS,
     READINGS_NOTES,
     RIVALS,
-    ROUGHNESS,
     VARIANTS,
     batch_sum,
+    columns_with_stability,
     faster_baselines,
     letters_settings,
     method_options,
@@ -31,7 +31,6 @@ from kinfed.reproduce.recipes.common_selffl import (
 METHODS = named("local", *COMPARED, *VARIANTS, *READINGS, *FASTER)
 ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
 LASTING = method_options(("local", *COMPARED, "selffl-rough"))  # "when the global model converges"
-COLUMNS = {**ACCURACIES, "Bend of the curve": ROUGHNESS}
 
 TABLE_1 = parse_published("""
     method    | Largest 10 % | Worst 10 %
@@ -78,7 +77,7 @@ RECIPE = Recipe(
     "active, 200 rounds from scratch, learning rate 0.01; 20 local steps for the baselines, at most 40 for Self-FL.",
     parts=parts,
     tables=[
-        ResultTable("20 local steps (Table 1)", ROWS, ResultColumn.by_metric("steps-20", COLUMNS), TABLE_1),
+        ResultTable("20 local steps (Table 1)", ROWS, columns_with_stability("steps-20"), TABLE_1),
         ResultTable("40 local steps", ROWS, ResultColumn.by_metric("steps-40", ACCURACIES), FORTY_STEPS),
         ResultTable("After 1,000 rounds", ROWS, ResultColumn.by_metric("rounds-1000", ACCURACIES)),
     ],

@@ -16,8 +16,8 @@ from kinfed.reproduce.recipes.common_selffl import (
     READINGS,
     READINGS_NOTES,
     RIVALS,
-    ROUGHNESS,
     batch_sum,
+    columns_with_stability,
     faster_baselines,
     method_options,
     mnist_settings,
@@ -32,7 +32,6 @@ LONGER: dict[str, dict[str, Any]] = {
     **{f"{rival}-40": {"method": rival, "steps": 40} for rival in RIVALS},
 }
 ROWS = {ONE_MODEL: "FedAvg, one model", **NAMES}
-COLUMNS = {**ACCURACIES, "Bend of the curve": ROUGHNESS}
 
 
 def parts(scale: Scale) -> list[RunPart]:
@@ -60,7 +59,7 @@ RECIPE = Recipe(
     "only Self-FL's smoothing average stands beside it.",
     parts=parts,
     tables=[
-        ResultTable("A tenth of the clients active", ROWS, ResultColumn.by_metric("active-10", COLUMNS)),
+        ResultTable("A tenth of the clients active", ROWS, columns_with_stability("active-10")),
         ResultTable("One client in fifty active (Figure 9)", NAMES, ResultColumn.by_metric("active-2", ACCURACIES)),
     ],
     claims=[
