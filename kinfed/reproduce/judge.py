@@ -46,7 +46,7 @@ class Verdict:
     source: Source
     place: str = ""  # where the paper says it
     main: bool = False  # the paper stands on it; or a control or reading beside it
-    margin: Interval | None = None  # the margin that decides, or is nearest to it, in shown units
+    margin: Interval | None = None  # the margin that decides, in shown units
     unit: str = ""
     margins: int = 0  # how many were judged
     rival: str = ""  # of several margins: whose it is that decides
@@ -118,7 +118,7 @@ def by_chance(judged: Sequence[Verdict]) -> tuple[float, float]:
 
 def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
     """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
-    that rest on intervals). A reproduced claim is as sure as its nearest margin; a contradicted one had as many chances
+    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many chances
     as margins."""
     decided = [verdict for verdict in judged if verdict.status in DECIDED]
     ranked = sorted(decided, key=_chance)
@@ -199,7 +199,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
     sentence = opening + figures + (f"; {outlook}" if outlook else "")
     sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
-    rival, nearest = _deciding(status, telling)
+    rival, deciding = _deciding(status, telling)
     return Verdict(
         claim.text,
         status,
@@ -207,7 +207,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         claim.source,
         claim.place,
         claim.main,
-        replace(nearest, **{end: getattr(nearest, end) * claim.factor for end in ("mean", "low", "high")}),
+        replace(deciding, **{end: getattr(deciding, end) * claim.factor for end in ("mean", "low", "high")}),
         claim.unit,
         len(intervals),
         "" if names is None else names.get(rival, rival),
@@ -216,11 +216,11 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
 
 
 def _status(intervals: Mapping[str, Interval]) -> tuple[Status, dict[str, Interval]]:
-    """The verdict, and the margins that tell why: the nearest of a claim that holds, else those against it."""
+    """The verdict, and the margins that tell why: the least sure of a claim that holds, else those against it."""
     open_ones = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
     if not open_ones:
-        nearest = min(intervals, key=lambda rival: _t(intervals[rival]))
-        return "reproduced", {nearest: intervals[nearest]}
+        least_sure = min(intervals, key=lambda rival: _t(intervals[rival]))
+        return "reproduced", {least_sure: intervals[least_sure]}
     below = {rival: margin for rival, margin in open_ones.items() if margin.high < 0}
     if below:
         return "contradicted", below
@@ -243,7 +243,7 @@ def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) ->
     above = sum(margin.low > 0 for margin in intervals.values())
     of_all = f"{above} of {len(intervals)}"
     if status == "reproduced":
-        return "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; nearest: "
+        return "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; least sure: "
     if len(intervals) == 1:
         return {"contradicted": "no, ", "tied": "equal in every seed: ", "undecided": ""}[status]
     if status == "contradicted":

@@ -257,7 +257,7 @@ def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_c
     assert (above.status, above.rival, above.outlook) == ("undecided", "r0", "2 of 3 comparisons were not run")
     assert above.sentence.startswith("+20.0 [+17.5, +22.5] points against r0; 2 of 3 comparisons were not run")
     assert judged((0, 0, 0), ()).status == "undecided"
-    assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("above all 2; nearest: +20.0")
+    assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("above all 2; least sure: +20.0")
     below = judged((-19, -20, -21), ())
     assert (below.status, below.outlook) == ("contradicted", "")
     assert judged((), ()).status == "not judged"
