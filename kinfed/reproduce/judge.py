@@ -118,8 +118,8 @@ def by_chance(judged: Sequence[Verdict]) -> tuple[float, float]:
 
 def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
     """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
-    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many chances
-    as margins."""
+    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many
+    chances as margins."""
     decided = [verdict for verdict in judged if verdict.status in DECIDED]
     ranked = sorted(decided, key=_chance)
     count = 0
