@@ -45,7 +45,7 @@ GLANCE: Mapping[str, Status] = {
     "Not measured": "not judged",
     "Not testable": "cannot be tested here",
 }
-TALLY = ("Holds", "Does not hold", "Unknown", "Exact tie", "Not tested", *QUESTION_SECTIONS)
+TALLY = (*(name for name, status in GLANCE.items() if status in DECIDED), "Not tested", *QUESTION_SECTIONS)
 
 HOW_TO_READ = (
     "Claims are about orders, not levels. A claim holds (is reproduced) if, for every rival it names, Student's 95 % "
@@ -147,9 +147,9 @@ def main_claims(records: Sequence[BenchmarkRecord], page: str) -> TextTable:
     papers = list(dict.fromkeys(record.paper for record in records))
     rows = []
     for record in sorted(records, key=lambda record: papers.index(record.paper)):
-        chosen = [verdict for verdict in record.verdicts if verdict.main]
-        chosen.sort(key=lambda verdict: (sources.index(verdict.source), verdict.status == "not judged"))
-        for verdict in chosen:
+        verdicts = [verdict for verdict in record.verdicts if verdict.main]
+        verdicts.sort(key=lambda verdict: (sources.index(verdict.source), verdict.status == "not judged"))
+        for verdict in verdicts:
             claim, *_ = line = _claim_line(record, verdict, id(verdict) in firm, page)
             if verdict.source == "kinfed":
                 claim = replace(claim, text=f"Our question: {claim.text}")

@@ -86,8 +86,8 @@ class WatchedResults(Results):
 
     def has_foreign_seeds(self) -> bool:
         """Whether two of the methods asked for have no seed in common."""
-        asked = ((part, row) for part, row in self.asked if row in self.parts.get(part, {}))
-        seeds = [{seed for by_seed in self.parts[part][row].values() for seed in by_seed} for part, row in asked]
+        methods = (self.parts[part][row] for part, row in self.asked if row in self.parts.get(part, {}))
+        seeds = [{seed for by_seed in metrics.values() for seed in by_seed} for metrics in methods]
         return any(one.isdisjoint(other) for one, other in combinations(seeds, 2))
 
 
@@ -178,18 +178,19 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     reasons = [] if margins else gap_reasons
     if not gap_reasons and len(margins) < max(len(by_rival), 1):
         reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
+    unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
     if reasons:
-        return Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
+        return unjudged
     names = row_names if len(by_rival) > 1 else None
     intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
-        return Verdict(claim.text, "not judged", f"{reason}: {means}", claim.source, claim.place, claim.main)
+        return replace(unjudged, sentence=f"{reason}: {means}")
     status, telling = _status(intervals)
     if gap_reasons and status != "contradicted":
-        return Verdict(claim.text, "not judged", "; ".join(gap_reasons), claim.source, claim.place, claim.main)
+        return replace(unjudged, sentence="; ".join(gap_reasons))
     opening, outlook = _opening(status, intervals, len(telling)), ""
     if len(margins) < len(by_rival) and status != "contradicted":
         opening, status = opening.removeprefix("yes, "), "undecided"

@@ -81,11 +81,6 @@ class Reproduction:
                 by_home.setdefault(home(part), {}).update(self.current[part.name].measured)
         return Results(by_home, self.recipe.aliases)
 
-    @property
-    def seconds(self) -> float:
-        """Of all current parts, also those of earlier sittings."""
-        return sum(record.seconds for record in self.current.values())
-
 
 def home(part: RunPart | Study) -> str:
     """The part whose methods a part's figures are."""

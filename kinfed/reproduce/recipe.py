@@ -214,7 +214,7 @@ class Claim:
     factor: float = 100.0  # from the stored to the shown unit
     place: str = ""  # where the paper says it: section, figure or table
     main: bool = (
-        False  # the paper stands on it (in its abstract, or its main comparison); or a control or reading beside it
+        False  # what the paper stands on (its abstract, its main comparison), or a control or reading beside it
     )
 
     source: ClassVar[Source] = "paper"

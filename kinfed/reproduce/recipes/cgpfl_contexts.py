@@ -41,9 +41,8 @@ def parts(scale: Scale) -> list[RunPart]:
         digits = {**DIGITS_SETTINGS, **model_settings("mlr"), "rounds": 10, "eval_every": 1}
         return [RunPart("mnist-mlr", {**digits, "algorithms": methods}, convergence)]
     if scale == "small":
-        judged = {
-            name: methods[name] for name in (*RIVALS, "cgpfl-1", JUDGED_CGPFL, MANY)
-        }  # what claims need, for the dear network
+        # What claims need, for the dear network.
+        judged = {name: methods[name] for name in (*RIVALS, "cgpfl-1", JUDGED_CGPFL, MANY)}
         fewer = {
             part: {"rounds": 40, "algorithms": judged} if part.endswith("-dnn") else {"rounds": 100} for part in PARTS
         }

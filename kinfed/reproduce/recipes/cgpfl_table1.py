@@ -95,7 +95,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": "digits with 20 clients in place of MNIST.",
         "small": "logistic regression as in the paper; the DNN after 40 of 200 rounds, far from converged (all 200 "
-        "are --scale paper --only mnist-dnn,fmnist-dnn).",
+        "are --scale paper).",
     },
     aliases=ALIASES,
     method_figures=[("mnist-mlr", "cgpfl_heur"), ("mnist-mlr", "cgpfl")],
