@@ -95,9 +95,9 @@ IFCA_NOTE = (
 )
 
 LEVEL = 0.95  # of a rival's final accuracy: there its curve has flattened, and noise does not decide when it is reached
-ROUNDS_TO_LEVEL, CGPFL_ROUNDS_TO_LEVEL = "rounds_to_level", "cgpfl_rounds_to_level"
+ROUNDS_TO_LEVEL = f"rounds_to_{LEVEL:g}"
 DISTANCE = "distance_to_context"
-JUDGED_CGPFL = "cgpfl-4"  # of several numbers of contexts: that of Table 1
+TABLE_CGPFL, MANY_CGPFL = "cgpfl-4", "cgpfl-10"  # with as many contexts as Table 1 has, and with many
 
 
 def model_settings(model: str) -> dict[str, Any]:
@@ -112,9 +112,14 @@ def paper_settings(part: str) -> dict[str, Any]:
     return {**usual, "dataset": _DATA[data], **model_settings(_MODELS[model])}
 
 
+def rounds_of(cgpfl: str) -> str:
+    """The metric of a rival: after how many rounds this CGPFL has LEVEL of the rival's final accuracy."""
+    return f"rounds_of_{cgpfl}_to_{LEVEL:g}"
+
+
 def convergence(run: Run) -> Measurements:
     """Of every method, ROUNDS_TO_LEVEL: the first evaluated round in which its personal models have LEVEL of their
-    final accuracy; CGPFL_ROUNDS_TO_LEVEL: the first in which CGPFL's have as much (one after the last where they never
+    final accuracy; `rounds_of` a CGPFL: the first in which its models have as much (one after the last where they never
     do). So each rival sets the level at which it is compared, and a slow third method cannot put it where all others
     have just begun. DISTANCE: ‖θ_i − ω_k(i)‖² over clients and recorded rounds, the left side of Theorem 4.1's second
     bound."""
@@ -125,8 +130,9 @@ def convergence(run: Run) -> Measurements:
         level = LEVEL * own[-1][1]
         metrics = measured.setdefault(trial.algorithm, {})
         metrics.setdefault(ROUNDS_TO_LEVEL, {})[trial.seed] = _reached(own, level)
-        if cgpfl := curves.get((JUDGED_CGPFL, trial.seed)):
-            metrics.setdefault(CGPFL_ROUNDS_TO_LEVEL, {})[trial.seed] = _reached(cgpfl, level)
+        for cgpfl in (TABLE_CGPFL, MANY_CGPFL):
+            if curve := curves.get((cgpfl, trial.seed)):
+                metrics.setdefault(rounds_of(cgpfl), {})[trial.seed] = _reached(curve, level)
         distances = [
             fmean(apart)
             for entry in trial.rounds

@@ -16,9 +16,9 @@ HEADINGS = {
     "sorted-50": "Two classes per client, 50 steps",
     "alike-5": "Clients alike, 5 steps",
 }
-ROUNDS = "rounds_to_level"
 LEVEL = 0.8  # of the server model's accuracy
 TRIAL_LEVEL = 0.5  # on digits
+ROUNDS = f"rounds_to_{LEVEL:g}"
 
 
 def rounds_to_level(run: Run) -> Measurements:
