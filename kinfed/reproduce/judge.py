@@ -29,7 +29,8 @@ from kinfed.report.formats import format_number
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Source, Untestable
 
-NOT_RUN = "not part of what was run"
+NOT_RUN = "not run at this scale"
+NOT_TAKEN = "measured before this was asked: the figures it needs were not taken"
 NO_COMMON_SEED = "its parts were measured with other seeds: no pairs to compare"
 
 Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
@@ -177,7 +178,8 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     ]
     reasons = [] if margins else gap_reasons
     if not gap_reasons and len(margins) < max(len(by_rival), 1):
-        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [NOT_RUN]
+        unmeasured = NOT_RUN if watched.unanswered() or not by_rival else NOT_TAKEN
+        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [unmeasured]
     unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
     if reasons:
         return unjudged

@@ -14,7 +14,7 @@ from kinfed.cli.app import app
 from kinfed.errors import StorageError
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, joined_parts
-from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, Verdict
+from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN, Verdict
 from kinfed.reproduce.markdown_page import seeds_text
 from kinfed.reproduce.measure import Reproduction, read_reproduction, reproduce
 from kinfed.reproduce.part_records import PartRecord, settings_hash
@@ -288,6 +288,7 @@ def test_a_rival_in_a_part_that_is_missing_is_not_left_out(tmp_path: Path) -> No
         Claim.above("FedAvg above all", "p", "fedavg", ["local", "ditto"]),
         Claim.above("FedAvg above Local", "p", "fedavg", ["local"]),
         Claim.above("FedAvg above a stranger", "nowhere", "fedavg", ["local"]),
+        Claim.above("FedAvg above Local by a figure that nobody took", "p", "fedavg", ["local"], "kin.top"),
     ]
     recipe = Recipe("toy", SELF_FL, "-", "-", "-", lambda scale: parts, [], claims)
     publish([measured(tmp_path / "one", recipe, "p")], tmp_path / "docs", {"toy": recipe})
@@ -295,6 +296,7 @@ def test_a_rival_in_a_part_that_is_missing_is_not_left_out(tmp_path: Path) -> No
     assert judged["FedAvg above all"].sentence == "the part more has not been measured yet"
     assert judged["FedAvg above Local"].margin is not None
     assert judged["FedAvg above a stranger"].sentence == NOT_RUN
+    assert judged["FedAvg above Local by a figure that nobody took"].sentence == NOT_TAKEN
     # A record beside a run that notes no hash, as older versions wrote it: the run's own settings tell.
     path = tmp_path / "one" / "parts" / "p.json"
     values = json.loads(path.read_text("utf-8"))
