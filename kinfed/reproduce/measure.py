@@ -189,7 +189,7 @@ def _provenance() -> str:
 
 
 def measurements_of_summary(results: Sequence[Mapping[str, Any]]) -> Measurements:
-    """{method: {"personal.accuracy": {seed: value}, ...}} with bytes per round and seconds per round."""
+    """{method: {"personal.accuracy": {seed: value}, ...}} with bytes (all, and up alone) and seconds per round."""
     measured: Measurements = {}
     for result in results:
         seed = int(result["seed"])
@@ -199,6 +199,7 @@ def measurements_of_summary(results: Sequence[Mapping[str, Any]]) -> Measurement
             f"{kind}.{metric}": value for kind, metrics in groups.items() for metric, value in (metrics or {}).items()
         }
         figures["bytes"] = (result["bytes_down"] + result["bytes_up"]) / max(result["rounds"], 1)
+        figures["bytes_up"] = result["bytes_up"] / max(result["rounds"], 1)
         figures["seconds"] = result["seconds"] / max(result["rounds"], 1)
         if result.get("diverged"):
             figures[DIVERGED] = 1.0

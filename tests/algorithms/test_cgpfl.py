@@ -78,6 +78,7 @@ def server_of(omega: Any, context: Any, **more: Any) -> Server:
         last=more.get("last", torch.zeros(0, omega.shape[1])),
         moved=torch.tensor(0),
         spread=zero,
+        step=zero,
         distances=torch.zeros(len(omega), len(omega), dtype=torch.float64),
         choice=Choice(empty, empty, empty, zero),
     )
@@ -249,6 +250,7 @@ def test_contexts_are_averaged_with_their_own_past() -> None:
     assert new.omega.tolist() == [[0.0, 0.5], [10.0, 0.25]]
     assert int(new.moved) == 4
     assert float(new.spread) == pytest.approx(1.0)  # all are 1 away from the mean of their context
+    assert method.figures(new)["squared_step"] == (0.5**2 + 0.25**2) / 2
     assert new.start.tolist() == [5.0, 0.375]
     assert server.omega.tolist() == [[0.0, 0.0], [10.0, 0.0]]
 

@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -43,7 +44,14 @@ from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
 from kinfed.reproduce.recipes.cgpfl_heur import near_the_best
-from kinfed.reproduce.recipes.common_cgpfl import DISTANCE, ROUNDS_TO_LEVEL, convergence, rounds_of
+from kinfed.reproduce.recipes.common_cgpfl import (
+    DISTANCE,
+    GRADIENT,
+    LATE_GRADIENT,
+    ROUNDS_TO_LEVEL,
+    convergence,
+    rounds_of,
+)
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
@@ -616,7 +624,8 @@ def test_summary_becomes_measurements() -> None:
         "seconds": 2.0,
         "privacy": {"epsilon": [1.0, 2.5]},
     }
-    measured = {"personal.accuracy": 0.5, "before.accuracy": 0.25, "bytes": 3.0, "seconds": 0.5, "epsilon": 2.5}
+    measured = {"personal.accuracy": 0.5, "before.accuracy": 0.25, "bytes": 3.0, "bytes_up": 1.0, "seconds": 0.5}
+    measured |= {"epsilon": 2.5}
     assert measurements_of_summary([result]) == {"x": {metric: {3: value} for metric, value in measured.items()}}
     assert measurements_of_summary([result | {"diverged": False}]) == measurements_of_summary([result])
     assert measurements_of_summary([result | {"diverged": True}])["x"]["diverged"] == {3: 1.0}
@@ -711,15 +720,17 @@ def test_every_rival_sets_the_level_at_which_its_convergence_is_compared() -> No
         "slow": [0.1, 0.2, 0.3, 0.6],
         "best": [0.9, 0.95, 1.0, 1.0],
     }
-    apart = {"clients": {"squared_distance_to_context": [1.0, 3.0]}}
+
+    def figures(label: str, number: int) -> dict[str, Any]:
+        apart = {"clients": {"squared_distance_to_context": [1.0, 3.0]}, "squared_step": 5.0 - number}
+        return apart if label == "cgpfl-4" else {}
+
     trials = tuple(
         Trial(
             label,
             0,
             tuple(
-                JournalRound(
-                    5 * n, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": a}}, apart if label == "cgpfl-4" else {}
-                )
+                JournalRound(5 * n, 0.0, 1, 0, 0.0, 0.0, {"personal": {"accuracy": a}}, figures(label, n))
                 for n, a in enumerate(curve, 1)
             ),
             (),
@@ -730,7 +741,8 @@ def test_every_rival_sets_the_level_at_which_its_convergence_is_compared() -> No
     )
     four, ten = rounds_of("cgpfl-4"), rounds_of("cgpfl-10")
     assert convergence(Run(Path("r"), "r", {}, "", {}, "", trials, {})) == {
-        "cgpfl-4": {ROUNDS_TO_LEVEL: {0: 20.0}, four: {0: 20.0}, ten: {0: 21.0}, DISTANCE: {0: 2.0}},
+        "cgpfl-4": {ROUNDS_TO_LEVEL: {0: 20.0}, four: {0: 20.0}, ten: {0: 21.0}, DISTANCE: {0: 2.0}}
+        | {GRADIENT: {0: 2.5}, LATE_GRADIENT: {0: 1.5}},
         "cgpfl-10": {ROUNDS_TO_LEVEL: {0: 15.0}, four: {0: 20.0}, ten: {0: 15.0}},
         "slow": {ROUNDS_TO_LEVEL: {0: 20.0}, four: {0: 10.0}, ten: {0: 5.0}},
         "best": {ROUNDS_TO_LEVEL: {0: 10.0}, four: {0: 21.0}, ten: {0: 21.0}},
@@ -766,11 +778,13 @@ def test_false_accepts_are_compared_on_every_type_of_devices() -> None:
 
 
 def test_what_self_fls_algorithms_send() -> None:
-    """By hand: Algorithm 1 as much as the control, Algorithm 2 1.6 times as much, 0.4 away from twice."""
-    sent = {"selffl": 100.0, "selffl_augmented": 160.0, "selffl_control": 100.0}
-    results = Results({"letters": {row: {"bytes": {0: value}} for row, value in sent.items()}})
-    equal, double = (claim_of("selffl-algorithms", f"Algorithm {k}").margins(results)["Letters"] for k in (1, 2))
-    assert (equal, double) == ({0: pytest.approx(0.01)}, {0: pytest.approx(-0.3)})
+    """By hand: Algorithm 1 as much as the control, Algorithm 2 1.6 times as much, 0.4 away from twice; of what goes up
+    2.05 times as much, 0.05 away."""
+    sent = {"selffl": (100.0, 50.0), "selffl_augmented": (160.0, 102.5), "selffl_control": (100.0, 50.0)}
+    measured: Measurements = {row: {"bytes": {0: both}, "bytes_up": {0: up}} for row, (both, up) in sent.items()}
+    openings = ("Algorithm 1 sends", "Algorithm 2 doubles what", "Algorithm 2 doubles all")
+    margins = [claim_of("selffl-algorithms", o).margins(Results({"letters": measured}))["Letters"] for o in openings]
+    assert margins == [{0: pytest.approx(margin)} for margin in (0.01, 0.05, -0.3)]
 
 
 def test_forty_steps_are_those_of_the_baselines() -> None:

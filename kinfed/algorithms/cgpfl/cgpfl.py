@@ -80,6 +80,7 @@ class Server(Tree):
     last: Tensor  # [N, P] last upload of each client with recluster="all", else [0, P]
     moved: Tensor  # [] int64 clients that changed their context in the last round
     spread: Tensor  # [] float64 mean ‖ω̃_i − mean of its context‖² over the clustered uploads
+    step: Tensor  # [] float64 mean over the contexts of ‖ω_k − its model a round ago‖²
     distances: Tensor  # [K, K] float64 of the contexts
     choice: Choice
 
@@ -145,6 +146,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             last=w.new_zeros(n if self.recluster == "all" else 0, len(w)),
             moved=torch.tensor(0),
             spread=zero,
+            step=zero,
             distances=torch.zeros(self.contexts, self.contexts, dtype=torch.float64),
             choice=Choice(count=empty, complexity=empty, cost=empty, mu=zero),
         )
@@ -188,6 +190,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             start=weighted_mean(omega, torch.bincount(context[context >= 0], minlength=len(omega))),
             moved=changed.sum(),
             spread=torch.tensor(clusters.cost, dtype=torch.float64),
+            step=(omega - server.omega)[:, round.trainable].square().sum(1, dtype=torch.float64).mean().cpu(),
             distances=torch.from_numpy(pairwise_distances(omega[:, round.trainable])),
         )
 
@@ -254,6 +257,7 @@ class CGPFL(Algorithm[Server, Client, ModelDown, Up]):
             "contexts_in_use": int(torch.unique(server.context[server.context >= 0]).numel()),
             "moved": int(server.moved),
             "spread": float(server.spread),
+            "squared_step": float(server.step),
             "beta": self._pull(self.training.lr) * len(server.context) / 2,
             "distances": server.distances,
             "assignment": server.context,

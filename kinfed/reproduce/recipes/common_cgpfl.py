@@ -97,6 +97,7 @@ IFCA_NOTE = (
 LEVEL = 0.95  # of a rival's final accuracy: there its curve has flattened, and noise does not decide when it is reached
 ROUNDS_TO_LEVEL = f"rounds_to_{LEVEL:g}"
 DISTANCE = "distance_to_context"
+GRADIENT, LATE_GRADIENT = "squared_gradient", "squared_gradient.second_half"
 TABLE_CGPFL, MANY_CGPFL = "cgpfl-4", "cgpfl-10"  # with as many contexts as Table 1 has, and with many
 
 
@@ -121,8 +122,12 @@ def convergence(run: Run) -> Measurements:
     """Of every method, ROUNDS_TO_LEVEL: the first evaluated round in which its personal models have LEVEL of their
     final accuracy; `rounds_of` a CGPFL: the first in which its models have as much (one after the last where they never
     do). So each rival sets the level at which it is compared, and a slow third method cannot put it where all others
-    have just begun. DISTANCE: ‖θ_i − ω_k(i)‖² over clients and recorded rounds, the left side of Theorem 4.1's second
-    bound."""
+    have just begun.
+
+    The left sides of Theorem 4.1, means over recorded rounds. GRADIENT: of its first bound, (1/K) Σ_k ‖∇G_k(ω_k)‖², up
+    to a constant that is the same for every K: ∇G_k is λ times the distance of ω_k from the mean of its clients' θ, and
+    a round moves ω_k by that distance times pull, R times; LATE_GRADIENT: the same over the second half. DISTANCE: of
+    its second bound, ‖θ_i − ω_k(i)‖² over clients."""
     curves = {(trial.algorithm, trial.seed): _accuracies(trial.rounds) for trial in run.trials}
     measured: Measurements = {}
     for trial in run.trials:
@@ -140,6 +145,9 @@ def convergence(run: Run) -> Measurements:
         ]
         if distances:
             metrics.setdefault(DISTANCE, {})[trial.seed] = fmean(distances)
+        if steps := [entry.method["squared_step"] for entry in trial.rounds if "squared_step" in entry.method]:
+            metrics.setdefault(GRADIENT, {})[trial.seed] = fmean(steps)
+            metrics.setdefault(LATE_GRADIENT, {})[trial.seed] = fmean(steps[len(steps) // 2 :])
     return measured
 
 

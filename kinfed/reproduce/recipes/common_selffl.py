@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kinfed.engine.personal import task_for
-from kinfed.reproduce.recipe import Claim, Measurements, Question, ResultColumn, Scale
+from kinfed.reproduce.recipe import Claim, Measurements, Question, ResultColumn, RunPart, Scale
 from kinfed.runs.experiment import read_config
 from kinfed.runs.reader import Run
 from kinfed.runs.run_files import RunFiles
@@ -36,6 +36,8 @@ NAMES = {
     "selffl-rough": "Self-FL without smoothing",
     "selffl-gd": "Self-FL, steps by (8)",
     "selffl-sum": "Self-FL, batch sums",
+    "selffl-printed": "Self-FL as Algorithm 1 is printed, long version",
+    "selffl-printed-neurips": "Self-FL as Algorithm 1 is printed, NeurIPS version",
     "fedavg-fast": "FedAvg, ten times the rate",
     "ditto-fast": "Ditto, ten times the rate",
     "perfedavg-fast": "Per-FedAvg, ten times the rate",
@@ -44,6 +46,10 @@ READINGS: dict[str, dict[str, Any]] = {  # where the paper's versions differ or 
     "selffl-rough": {"method": "selffl", "smoothing": 1.0},
     "selffl-gd": {"method": "selffl", "contraction": "gd"},
     "selffl-sum": {"method": "selffl", "reduction": "sum"},
+}
+PRINTED: dict[str, dict[str, Any]] = {  # Algorithm 1 to the letter: several of these readings at once
+    "selffl-printed": {"method": "selffl", "smoothing": 1.0, "reduction": "sum"},
+    "selffl-printed-neurips": {"method": "selffl", "smoothing": 1.0, "contraction": "gd"},
 }
 FASTER = ("fedavg-fast", "ditto-fast", "perfedavg-fast")  # a sum over batches of ten is ten times the rate
 ONE_MODEL = "fedavg-global"  # FedAvg by its one model for all
@@ -56,6 +62,8 @@ READINGS_NOTES = (  # judged like the first reading, beside it
     "Steps: (8), which Algorithm 1 of the NeurIPS version names, is (19) without the batch: both are run. (Section 4.2 "
     "of that version says “Eqn. (16)”, which is not in its text.)",
     "Gradients: the mean over a batch, as for all methods here, and its sum, as in Algorithm 1 of the long version.",
+    "Algorithm 1 as it is printed has no smoothing; in the long version it sums over the batch and takes (19), in the "
+    "NeurIPS version it takes (8). Both are run as printed, too.",
 )
 FASTER_NOTE = (
     "The sum over batches of ten is ten times the learning rate, so baselines at ten times theirs stand beside it; "
@@ -122,9 +130,10 @@ def training_accuracy(run: Run) -> Measurements:
     return measured
 
 
-def stable_convergence(part: str, place: str) -> Claim:
+def stable_convergence(part: str, heading: str, place: str) -> Claim:
     return Claim.above(
-        "Self-FL converges more stably: its curve bends less than all baselines' (second half of the rounds)",
+        f"Self-FL converges more stably: its curve bends less than all baselines' (second half of the rounds), "
+        f"{heading}",
         part,
         "selffl",
         RIVALS,
@@ -147,9 +156,25 @@ def named(*labels: str) -> dict[str, str]:
 def method_options(labels: Iterable[str]) -> dict[str, dict[str, object]]:
     """Self-FL takes at most 40 steps."""
     return {
-        label: {"method": label, **({"l_max": 40} if label.startswith("selffl") else {}), **READINGS.get(label, {})}
+        label: {
+            "method": label,
+            **({"l_max": 40} if label.startswith("selffl") else {}),
+            **(READINGS | PRINTED).get(label, {}),
+        }
         for label in labels
     }
+
+
+def printed_part(part: str, settings: Mapping[str, Any]) -> RunPart:
+    """PRINTED on the data of another part."""
+    return RunPart(f"{part}-printed", {**settings, "algorithms": method_options(PRINTED)}, merge_into=part)
+
+
+def printed_readings(part: str, heading: str) -> list[Question]:
+    return [
+        Question.above(f"{NAMES[label]}, above all baselines, {heading}", part, label, RIVALS, main=True)
+        for label in PRINTED
+    ]
 
 
 def other_readings(parts: Mapping[str, str]) -> list[Question]:

@@ -12,15 +12,18 @@ from kinfed.reproduce.recipes.common_selffl import (
     COMPARED,
     NAMES,
     ONE_MODEL,
+    PRINTED,
     READINGS,
     READINGS_NOTES,
     RIVALS,
     method_options,
     named,
+    printed_part,
+    printed_readings,
 )
 
 METHODS = named("local", *COMPARED, *READINGS)
-ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
+ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS, **named(*PRINTED)}
 
 
 def parts(scale: Scale) -> list[RunPart]:
@@ -36,7 +39,10 @@ def parts(scale: Scale) -> list[RunPart]:
             "rounds": 40 if scale == "small" else 400,
             "seeds": [0, 1, 2],
         }
-    return [RunPart("cifar10", {**settings, "algorithms": method_options(METHODS)})]
+    return [
+        RunPart("cifar10", {**settings, "algorithms": method_options(METHODS)}),
+        printed_part("cifar10", settings),
+    ]
 
 
 RECIPE = Recipe(
@@ -66,9 +72,9 @@ RECIPE = Recipe(
             place="NeurIPS version, Section 4.2, Figure 3",
         ),
         Question.above("Self-FL above smoothing alone, CIFAR-10", "cifar10", "selffl", ["selffl_control"], main=True),
-        Question.above("Self-FL above every client alone", "cifar10", "selffl", ["local"]),
+        Question.above("Self-FL above every client alone, CIFAR-10", "cifar10", "selffl", ["local"]),
         *(
-            Question.above(f"{NAMES[label]} above FedAvg as one model", "cifar10", label, [ONE_MODEL])
+            Question.above(f"{NAMES[label]} above FedAvg as one model, CIFAR-10", "cifar10", label, [ONE_MODEL])
             for label in ("selffl", *READINGS)
         ),
         *(
@@ -77,6 +83,7 @@ RECIPE = Recipe(
             )
             for label in READINGS
         ),
+        *printed_readings("cifar10", "CIFAR-10"),
         Untestable("The curves", "the paper prints no numbers for them", "Section 4.2, Figure 2a"),
     ],
     notes=[

@@ -13,6 +13,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     LETTERS_STAND_INS,
     NAMES,
     ONE_MODEL,
+    PRINTED,
     READINGS,
     READINGS_NOTES,
     RIVALS,
@@ -24,12 +25,14 @@ from kinfed.reproduce.recipes.common_selffl import (
     method_options,
     named,
     other_readings,
+    printed_part,
+    printed_readings,
     roughness,
     stable_convergence,
 )
 
 METHODS = named("local", *COMPARED, *VARIANTS, *READINGS, *FASTER)
-ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS}
+ROWS = {ONE_MODEL: "FedAvg, one model", **METHODS, **named(*PRINTED)}
 LASTING = method_options(("local", *COMPARED, "selffl-rough"))  # "when the global model converges"
 
 TABLE_1 = parse_published("""
@@ -54,6 +57,7 @@ def parts(scale: Scale) -> list[RunPart]:
     methods = method_options(label for label in METHODS if label not in FASTER) | faster_baselines(letters)
     return [
         RunPart("steps-20", {**letters, "eval_every": 2, "algorithms": methods}, roughness),
+        printed_part("steps-20", letters),
         RunPart("steps-40", {**letters, "algorithms": _baselines_with(40)}),
         *([] if scale == "smoke" else [RunPart("rounds-1000", {**letters, "rounds": 1000, "algorithms": LASTING})]),
     ]
@@ -107,7 +111,7 @@ RECIPE = Recipe(
             place="Section 4.2, Figure 1b (ii)",
             main=True,
         ),
-        stable_convergence("steps-20", "Section 4.2, Figure 1b (i)"),
+        stable_convergence("steps-20", "letters", "Section 4.2, Figure 1b (i)"),
         Claim.above(
             "Self-FL (with smoothing) above Ditto, pFedMe and Per-FedAvg with 40 local steps, letters",
             "steps-40",
@@ -119,20 +123,27 @@ RECIPE = Recipe(
             "Self-FL above smoothing alone, letters, all users", "steps-20", "selffl", ["selffl_control"], main=True
         ),
         Question.above(
-            "Self-FL above smoothing alone, worst 10 %", "steps-20", "selffl", ["selffl_control"], "personal.worst10"
+            "Self-FL above smoothing alone, letters, worst 10 %",
+            "steps-20",
+            "selffl",
+            ["selffl_control"],
+            "personal.worst10",
         ),
-        Question.above("The exact posterior above the paper's", "steps-20", "selffl_exact", ["selffl"]),
-        Question.above("Self-FL above every client alone", "steps-20", "selffl", ["local"]),
+        Question.above("The exact posterior above the paper's, letters", "steps-20", "selffl_exact", ["selffl"]),
+        Question.above("Self-FL above every client alone, letters", "steps-20", "selffl", ["local"]),
         *(
-            Question.above(f"{NAMES[label]} above all baselines after 1,000 rounds", "rounds-1000", label, RIVALS)
+            Question.above(
+                f"{NAMES[label]} above all baselines, letters, after 1,000 rounds", "rounds-1000", label, RIVALS
+            )
             for label in ("selffl", "selffl-rough")
         ),
-        batch_sum("steps-20", "20 steps"),
+        batch_sum("steps-20", "letters, 20 steps"),
+        *printed_readings("steps-20", "letters, 20 steps for the baselines"),
         *other_readings(
             {"steps-20": "letters, 20 steps for the baselines", "steps-40": "letters, 40 steps for the baselines"}
         ),
         *(
-            Question.above(f"{NAMES[label]} above all baselines, {heading}", "steps-20", label, RIVALS, metric)
+            Question.above(f"{NAMES[label]} above all baselines, letters, {heading}", "steps-20", label, RIVALS, metric)
             for label in READINGS
             for heading, metric in (("largest 10 %", "personal.top10"), ("worst 10 %", "personal.worst10"))
         ),

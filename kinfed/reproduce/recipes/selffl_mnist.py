@@ -13,6 +13,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     FASTER_NOTE,
     NAMES,
     ONE_MODEL,
+    PRINTED,
     READINGS,
     READINGS_NOTES,
     RIVALS,
@@ -22,6 +23,8 @@ from kinfed.reproduce.recipes.common_selffl import (
     method_options,
     mnist_settings,
     other_readings,
+    printed_part,
+    printed_readings,
     roughness,
     stable_convergence,
 )
@@ -36,7 +39,9 @@ ROWS = {ONE_MODEL: "FedAvg, one model", **NAMES}
 
 def parts(scale: Scale) -> list[RunPart]:
     tenth = mnist_settings(1000, 200, seeds=3 if scale == "small" else 5)
-    methods = method_options(label for label in NAMES if label not in (*LONGER, *FASTER)) | faster_baselines(tenth)
+    methods = method_options(label for label in NAMES if label not in (*LONGER, *FASTER, *PRINTED)) | faster_baselines(
+        tenth
+    )
     if scale == "smoke":
         digits = {**mnist_settings(50, 20), "dataset": "digits", "seeds": [0, 1]}
         return [RunPart("active-10", {**digits, "eval_every": 5, "algorithms": methods}, roughness)]
@@ -44,6 +49,7 @@ def parts(scale: Scale) -> list[RunPart]:
     few = method_options(["fedavg", "ditto", "selffl_control", "selffl"])
     return [
         RunPart("active-10", {**tenth, "eval_every": 5, "algorithms": methods}, roughness),
+        printed_part("active-10", tenth),
         RunPart("active-10-longer", {**tenth, "algorithms": LONGER}, merge_into="active-10"),
         RunPart("active-2", {**fiftieth, "algorithms": few}),
     ]
@@ -71,7 +77,7 @@ RECIPE = Recipe(
             place="Section 4.2, Figure 1a (ii)",
             main=True,
         ),
-        stable_convergence("active-10", "Section 4.2, Figure 1a (i)"),
+        stable_convergence("active-10", "MNIST", "Section 4.2, Figure 1a (i)"),
         Claim.above(
             "With C = 0.02 Self-FL converges more slowly than FedAvg and Ditto, global models",
             "active-2",
@@ -88,8 +94,12 @@ RECIPE = Recipe(
             ["fedavg", "ditto"],
             lower_is_better=True,
         ),
-        Question.above("Self-FL above all baselines, worst 10 %", "active-10", "selffl", RIVALS, "personal.worst10"),
-        Question.above("Self-FL's global model above FedAvg's", "active-10", "selffl", ["fedavg"], "server.accuracy"),
+        Question.above(
+            "Self-FL above all baselines, MNIST, worst 10 %", "active-10", "selffl", RIVALS, "personal.worst10"
+        ),
+        Question.above(
+            "Self-FL's global model above FedAvg's, MNIST", "active-10", "selffl", ["fedavg"], "server.accuracy"
+        ),
         Question.above(
             "Self-FL above smoothing alone, MNIST, personal models",
             "active-10",
@@ -97,23 +107,30 @@ RECIPE = Recipe(
             ["selffl_control"],
             main=True,
         ),
-        Question.above("Steps (19) alone above smoothing alone", "active-10", "selffl_steps", ["selffl_control"]),
         Question.above(
-            "Steps (19) alone above smoothing alone with 40 steps, the most it may take",
+            "Steps (19) alone above smoothing alone, MNIST", "active-10", "selffl_steps", ["selffl_control"]
+        ),
+        Question.above(
+            "Steps (19) alone above smoothing alone with 40 steps, the most it may take, MNIST",
             "active-10",
             "selffl_steps",
             ["control-40"],
         ),
         Question.above(
-            "Self-FL above smoothing alone, worst 10 %", "active-10", "selffl", ["selffl_control"], "personal.worst10"
+            "Self-FL above smoothing alone, MNIST, worst 10 %",
+            "active-10",
+            "selffl",
+            ["selffl_control"],
+            "personal.worst10",
         ),
-        Question.above("The exact posterior above the paper's", "active-10", "selffl_exact", ["selffl"]),
-        Question.above("Self-FL above every client alone", "active-10", "selffl", ["local"]),
-        batch_sum("active-10", "20 steps"),
+        Question.above("The exact posterior above the paper's, MNIST", "active-10", "selffl_exact", ["selffl"]),
+        Question.above("Self-FL above every client alone, MNIST", "active-10", "selffl", ["local"]),
+        batch_sum("active-10", "MNIST, 20 steps"),
+        *printed_readings("active-10", "MNIST, 20 steps for the baselines"),
         *other_readings({"active-10": "MNIST, 20 steps for the baselines"}),
         *(
             Question.above(
-                f"{NAMES[label]} above all baselines with 40 steps",
+                f"{NAMES[label]} above all baselines with 40 steps, MNIST",
                 "active-10",
                 label,
                 [f"{rival}-40" for rival in RIVALS],
