@@ -73,7 +73,7 @@ def interval(differences: Mapping[int, float], confidence: float = 0.95) -> Inte
     return Interval(paired.mean, paired.mean - reach, paired.mean + reach, paired.n)
 
 
-MOST_SEEDS = 1000  # beyond this, "how many seeds would decide" has no practical answer
+MOST_SEEDS = 100  # beyond this, "how many seeds would decide" has no practical answer
 
 
 def seeds_to_decide(margin: Interval, confidence: float = 0.95) -> int | None:

@@ -57,13 +57,14 @@ class TableCell:
         just holds all of them."""
         assert self.interval is not None
         reach = self.reach or max(abs(value) for value in self.interval) or 1.0
-        low, mean, high = (round(50 + 48 * value / reach, 2) for value in self.interval)
+        low, mean, high = (round(50 + 48 * value / reach, 4) for value in self.interval)
         return low, mean, high
 
     @property
     def interval_text(self) -> str:
-        """The interval as DRAWN characters of equal width about zero in the middle."""
-        low, mean, high = (round(place / 100 * (DRAWN - 1)) for place in self.interval_places)
+        """The interval as DRAWN characters of equal width about zero in the middle. What is not zero is not drawn
+        there: an end that has crossed zero, or has not, is seen to."""
+        low, mean, high = (_drawn_column(place) for place in self.interval_places)
         marks = ["─" if low < column < high else "·" for column in range(DRAWN)]
         marks[DRAWN // 2] = "┼" if low < DRAWN // 2 < high else "┊"
         marks[low], marks[high] = "├", "┤"
@@ -72,6 +73,12 @@ class TableCell:
 
     def __str__(self) -> str:
         return f"{self.text} ± {self.spread}" if self.spread else self.text
+
+
+def _drawn_column(place: float) -> int:
+    """Of DRAWN columns, for a place in percent of the line."""
+    column, middle = round(place / 100 * (DRAWN - 1)), DRAWN // 2
+    return column if column != middle or place == 50 else middle + (1 if place > 50 else -1)
 
 
 @dataclass(frozen=True)

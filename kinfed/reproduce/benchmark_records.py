@@ -4,9 +4,10 @@ verdicts/<page>.json    a record: the verdicts, and of every part when, how and 
                         measured
 measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
 
-Records are written in format 3. Read are those of format 2, whose verdicts do not say which claims are main ones and
-which rival decides, and of format 1, which had verdicts and no figures: these verdicts stand until the parts behind
-them are measured again. A claim that was judged at several scales counts once, at the largest."""
+Records are written in format 4. Read are those of format 3, whose verdicts know neither limits nor the confidence of
+their interval, of format 2, whose verdicts do not say which claims are main ones and which rival decides, and of format
+1, which had verdicts and no figures: these verdicts stand until the parts behind them are measured again. A claim that
+was judged at several scales counts once, at the largest."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ from kinfed.core.spreadsheet import unescape_formula
 from kinfed.errors import StorageError
 from kinfed.report.statistics import Interval
 from kinfed.report.tables import csv_text
-from kinfed.reproduce.judge import DECIDED, Verdict, verdicts
+from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
+from kinfed.reproduce.verdict import DECIDED, Verdict
 
-FORMAT = 3
+FORMAT = 4
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
-NEW_CLAIM = "not measured yet: it joined the recipe after this page"
+NEW_CLAIM = "not measured yet: added after this page was measured"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
 
 
@@ -55,6 +57,7 @@ class BenchmarkRecord:
     verdicts: tuple[Verdict, ...]
     parts: Mapping[str, PartRecord] = field(default_factory=dict)
     unkept: UnkeptFigures | None = None
+    other_data: bool = False  # at the scale paper: data that stand in for the paper's
 
     @classmethod
     def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
@@ -75,6 +78,7 @@ class BenchmarkRecord:
             tuple(judged),
             reproduction.parts,
             unkept,
+            other_data=scale == "paper" and scale in recipe.stand_ins,
         )
 
     @property
@@ -139,7 +143,7 @@ class BenchmarkRecord:
             storage.write_atomically(folder / MEASURED / f"{self.name}.csv", text.encode())
         values = {
             "format": FORMAT,
-            **{key: getattr(self, key) for key in ("recipe", "title", "paper", "reproduces", "scale")},
+            **{key: getattr(self, key) for key in ("recipe", "title", "paper", "reproduces", "scale", "other_data")},
             "parts": {
                 name: {
                     "settings": part.settings,

@@ -1,18 +1,21 @@
-"""Claims against measurements: paired differences over seeds, with Student's 95 % interval.
+"""Claims against measurements: paired differences over seeds, with Student's interval.
 
 A claim with several margins (one for each rival) is
 
-    reproduced    if the interval of every margin lies above zero;
-    contradicted  if the interval of any margin lies below zero;
+    reproduced    if the 95 % interval of every margin lies above zero;
+    contradicted  if the interval of any margin lies below zero, with 95 % for all its margins together: each is taken
+                  wide enough for their number (Bonferroni). With nine rivals that differ in nothing, one of nine plain
+                  95 % intervals would lie below zero in a fifth of all cases;
     tied          if every margin that does not lie above zero is exactly zero in every seed: more seeds change nothing;
     undecided     otherwise: some interval contains zero. The sentence says how many seeds would decide at the observed
                   spread: all margins above zero, or one below it.
 
-Where some of the margins are missing (not run at this scale, not measured yet, or of a method that has diverged), the
-others can contradict a claim; they cannot reproduce it.
-No claim is judged from one seed, nor at the scale smoke. Every interval is judged by itself. By chance alone, with no
-true difference anywhere, an interval lies above zero once in forty times, and below it as often: `by_chance` says how
-many claims that would make."""
+A margin with a negative mean is shown with the interval that could contradict, others with the plain one, so that what
+is seen is what decides. Where some of the margins are missing (not run at this scale, not measured yet, or of a method
+that has diverged), the others can contradict a claim; they cannot reproduce it.
+No claim is judged from one seed, nor at the scale smoke. Claims are judged each by itself. By chance alone, with no
+true difference anywhere, a claim is reproduced once in forty times at most, and contradicted as often: `by_chance` says
+how many that would make."""
 
 from __future__ import annotations
 
@@ -21,42 +24,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import MappingProxyType
-from typing import Literal
 
-from scipy.special import stdtr, stdtrit
-
-from kinfed.report.formats import format_number
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
-from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Source, Untestable
+from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
+from kinfed.reproduce.verdict import Status, Verdict, interval_text, signed, student_t
 
 NOT_RUN = "not run at this scale"
 NOT_TAKEN = "measured before this was asked: the figures it needs were not taken"
 NO_COMMON_SEED = "its parts were measured with other seeds: no pairs to compare"
 
-Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
-DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals
-
-ONE_SIDED = 0.025  # the chance that a 95 % interval of no difference lies above zero; as much again below it
-
-
-@dataclass(frozen=True)
-class Verdict:
-    claim: str
-    status: Status
-    sentence: str  # the numbers behind it
-    source: Source
-    place: str = ""  # where the paper says it
-    main: bool = False  # the paper stands on it; or a control or reading beside it
-    margin: Interval | None = None  # the margin that decides, in shown units
-    unit: str = ""
-    margins: int = 0  # how many were judged
-    rival: str = ""  # of several margins: whose it is that decides
-    outlook: str = ""  # of an undecided claim: how many seeds would decide
-    earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
-
-    @property
-    def seeds(self) -> int:
-        return 0 if self.margin is None else self.margin.n
+PLAIN = 0.95  # confidence of one interval
 
 
 @dataclass(frozen=True)
@@ -111,65 +88,39 @@ def verdicts(
     return verdict_list
 
 
-def by_chance(judged: Sequence[Verdict]) -> tuple[float, float]:
-    """How many claims would at most be reproduced, and contradicted, if no method differed from any other."""
-    decided = [verdict for verdict in judged if verdict.status in DECIDED]
-    return ONE_SIDED * len(decided), ONE_SIDED * sum(verdict.margins for verdict in decided)
+@dataclass(frozen=True)
+class Comparisons:
+    """The margins of one claim and what they say, in stored units."""
 
+    margins: Mapping[str, BySeed]  # by rival, beyond the claim's limit
 
-def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
-    """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
-    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many
-    chances as margins."""
-    decided = [verdict for verdict in judged if verdict.status in DECIDED]
-    ranked = sorted(decided, key=_chance)
-    count = 0
-    while count < len(ranked) and _chance(ranked[count]) <= level / (len(ranked) - count):
-        count += 1
-    return ranked[:count]
+    @property
+    def joint(self) -> float:
+        """Confidence of each interval for 95 % of all together."""
+        return 1 - (1 - PLAIN) / len(self.margins)
 
+    def confidence(self, rival: str) -> float:
+        """Of the interval that decides: one that could contradict stands for all of them."""
+        return PLAIN if math.fsum(self.margins[rival].values()) > 0 else self.joint
 
-def _chance(verdict: Verdict) -> float:
-    """Of an interval at least as far from zero without any true difference, on either side. One without width has a
-    spread that its seeds do not show: nothing can be said of it."""
-    margin = verdict.margin
-    if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
-        return 1.0
-    both_sides = 2 * float(stdtr(margin.n - 1, -abs(_t(margin))))
-    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+    def interval(self, rival: str) -> Interval | None:
+        return interval(self.margins[rival], self.confidence(rival))
 
+    def t(self, rival: str) -> float:
+        margin = self.interval(rival)
+        assert margin is not None
+        return student_t(margin, self.confidence(rival))
 
-def _t(margin: Interval) -> float:
-    """Student's t: the mean in units of its standard error."""
-    reach = margin.high - margin.mean
-    if reach == 0:
-        return math.copysign(math.inf, margin.mean) if margin.mean else 0.0
-    return margin.mean / (reach / float(stdtrit(margin.n - 1, 0.975)))
-
-
-def certainty(verdict: Verdict) -> str:
-    """How sure a verdict is by itself: 95 %, and less where one of several comparisons alone contradicts a claim; how
-    many seeds would decide an open one."""
-    if verdict.status not in ("reproduced", "contradicted") or verdict.margin is None:
-        return verdict.outlook.removesuffix(" would decide") or "–"
-    if verdict.margin.low == verdict.margin.high:
-        return "same in every seed"
-    return "95 %" if _chance(verdict) <= 0.05 else f"{100 * (1 - _chance(verdict)):.0f} %"
-
-
-def margin_text(verdict: Verdict) -> str:
-    """The margin that decides, in the unit of the claim; "" where there is none."""
-    margin = verdict.margin
-    if margin is None:
-        return ""
-    mean, low, high = (_signed(value) for value in (margin.mean, margin.low, margin.high))
-    return f"{mean} [{low}, {high}] {verdict.unit}".rstrip()
+    def seeds_to_decide(self, rival: str) -> float:
+        margin = self.interval(rival)
+        assert margin is not None
+        return seeds_to_decide(margin, self.confidence(rival)) or math.inf
 
 
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
     watched = WatchedResults(results.parts, results.aliases)
     by_rival = claim.margins(watched)
-    margins = {rival: _without_noise(by_seed) for rival, by_seed in by_rival.items() if by_seed}
+    margins = {rival: _beyond(claim.limit, by_seed) for rival, by_seed in by_rival.items() if by_seed}
     gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
     gap_reasons += [
         f"{row_names.get(row, row)} has diverged with seed {', '.join(map(str, seeds))} ({part}): its figures mean "
@@ -183,14 +134,15 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
     if reasons:
         return unjudged
+    comparisons = Comparisons(margins)
     names = row_names if len(by_rival) > 1 else None
-    intervals = {rival: margin for rival, by_seed in margins.items() if (margin := interval(by_seed)) is not None}
+    intervals = {rival: margin for rival in margins if (margin := comparisons.interval(rival)) is not None}
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return replace(unjudged, sentence=f"{reason}: {means}")
-    status, telling = _status(intervals)
+    status, telling = _status(comparisons, intervals)
     if gap_reasons and status != "contradicted":
         return replace(unjudged, sentence="; ".join(gap_reasons))
     opening, outlook = _opening(status, intervals, len(telling)), ""
@@ -198,79 +150,85 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         opening, status = opening.removeprefix("yes, "), "undecided"
         outlook = f"{len(by_rival) - len(margins)} of {len(by_rival)} comparisons were not run"
     elif status == "undecided":
-        outlook = _seeds_text(telling)
-    figures = _join({rival: _interval_text(margin, claim) for rival, margin in telling.items()}, names)
-    sentence = opening + figures + (f"; {outlook}" if outlook else "")
-    sentence += f" ({min(margin.n for margin in intervals.values())} seeds, 95 % interval)"
-    rival, deciding = _deciding(status, telling)
+        outlook = _seeds_text(comparisons, telling)
+    shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in telling}
+    limit = claim.limit * claim.factor
+    figures = _join({rival: interval_text(margin, claim.unit, limit) for rival, margin in shown.items()}, names)
+    rival = _deciding(status, comparisons, telling)
     return Verdict(
         claim.text,
         status,
-        sentence,
+        f"{opening}{figures}{f'; {outlook}' if outlook else ''} ({_confidence_text(comparisons, intervals, telling)})",
         claim.source,
         claim.place,
         claim.main,
-        replace(deciding, **{end: getattr(deciding, end) * claim.factor for end in ("mean", "low", "high")}),
+        shown[rival],
         claim.unit,
         len(intervals),
         "" if names is None else names.get(rival, rival),
         outlook,
+        limit=limit,
+        confidence=comparisons.confidence(rival),
     )
 
 
-def _status(intervals: Mapping[str, Interval]) -> tuple[Status, dict[str, Interval]]:
-    """The verdict, and the margins that tell why: the least sure of a claim that holds, else those against it."""
-    open_ones = {rival: margin for rival, margin in intervals.items() if margin.low <= 0}
+def _status(comparisons: Comparisons, intervals: Mapping[str, Interval]) -> tuple[Status, list[str]]:
+    """The verdict, and whose margins tell why: the least sure of a claim that holds, else those against it."""
+    open_ones = [rival for rival, margin in intervals.items() if margin.low <= 0]
     if not open_ones:
-        least_sure = min(intervals, key=lambda rival: _t(intervals[rival]))
-        return "reproduced", {least_sure: intervals[least_sure]}
-    below = {rival: margin for rival, margin in open_ones.items() if margin.high < 0}
+        return "reproduced", [min(intervals, key=comparisons.t)]
+    below = [rival for rival in open_ones if intervals[rival].high < 0]
     if below:
         return "contradicted", below
-    if all(margin.low == margin.high == 0 for margin in open_ones.values()):
+    if all(intervals[rival].low == intervals[rival].high == 0 for rival in open_ones):
         return "tied", open_ones
     return "undecided", open_ones
 
 
-def _deciding(status: Status, telling: Mapping[str, Interval]) -> tuple[str, Interval]:
-    """Of the margins that tell why, the one that settles it: the surest of those against a claim, the least sure of
+def _deciding(status: Status, comparisons: Comparisons, telling: Sequence[str]) -> str:
+    """Of the rivals that tell why, the one that settles it: the surest of those against a claim, the least sure of
     those for it, and of an open claim the one that says how many seeds would decide."""
     if status != "undecided":
-        return min(telling.items(), key=lambda item: _t(item[1]))
-    if below := {rival: margin for rival, margin in telling.items() if margin.mean < 0}:
-        return min(below.items(), key=lambda item: seeds_to_decide(item[1]) or math.inf)
-    return max(telling.items(), key=lambda item: seeds_to_decide(item[1]) or math.inf)
+        return min(telling, key=comparisons.t)
+    below = [rival for rival in telling if comparisons.t(rival) < 0]
+    return min(below, key=comparisons.seeds_to_decide) if below else max(telling, key=comparisons.seeds_to_decide)
 
 
 def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) -> str:
-    above = sum(margin.low > 0 for margin in intervals.values())
-    of_all = f"{above} of {len(intervals)}"
+    better = sum(margin.low > 0 for margin in intervals.values())
+    of_all = f"{better} of {len(intervals)}"
     if status == "reproduced":
-        return "yes, " if len(intervals) == 1 else f"yes, above all {len(intervals)}; least sure: "
+        return "yes, " if len(intervals) == 1 else f"yes, better in all {len(intervals)} comparisons; least sure: "
     if len(intervals) == 1:
         return {"contradicted": "no, ", "tied": "equal in every seed: ", "undecided": ""}[status]
     if status == "contradicted":
-        return f"no, below {telling} and above {of_all}: "
-    return f"above {of_all}; " + ("equal in every seed: " if status == "tied" else "open: ")
+        return f"no, worse in {telling} and better in {of_all} comparisons: "
+    return f"better in {of_all} comparisons; " + ("equal in every seed: " if status == "tied" else "open: ")
 
 
-def _seeds_text(open_margins: Mapping[str, Interval]) -> str:
+def _seeds_text(comparisons: Comparisons, open_ones: Sequence[str]) -> str:
     """How many seeds would decide. One margin below zero contradicts; otherwise all must rise above it."""
-    below = [seeds_to_decide(margin) for margin in open_margins.values() if margin.mean < 0]
-    if below:
-        enough = [count for count in below if count is not None]
-        count = min(enough) if enough else None
-    else:
-        counts = [seeds_to_decide(margin) for margin in open_margins.values()]
-        count = None if None in counts else max(count for count in counts if count is not None)
-    if count is None:
+    below = [comparisons.seeds_to_decide(rival) for rival in open_ones if comparisons.t(rival) < 0]
+    count = min(below) if below else max(map(comparisons.seeds_to_decide, open_ones))
+    if math.isinf(count):
         return f"not even {MOST_SEEDS:,} seeds would decide"
     return f"about {count} seeds would decide"
 
 
-def _without_noise(by_seed: BySeed) -> BySeed:
-    """Without what floating point adds: 0.82 - 0.80 - 0.02 is zero."""
-    return {seed: round(value, 10) for seed, value in by_seed.items()}
+def _confidence_text(comparisons: Comparisons, intervals: Mapping[str, Interval], telling: Sequence[str]) -> str:
+    seeds = f"{min(margin.n for margin in intervals.values())} seeds"
+    if any(comparisons.confidence(rival) > PLAIN for rival in telling):
+        return f"{seeds}, intervals at 95 % for all {len(intervals)} comparisons together"
+    return f"{seeds}, 95 % interval"
+
+
+def _beyond(limit: float, by_seed: BySeed) -> BySeed:
+    """Without what floating point adds: 0.80 - 0.82 + 0.02 is zero."""
+    return {seed: round(value - limit, 10) for seed, value in by_seed.items()}
+
+
+def _in_shown_units(margin: Interval, factor: float) -> Interval:
+    return replace(margin, mean=margin.mean * factor, low=margin.low * factor, high=margin.high * factor)
 
 
 def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:
@@ -281,13 +239,6 @@ def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:
 
 
 def _mean_text(by_seed: Mapping[int, float], claim: Claim) -> str:
-    return f"{_signed(math.fsum(by_seed.values()) / len(by_seed) * claim.factor)} {claim.unit}".rstrip()
-
-
-def _interval_text(margin: Interval, claim: Claim) -> str:
-    mean, low, high = (_signed(value * claim.factor) for value in (margin.mean, margin.low, margin.high))
-    return f"{mean} [{low}, {high}] {claim.unit}".rstrip()
-
-
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + format_number(value, 1 if abs(value) >= 0.1 or value == 0 else 3)
+    """Of the difference itself; `by_seed` is beyond the claim's limit."""
+    mean = math.fsum(by_seed.values()) / len(by_seed) + claim.limit
+    return f"{signed(mean * claim.factor)} {claim.unit}".rstrip()

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kinfed.report.formats import duration, plural
-from kinfed.reproduce.judge import NOT_RUN, Verdict
+from kinfed.reproduce.judge import NOT_RUN
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, default_seeds, processor_seconds_per_seed
 from kinfed.reproduce.result_tables import claims_not_run, filled_tables, verdict_table
+from kinfed.reproduce.verdict import Verdict
 
 CLAIMS, AGAIN = "## Claims", "To measure it again:"
 

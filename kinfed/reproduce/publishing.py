@@ -13,10 +13,10 @@ from kinfed.report import write_page
 from kinfed.report.formats import plural
 from kinfed.reproduce.benchmark_index import write_index, write_readme
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, joined_parts, read_records
-from kinfed.reproduce.judge import DECIDED
 from kinfed.reproduce.markdown_page import markdown_page, with_claims
 from kinfed.reproduce.measure import Reproduction, read_reproduction
 from kinfed.reproduce.recipe import Recipe, Scale
+from kinfed.reproduce.verdict import DECIDED
 
 log = logging.getLogger(__name__)
 

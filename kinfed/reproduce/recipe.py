@@ -136,7 +136,8 @@ class Results:
 
 
 Margins = Callable[[Results], Mapping[str, BySeed]]
-"""By rival (or case) and seed: how far a claim holds, in stored units; positive is for it. Without seeds: not run."""
+"""By rival (or case) and seed: how far a claim holds, in stored units; above its limit is for it. Without seeds: not
+run."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def parse_published(text: str) -> dict[tuple[str, str], PublishedNumber]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as numbers: by seed, how far it holds; positive is for it.
+    """A sentence of the paper as numbers: by seed, how far it holds; what lies above the limit is for it.
 
     Several margins (one for each rival) must all hold."""
 
@@ -216,6 +217,8 @@ class Claim:
     main: bool = (
         False  # what the paper stands on (its abstract, its main comparison), or a control or reading beside it
     )
+
+    limit: float = 0.0  # in stored units: -0.02 allows a method to be two points below
 
     source: ClassVar[Source] = "paper"
 
@@ -243,11 +246,11 @@ class Claim:
             sign = -1.0 if lower_is_better else 1.0
             measured = {other: results.get(part, other, metric) for other in others}
             return {
-                other: {seed: sign * gap - by for seed, gap in difference(own, values).items()}
+                other: {seed: sign * gap for seed, gap in difference(own, values).items()}
                 for other, values in measured.items()
             }
 
-        return cls(text, margins, unit, factor, place, main)
+        return cls(text, margins, unit, factor, place, main, by)
 
 
 @dataclass(frozen=True)

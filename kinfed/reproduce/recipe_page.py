@@ -12,7 +12,7 @@ from kinfed.report.comparison import Comparison, single_run
 from kinfed.report.html import Download, render
 from kinfed.report.panels import Panel, panels
 from kinfed.reproduce.benchmark_index import PACKAGE
-from kinfed.reproduce.judge import NOT_RUN, Verdict, verdicts
+from kinfed.reproduce.judge import NOT_RUN, verdicts
 from kinfed.reproduce.markdown_page import commands, markdown_page, provenance_text
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe_figures import beside_published
@@ -23,6 +23,7 @@ from kinfed.reproduce.result_tables import (
     results_csv,
     verdict_table,
 )
+from kinfed.reproduce.verdict import Verdict
 from kinfed.runs.reader import load_run
 
 PAGE = "index.html"

@@ -10,9 +10,10 @@ import rich.table
 from kinfed.report.formats import format_number, plural
 from kinfed.report.statistics import Average, average, interval
 from kinfed.report.tables import TableCell, TableColumn, TextTable, csv_text
-from kinfed.reproduce.judge import NOT_RUN, Verdict
+from kinfed.reproduce.judge import NOT_RUN
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, ResultTable, difference
+from kinfed.reproduce.verdict import Verdict
 
 ROUNDING = 1e-9  # of sums: differences that are 0 but for it are 0
 OF_ANY_RUN = ("bytes", "seconds", "epsilon")  # metrics that mean what they say also where a method has diverged

@@ -14,12 +14,13 @@ from kinfed.cli.app import app
 from kinfed.errors import StorageError
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, joined_parts
-from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN, Verdict
+from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN
 from kinfed.reproduce.markdown_page import seeds_text
 from kinfed.reproduce.measure import Reproduction, read_reproduction, reproduce
 from kinfed.reproduce.part_records import PartRecord, settings_hash
 from kinfed.reproduce.publishing import find_reproductions, publish
 from kinfed.reproduce.recipe import SELF_FL, Measurements, Results
+from kinfed.reproduce.verdict import Verdict
 
 A_ABOVE_B = Claim.above("a above b", "p", "a", ["b"], place="Table 1", main=True)
 ELSEWHERE = Claim.above("a above b elsewhere", "q", "a", ["b"], place="Table 2")
@@ -189,7 +190,7 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     assert list(judged) == ["a above b", "a above b elsewhere", "a of p above b of q"]
     assert (judged["a above b"].status, judged["a above b"].place) == ("reproduced", "Table 1")
     assert judged["a above b"].main  # as the recipe says; format 1 does not know
-    assert judged["a above b elsewhere"].sentence == "not measured yet: it joined the recipe after this page"
+    assert judged["a above b elsewhere"].sentence == "not measured yet: added after this page was measured"
     page = (tmp_path / "toy.md").read_text("utf-8")
     head, tail = OLD_PAGE.split("## Claims")
     assert page.startswith(head)  # tables stay
@@ -240,8 +241,8 @@ def test_what_was_not_judged_rests_on_no_figures(tmp_path: Path) -> None:
 def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b")
     path = tmp_path / "verdicts" / "toy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 4}), "utf-8")
-    with pytest.raises(StorageError, match=r"format 4.*upgrade kinfed"):
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 5}), "utf-8")
+    with pytest.raises(StorageError, match=r"format 5.*upgrade kinfed"):
         publish([], tmp_path, {"toy": TOY})
 
 

@@ -19,7 +19,7 @@ from kinfed.cli.app import app
 from kinfed.errors import ConfigError, StorageError
 from kinfed.report.chart import Figure
 from kinfed.report.panels import Panel
-from kinfed.report.statistics import interval
+from kinfed.report.statistics import Interval, interval
 from kinfed.reproduce import (
     Claim,
     Question,
@@ -33,9 +33,18 @@ from kinfed.reproduce import (
     parse_published,
     recipes,
 )
-from kinfed.reproduce.benchmark_index import certainty_table, claim_sections, main_claims, tally, write_site
+from kinfed.reproduce.benchmark_index import write_site
 from kinfed.reproduce.benchmark_records import BenchmarkRecord, count_once, read_records
-from kinfed.reproduce.judge import Verdict, by_chance, certainty, firm_verdicts, verdicts
+from kinfed.reproduce.benchmark_tables import (
+    certainty_table,
+    claim_sections,
+    main_claims,
+    main_counts,
+    question_sections,
+    summary_sentences,
+    tally,
+)
+from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
 from kinfed.reproduce.part_records import part_config
 from kinfed.reproduce.publishing import publish
@@ -54,6 +63,7 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 )
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
+from kinfed.reproduce.verdict import Verdict, by_chance, certainty, firm_verdicts, interval_text
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
 from kinfed.runs.run_inputs import RunInputs
 
@@ -172,7 +182,9 @@ def test_verdicts_by_hand() -> None:
     # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
     assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
     assert said[1].sentence.startswith("no, −20.0")
-    assert said[2].sentence.startswith("no, −5.0")
+    assert said[2].sentence == "no, +20.0 [+17.5, +22.5] points (limit +25.0) (3 seeds, 95 % interval)"
+    assert said[2].margin is not None
+    assert said[2].margin.mean == pytest.approx(-5.0)  # beyond the limit
     assert said[4].sentence == "no moon here"
 
 
@@ -227,13 +239,13 @@ def test_a_rival_in_the_way_is_named() -> None:
     object.__setattr__(recipe, "claims", [claim])
     verdict = verdicts(recipe, Results({"p": three}), "small")[0]
     assert verdict.status == "contradicted"
-    assert verdict.sentence.startswith("no, below 1 and above 1 of 2: −4.0")
+    assert verdict.sentence.startswith("no, worse in 1 and better in 1 of 2 comparisons: −4.0")
     assert "against c" in verdict.sentence
     assert verdict.rival == "c"
 
 
-def verdict_of(*margins: tuple[float, float, float]) -> Verdict:
-    """On a claim with these margins of three seeds, in points."""
+def verdict_of(*margins: tuple[float, ...]) -> Verdict:
+    """On a claim with these margins by seed, in points."""
     by_rival = {f"r{k}": {seed: value / 100 for seed, value in enumerate(margin)} for k, margin in enumerate(margins)}
     recipe = replace(recipe_of(MEASURED), claims=[Claim("x", lambda results: by_rival, place="Table 9")])
     return verdicts(recipe, Results({"p": MEASURED}), "small")[0]
@@ -248,11 +260,12 @@ def test_an_interval_with_zero_in_it_is_undecided_and_says_how_many_seeds_would_
     assert verdict.place == "Table 9"
     assert verdict.margin is not None
     assert verdict.margin.mean == pytest.approx(2.0)
-    # One margin below zero is enough to contradict, so the nearer of the two negative ones counts.
-    assert "about 7 seeds would decide" in verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).sentence
+    # One margin below zero is enough to contradict, so the nearer of the two negative ones counts, at 1 - 0.05 / 3: the
+    # interval reaches 2.15 for n = 9 and 1.98 for n = 10.
+    assert "about 10 seeds would decide" in verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).sentence
     # All must rise above zero, so the slower one counts: mean 1, standard deviation sqrt(3), 0.96 for n = 15.
     assert "about 15 seeds would decide" in verdict_of((0, 2, 4), (-1, 2, 2)).sentence
-    assert "not even 1,000 seeds" in verdict_of((-1, 1, 0)).sentence
+    assert "not even 100 seeds" in verdict_of((-1, 1, 0)).sentence
 
 
 def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_can_contradict_it() -> None:
@@ -265,7 +278,7 @@ def test_comparisons_that_were_not_run_cannot_reproduce_a_claim_but_the_others_c
     assert (above.status, above.rival, above.outlook) == ("undecided", "r0", "2 of 3 comparisons were not run")
     assert above.sentence.startswith("+20.0 [+17.5, +22.5] points against r0; 2 of 3 comparisons were not run")
     assert judged((0, 0, 0), ()).status == "undecided"
-    assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("above all 2; least sure: +20.0")
+    assert judged((19, 20, 21), (), (29, 30, 31)).sentence.startswith("better in all 2 comparisons; least sure: +20.0")
     below = judged((-19, -20, -21), ())
     assert (below.status, below.outlook) == ("contradicted", "")
     assert judged((), ()).status == "not judged"
@@ -283,16 +296,50 @@ def test_a_claim_is_as_sure_as_its_least_sure_margin_and_as_wrong_as_its_surest(
     assert verdict_of((0, 2, 4), (0, -2, -4), (0, -1, 0.9)).rival == "r1"  # open: the one whose seeds are counted
 
 
+def test_one_of_several_comparisons_contradicts_only_if_all_were_taken_into_account() -> None:
+    """Differences -4, -6, -8: mean -6, standard error 2 / sqrt(3), and 95 % of Student's t with two degrees of freedom
+    reach 4.30 of them. Of three comparisons each has to have 1 - 0.05 / 3, which reach 7.65: from -14.8 to +2.8."""
+    alone, other = (-4, -6, -8), (20, 21, 22)
+    assert (verdict_of(alone).status, verdict_of(alone, other, other).status) == ("contradicted", "undecided")
+    open_one = verdict_of(alone, other, other)
+    assert open_one.margin is not None
+    assert (open_one.margin.low, open_one.margin.high) == (
+        pytest.approx(-14.83, abs=0.01),
+        pytest.approx(2.83, abs=0.01),
+    )
+    assert open_one.confidence == pytest.approx(1 - 0.05 / 3)
+    assert open_one.sentence == (
+        "better in 2 of 3 comparisons; open: −6.0 [−14.8, +2.8] points against r0; about 4 seeds would decide (3 "
+        "seeds, intervals at 95 % for all 3 comparisons together)"
+    )
+    assert verdict_of((4, 6, 8), other, other).status == "reproduced"  # all must hold: no chances to be taken off
+
+
 def test_certainty_of_a_verdict_by_itself() -> None:
-    """Differences -4, -6, -8: mean -6, standard error 2 / sqrt(3), t = -5.2, p = 0.035. Where one of three comparisons
-    contradicts, there were three chances: 1 - 3 · 0.035 are left. Without a spread there is nothing to judge by."""
-    assert certainty(verdict_of((-4, -6, -8))) == "95 %"
-    assert certainty(verdict_of((-4, -6, -8), (20, 21, 22), (20, 21, 22))) == "89 %"
-    assert certainty(verdict_of((4, 6, 8), (20, 21, 22), (20, 21, 22))) == "95 %"
+    """Without a spread there is nothing to judge by."""
+    assert certainty(verdict_of((-4, -6, -8))) == certainty(verdict_of((4, 6, 8), (20, 21, 22))) == "95 %"
     assert certainty(verdict_of((0, 2, 4))) == "about 7 seeds"
     assert certainty(verdict_of((0, 0, 0))) == "–"
-    same = verdict_of((3, 3, 3))
+    same = verdict_of((3, 3, 3, 3, 3))
     assert (same.status, certainty(same), firm_verdicts([same])) == ("reproduced", "same in every seed", [])
+
+
+@pytest.mark.parametrize(
+    ("interval", "limit", "text"),
+    [
+        ((2.0, -3.04, 7.04), 0.0, "+2.0 [−3.0, +7.0] points"),
+        ((0.022, -0.1, 0.144), 0.0, "+0.02 [−0.10, +0.14] points"),
+        ((22.3, 12.1, 32.5), 0.0, "+22.3 [+12.1, +32.5] points"),
+        ((8.1, 0.001, 16.2), 0.0, "+8.1 [+0.001, +16.2] points"),
+        ((-0.00103, -0.00104, -0.00102), 0.0, "−0.001030 [−0.001040, −0.001020] points"),
+        ((1.8, 1.0, 2.6), -2.0, "−0.20 [−1.00, +0.60] points (limit −2.0)"),
+        ((0.5, 0.5, 0.5), 0.0, "+0.50 [+0.50, +0.50] points"),
+    ],
+)
+def test_figures_of_a_difference_have_the_same_decimals(
+    interval: tuple[float, float, float], limit: float, text: str
+) -> None:
+    assert interval_text(Interval(*interval, n=3), "points", limit) == text
 
 
 def test_floating_point_decides_nothing() -> None:
@@ -333,11 +380,11 @@ def test_exact_ties_are_ties() -> None:
 
 
 def test_what_chance_alone_would_give() -> None:
-    """One interval of no difference lies above zero with chance 1/40; a claim needs all of its to, and is contradicted
-    by any."""
+    """An interval of no difference lies above zero with chance 1/40, and one of several below it with no more: they are
+    widened for that."""
     judged = [verdict_of((0, 2, 4), (0, 2, 4)), verdict_of((1, 1, 1.1)), verdict_of((0, 0, 0))]
-    assert by_chance(judged) == pytest.approx((0.075, 0.1))
-    assert by_chance([]) == (0, 0)
+    assert by_chance(judged) == pytest.approx(0.075)
+    assert by_chance([]) == 0
 
 
 def test_tables_as_text() -> None:
@@ -367,11 +414,16 @@ def test_a_column_against_a_row_shows_paired_differences_with_their_interval() -
     assert [name for name, _ in table.rows] == ["B", "C"]  # a row is not compared with itself
 
 
+def five(mean: float) -> tuple[float, ...]:
+    """Margins of five seeds with this mean and a standard deviation of 1."""
+    return (mean - math.sqrt(2), mean, mean, mean, mean + math.sqrt(2))
+
+
 def test_the_index_says_how_sure_its_verdicts_are() -> None:
-    """Margins of 30 and 3 standard deviations hold with 3 seeds, only the first of them for all four together
+    """Margins of 30 and 1.5 standard deviations hold with 5 seeds, only the first of them for all four together
     (test_firm_verdicts_are_holms); by chance, a fortieth of the judged would."""
-    claims = [replace(verdict_of((mean - 1, mean, mean + 1)), claim=str(mean)) for mean in (3.0, 30.0, 0.5, -20.0)]
-    asked = replace(claims[0], source="kinfed")
+    claims = [replace(verdict_of(five(mean)), claim=str(mean)) for mean in (1.5, 30.0, 0.5, -20.0)]
+    asked = replace(claims[1], source="kinfed")
     unknown = Verdict("later", "not judged", "not measured yet", "paper", "Table 2")
     open_question = replace(unknown, claim="what else?", source="kinfed", place="")
     record = BenchmarkRecord("r", "T", "Self-FL", "Table 1", "paper", (*claims, unknown, asked, open_question))
@@ -388,21 +440,28 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
         "| Exact tie | 0 | – | – | 0 | 0 | – | – | 0 |",
     ]
     assert glance[6] == "| Not measured | 1 | – | – | – | 1 | – | – | – |"
-    (holds, table), *_, (last, not_measured) = claim_sections([record], "{page}.md")
+    (holds, table), *_ = claim_sections([record], "{page}.md")
+    *_, (last, not_measured) = question_sections([record], "{page}.md")
     assert last == "Our questions: not measured (1)"
-    assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet", "r"]
+    assert [str(cell) for cell in not_measured.rows[0]] == ["what else?", "not measured yet"]
+    assert not_measured.rows[0][0].link == "r-paper.md"
     assert holds == "What holds (2)"
-    assert [str(row[0]) for row in table.rows] == ["30.0", "3.0"]  # the surest first
-    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+27.5, +32.5] points", "", "3", "firm", "paper", "r"]
+    assert [str(row[0]) for row in table.rows] == ["30.0", "1.5"]  # the surest first
+    assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+28.8, +31.2] points", "", "5", "firm", "paper"]
+    summary = summary_sentences([replace(record, other_data=True)])
+    assert summary == [
+        "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 1 do not, 1 are unknown. 4 of these tests "
+        "have the published settings, 4 of them on other data than the paper’s."
+    ]
 
 
-HELD = "+30.0 [+27.5, +32.5] points"
+HELD = "+30.0 [+28.8, +31.2] points"
 
 
-def test_the_index_begins_with_what_the_papers_stand_on() -> None:
-    """Papers in the order of their recipes, every claim with its verdict and the rival that decides, and below them
-    the control that explains them; what has not been measured is there too, and what is no main claim is not."""
-    below, above = verdict_of((-21, -20, -19), (4, 5, 6)), verdict_of((29, 30, 31))
+def test_the_index_begins_with_the_papers_main_claims() -> None:
+    """Papers in the order of their recipes, every claim with its verdict and the comparison that decides, and beside
+    them the control that explains them; what has not been measured is there too, and what is no main claim is not."""
+    below, above = verdict_of(five(-20), five(5)), verdict_of(five(30))
     missing = Verdict("c", "not judged", "not measured yet", "paper", "Table 2", main=True)
     control = replace(above, claim="a above the control", source="kinfed", main=True)
     first = (control, missing, replace(below, claim="a", main=True), replace(above, claim="aside"))
@@ -411,15 +470,35 @@ def test_the_index_begins_with_what_the_papers_stand_on() -> None:
         BenchmarkRecord("s", "T", "Ditto", "Table 1", "small", (replace(above, claim="d", main=True),)),
         BenchmarkRecord("t", "T", "Self-FL", "Table 1", "small", (replace(above, claim="b", main=True),)),
     ]
-    table = main_claims(records, "{page}.md")
-    assert [[str(cell) for cell in row] for row in table.rows] == [
-        ["a", "Self-FL", "does not hold", "", "−20.0 [−22.5, −17.5] points", "r0", "3", "firm", "paper", "r"],
-        ["c", "Self-FL", "not measured", "", "", "", "–", "–", "paper", "r"],
-        ["Our question: a above the control", "Self-FL", "holds", "", HELD, "", "3", "firm", "paper", "r"],
-        ["b", "Self-FL", "holds", "", HELD, "", "3", "firm", "small", "t"],
-        ["d", "Ditto", "holds", "", HELD, "", "3", "firm", "small", "s"],
+    (self_fl, claims, questions), (ditto, of_ditto, nothing) = main_claims(records, "{page}.md")
+    assert (self_fl, ditto, nothing.rows) == ("Self-FL", "Ditto", ())
+    assert [[str(cell) for cell in row] for row in claims.rows] == [
+        ["c", "not measured", "", "", "", "–", "–", "paper"],
+        ["a", "does not hold", "", "−20.0 [−21.6, −18.4] points", "r0", "5", "firm", "paper"],
+        ["b", "holds", "", HELD, "", "5", "firm", "small"],
     ]
-    assert [row[3].interval is None for row in table.rows] == [False, True, False, False, False]
+    assert [row[0].link for row in claims.rows] == ["r-paper.md", "r-paper.md", "t.md"]
+    assert [row[2].interval is None for row in claims.rows] == [True, False, False]
+    assert [str(cell) for cell in questions.rows[0]] == [
+        "a above the control",
+        "yes",
+        "",
+        HELD,
+        "",
+        "5",
+        "firm",
+        "paper",
+    ]
+    assert [str(row[0]) for row in of_ditto.rows] == ["d"]
+    assert main_counts(records).markdown().splitlines()[2:4] == [
+        "| Self-FL | 1 | 1 | 0 | 1 |",
+        "| Ditto | 1 | 0 | 0 | 0 |",
+    ]
+    assert summary_sentences(records)[0] == (
+        "Of 4 main claims of the papers, 2 hold, 1 do not, 0 are unknown, and 1 were not measured. In the published "
+        "settings, 0 hold, 1 do not, 0 are unknown; the others were tested with less data, fewer rounds or smaller "
+        "networks."
+    )
 
 
 def test_every_paper_with_claims_says_which_it_stands_on() -> None:
@@ -496,7 +575,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert 'href="toy-paper/index.html"' in site
     index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | 0 seconds | paper |" in index
-    assert "Of 4 claims of the papers that can be tested here, 3 were judged: 1 hold, 2 do not" in index
+    assert "Of all 4 claims that can be tested here, 3 were tested: 1 hold, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
@@ -512,9 +591,9 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     records = read_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
-    assert "Of 8 claims of the papers that can be tested here, 6 were judged: 2 hold, 4 do not" in index
+    assert "Of all 8 claims that can be tested here, 6 were tested: 2 hold, 4 do not" in index
     assert "Recipes without a page, whose claims are not counted: later." in index
-    assert "6 of them were judged at the scale paper" in index
+    assert "6 of these tests have the published settings" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
     assert 'href="toy-paper.md"' in html
@@ -537,8 +616,8 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     at_paper, at_small = count_once(read_records(tmp_path / "docs", ["toy"]))
     assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
-    assert "Of 5 claims of the papers that can be tested here, 4 were judged: 2 hold, 2 do not" in index
-    assert "3 of them were judged at the scale paper" in index
+    assert "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 2 do not" in index
+    assert "3 of these tests have the published settings" in index
     assert "## Not measured (1)" in index
     assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
     assert "| small | [toy](toy.md) |" in index
@@ -548,23 +627,24 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
 
 
 def test_firm_verdicts_are_holms() -> None:
-    """Three seeds, mean m and standard deviation 1: t = m sqrt(3) with 2 degrees of freedom, for which P(|T| > t) is
-    1 - t / sqrt(2 + t²)."""
+    """Five seeds, mean m and standard deviation 1: t = m sqrt(5) with 4 degrees of freedom, for which P(|T| <= t) is
+    sin a (1 + cos² a / 2) with tan a = t / 2."""
 
     def chance(mean: float) -> float:
-        t = mean * math.sqrt(3)
-        return 1 - t / math.sqrt(2 + t * t)
+        angle = math.atan(mean * math.sqrt(5) / 2)
+        return 1 - math.sin(angle) * (1 + math.cos(angle) ** 2 / 2)
 
-    claims = {mean: verdict_of((mean - 1, mean, mean + 1)) for mean in (30.0, 4.5, 3.0, 0.5)}
+    claims = {mean: verdict_of(five(mean)) for mean in (30.0, 1.9, 1.5, 0.5)}
     assert [verdict.status for verdict in claims.values()] == ["reproduced"] * 3 + ["undecided"]
     assert chance(30.0) < 0.05 / 4
-    assert 0.05 / 4 < 0.0157 < chance(4.5) < 0.05 / 3  # the second smallest is held against a third of the level
-    assert chance(3.0) > 0.05 / 2
-    assert firm_verdicts(list(claims.values())) == [claims[30.0], claims[4.5]]
-    twice = verdict_of((-3.5, -4.5, -5.5), (1.0, 1.0, 1.0))  # below one of two rivals: two chances to be so
+    assert 0.05 / 4 < chance(1.9) < 0.05 / 3  # the second smallest is held against a third of the level
+    assert chance(1.5) > 0.05 / 2
+    assert firm_verdicts(list(claims.values())) == [claims[30.0], claims[1.9]]
+    twice = verdict_of(five(-1.9), five(9.0))  # below one of two rivals: two chances to be so
     assert twice.status == "contradicted"
     assert firm_verdicts([twice]) == [twice]
-    assert firm_verdicts([twice], level=1.9 * chance(4.5)) == []
+    assert firm_verdicts([twice], level=1.9 * chance(1.9)) == []
+    assert firm_verdicts([verdict_of((29.0, 30.0, 31.0))]) == []  # three seeds: two degrees of freedom
 
 
 def test_a_part_is_measured_once_and_never_with_other_settings(tmp_path: Path) -> None:

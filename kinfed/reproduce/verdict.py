@@ -1,0 +1,108 @@
+"""A verdict on a claim, how sure it is, and its figures in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import stdtr
+
+from kinfed.report.formats import format_number
+from kinfed.report.statistics import Interval, student_quantile
+from kinfed.reproduce.recipe import Source
+
+Status = Literal["reproduced", "contradicted", "tied", "undecided", "cannot be tested here", "not judged"]
+DECIDED: tuple[Status, ...] = ("reproduced", "contradicted", "tied", "undecided")  # those that rest on intervals
+
+ONE_SIDED = 0.025  # the chance that a 95 % interval of no difference lies above zero; as much again below it
+FIRM_SEEDS = 5  # with fewer, far tails of Student's t rest on two or three degrees of freedom
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claim: str
+    status: Status
+    sentence: str  # the numbers behind it
+    source: Source
+    place: str = ""  # where the paper says it
+    main: bool = False  # the paper stands on it; or a control or reading beside it
+    margin: Interval | None = None  # what decides: how far it is beyond the limit, in shown units
+    unit: str = ""
+    margins: int = 0  # how many were judged
+    rival: str = ""  # of several margins: whose it is that decides
+    outlook: str = ""  # of an undecided claim: how many seeds would decide
+    earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
+    limit: float = 0.0  # what the difference is held against, in shown units: -2 allows two points
+    confidence: float = 0.95  # of the interval
+
+    @property
+    def seeds(self) -> int:
+        return 0 if self.margin is None else self.margin.n
+
+
+def by_chance(judged: Sequence[Verdict]) -> float:
+    """How many claims would at most be reproduced, and as many contradicted, if no method differed from any other."""
+    return ONE_SIDED * sum(verdict.status in DECIDED for verdict in judged)
+
+
+def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
+    """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
+    that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many
+    chances as margins."""
+    decided = [verdict for verdict in judged if verdict.status in DECIDED]
+    ranked = sorted(decided, key=_chance)
+    count = 0
+    while count < len(ranked) and _chance(ranked[count]) <= level / (len(ranked) - count):
+        count += 1
+    return ranked[:count]
+
+
+def _chance(verdict: Verdict) -> float:
+    """Of an interval at least as far from zero without any true difference, on either side. One without width has a
+    spread that its seeds do not show: nothing can be said of it."""
+    margin = verdict.margin
+    if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
+        return 1.0
+    if margin.n < FIRM_SEEDS:
+        return 1.0
+    both_sides = 2 * float(stdtr(margin.n - 1, -abs(student_t(margin, verdict.confidence))))
+    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+
+
+def student_t(margin: Interval, confidence: float) -> float:
+    """The mean in units of its standard error, from an interval with this confidence."""
+    reach = margin.high - margin.mean
+    if reach == 0:
+        return math.copysign(math.inf, margin.mean) if margin.mean else 0.0
+    return margin.mean / (reach / float(student_quantile(margin.n - 1, confidence)))
+
+
+def certainty(verdict: Verdict) -> str:
+    """How sure a verdict is by itself; of an open one, how many seeds would decide."""
+    if verdict.status not in ("reproduced", "contradicted") or verdict.margin is None:
+        return verdict.outlook.removesuffix(" would decide") or "–"
+    return "same in every seed" if verdict.margin.low == verdict.margin.high else "95 %"
+
+
+def margin_text(verdict: Verdict) -> str:
+    """What decides, in the unit of the claim; "" where there is nothing."""
+    return "" if verdict.margin is None else interval_text(verdict.margin, verdict.unit, verdict.limit)
+
+
+def interval_text(margin: Interval, unit: str, limit: float = 0.0) -> str:
+    """A difference with its interval, and the limit that it is held against; `margin` is beyond that limit."""
+    mean, low, high = (value + limit for value in (margin.mean, margin.low, margin.high))
+    digits = _digits((high - low) / 2 or abs(mean))
+    text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}] {unit}".rstrip()
+    return text + (f" (limit {signed(limit, 1)})" if limit else "")
+
+
+def _digits(size: float) -> int:
+    """Decimals that show two digits of what is below one, and one decimal of everything else."""
+    return max(1, min(6, 1 + math.ceil(-math.log10(size)))) if 0 < size < 1 else 1
+
+
+def signed(value: float, digits: int = 1) -> str:
+    return ("+" if value > 0 else "") + format_number(value, digits)
