@@ -619,7 +619,7 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     assert "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 2 do not" in index
     assert "3 of these tests have the published settings" in index
     assert "## Not measured (1)" in index
-    assert "| the moon is cheese | Self-FL: Table 0 | no moon here | [toy](toy-paper.md) |" in index
+    assert "| [the moon is cheese](toy-paper.md) | Self-FL: Table 0 | no moon here |" in index
     assert "| small | [toy](toy.md) |" in index
     assert "To measure it again: `kinfed reproduce toy --scale paper --only p`" in (
         tmp_path / "docs/toy-paper.md"
