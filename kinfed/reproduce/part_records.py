@@ -115,8 +115,8 @@ def identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[in
 
 
 def default_seeds(part: RunPart | Study) -> tuple[int, ...] | None:
-    """Those that the recipe gives a run; a study has its own."""
-    return part_config(part, None, {}).seeds if isinstance(part, RunPart) else None
+    """Those that the recipe gives a part; None for a study without chance in it."""
+    return part_config(part, None, {}).seeds if isinstance(part, RunPart) else part.seeds
 
 
 def _has_present_settings(part: RunPart | Study, record: PartRecord, noted: str, path: Path) -> bool:

@@ -78,7 +78,7 @@ SCAFFOLD = Paper(
     "SCAFFOLD", "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
 )
 
-SITES = Paper("kinfed", "Our own question, of no paper")
+SITES = Paper("kinfed", "kinfed")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Study:
 
     name: str
     measure: Callable[[Sequence[int] | None], Measurements]
-    identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on, as plain values
+    identity: Mapping[str, Any] = field(default_factory=dict)  # what its result depends on but for seeds, plain values
+    seeds: tuple[int, ...] | None = None  # its own; none where there is no chance in it
 
     def __post_init__(self) -> None:
         _check_name(self.name)

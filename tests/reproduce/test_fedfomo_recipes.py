@@ -194,7 +194,7 @@ def test_a_recipe_from_runs_to_page(tmp_path):
     assert 0 <= min(done.results.get("cifar10-5", "fedfomo-5", "kin.top").values()) <= 1
     assert set(done.results.get("cifar10-5", "federation", "emd_code")) == {0, 1}
     judged = {verdict.claim: verdict.status for verdict in verdicts(small, done.results, "small")}
-    above_alone = next(claim for claim in judged if claim.startswith("FedFomo above every client alone"))
+    above_alone = next(claim for claim in judged if claim.startswith("FedFomo (n = 5) above every client alone"))
     assert judged[above_alone] in ("reproduced", "contradicted", "undecided")
     page = write_reproduction(done)
     assert "Who helps whom" in page.read_text("utf-8")

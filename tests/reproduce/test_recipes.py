@@ -620,7 +620,7 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     assert "3 of these tests have the published settings" in index
     assert "## Not measured (1)" in index
     assert "| [the moon is cheese](toy-paper.md) | Self-FL: Table 0 | no moon here |" in index
-    assert "| small | [toy](toy.md) |" in index
+    assert "| 3 | 95 % | small |" in index
     assert "To measure it again: `kinfed reproduce toy --scale paper --only p`" in (
         tmp_path / "docs/toy-paper.md"
     ).read_text("utf-8")
@@ -885,11 +885,12 @@ def test_forty_steps_are_those_of_the_baselines() -> None:
 
 def test_the_best_number_of_contexts_is_best_over_all_seeds() -> None:
     """Not the luckiest of every seed: K = 2 has 0.8 on average and K = 1 0.75, though 0.9 once. Heur is 2 points above
-    it and 2 points below: 3 and -1 above what a point below it would be."""
+    it and 2 points below, and may be one below."""
     accuracy = {"cgpfl-1": {0: 0.9, 1: 0.6}, "cgpfl-2": {0: 0.8, 1: 0.8}, "cgpfl_heur": {0: 0.82, 1: 0.78}}
     measured = {row: {"personal.accuracy": by_seed} for row, by_seed in accuracy.items()}
-    margins = near_the_best("mnist-mlr").margins(Results({"mnist-mlr": measured}))
-    assert margins["the best K"] == pytest.approx({0: 0.03, 1: -0.01})
+    claim = near_the_best("mnist-mlr")
+    assert claim.margins(Results({"mnist-mlr": measured}))["the best K"] == pytest.approx({0: 0.02, 1: -0.02})
+    assert claim.limit == -0.01
 
 
 def test_the_list_of_recipes_says_what_they_say_of_themselves() -> None:

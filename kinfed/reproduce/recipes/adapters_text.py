@@ -114,6 +114,7 @@ RECIPE = Recipe(
         Untestable(
             "FedSA-LoRA above FFA-LoRA and LoRA on GLUE (the paper's tables)",
             "neither its data nor its models are here",
+            "its tables on GLUE",
         ),
     ],
     notes=[

@@ -58,7 +58,8 @@ RECIPE = Recipe(
             main=True,
         ),
         Claim.above(
-            "Ditto is competitive with personalized methods (at most 2 points below APFL and Per-FedAvg)",
+            "Ditto is competitive with personalized methods (at most 2 points below APFL and Per-FedAvg, a "
+            "limit of ours)",
             PART,
             "ditto",
             ["apfl", "perfedavg"],

@@ -125,7 +125,8 @@ RECIPE = Recipe(
     claims=[
         Claim("With ε fixed, more models are better (M = 5 against 2, and 10 against 5)", _more_models, place=PLACE),
         Claim(
-            "No consistent effect of ε: over its range, accuracy neither rises nor falls by 2 points (margin to that)",
+            "No consistent effect of ε: over its range, accuracy neither rises nor falls by 2 points, a "
+            "limit of ours (margin to it)",
             _indifferent_to_epsilon,
             place=PLACE,
         ),

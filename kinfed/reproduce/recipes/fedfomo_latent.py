@@ -145,7 +145,7 @@ def _with_ten_distributions(part: str, heading: str) -> list[Claim]:
     """What the paper says of the most different clients, which its text and its code make in different ways."""
     return [
         Claim.above(
-            f"FedFomo above every other method where data are highly non-IID, CIFAR-10, D = 10 {heading}",
+            f"FedFomo (n = 5) above every other method where data are highly non-IID, CIFAR-10, D = 10 {heading}",
             part,
             "fedfomo-5",
             RIVALS,
@@ -153,12 +153,13 @@ def _with_ten_distributions(part: str, heading: str) -> list[Claim]:
             place=PLACE,
         ),
         Claim(
-            f"The lead over FedAvg grows as clients differ more (D = 10 {heading} against D = 2)",
+            f"FedFomo’s lead (n = 5) over FedAvg grows as clients differ more (D = 10 {heading} against D = 2)",
             _growing_lead(part, "cifar10-2"),
             place=PLACE,
         ),
         Claim.above(
-            f"FedFomo competitive with Local in the most extreme case (at most 2 points below), D = 10 {heading}",
+            f"FedFomo (n = 5) competitive with Local in the most extreme case (at most 2 points below, a limit of "
+            f"ours), D = 10 {heading}",
             part,
             "fedfomo-5",
             ["local"],
@@ -233,7 +234,7 @@ RECIPE = Recipe(
     claims=[
         *(
             Claim.above(
-                f"FedFomo above every other method where data are highly non-IID, {name}",
+                f"FedFomo (n = 10) above every other method where data are highly non-IID, {name}",
                 part,
                 "fedfomo-10",
                 RIVALS,
@@ -248,15 +249,17 @@ RECIPE = Recipe(
         ),
         *(claim for part, heading in TEN.items() for claim in _with_ten_distributions(part, heading)),
         Claim(
-            "The lead over FedAvg grows with the number of clients (100 against 15, D = 5)",
+            "FedFomo’s lead (n = 5) over FedAvg grows with the number of clients (100 against 15, D = 5)",
             _growing_lead("cifar10-5-many", "cifar10-5"),
             place="Section 1",
         ),
         Claim(
-            "FedFomo above Local and FedAvg in moderately non-IID settings (EMD from 1 to 2)", _moderate, place=PLACE
+            "FedFomo (n = 5) above Local and FedAvg in moderately non-IID settings (EMD from 1 to 2)",
+            _moderate,
+            place=PLACE,
         ),
         Claim(
-            "FedFomo above MOCHA and LG-FedAvg at every D",
+            "FedFomo (n = 5) above MOCHA and LG-FedAvg at every D",
             _at_every_number("fedfomo-5", ["mocha_deep", "lgfedavg"]),
             place=PLACE,
         ),
@@ -274,17 +277,17 @@ RECIPE = Recipe(
             place=PLACE,
         ),
         Question.above(
-            "FedFomo above Local and FedAvg, CIFAR-10, D = 10 by clusters",
+            "FedFomo (n = 5) above Local and FedAvg, CIFAR-10, D = 10 by clusters",
             CLUSTERS,
             "fedfomo-5",
             ["local", "fedavg"],
             SCORED,
         ),
         Question.above(
-            "FedFomo above every client alone, CIFAR-10, D = 5", "cifar10-5", "fedfomo-5", ["local"], SCORED
+            "FedFomo (n = 5) above every client alone, CIFAR-10, D = 5", "cifar10-5", "fedfomo-5", ["local"], SCORED
         ),
         Question.above(
-            "FedFomo above FedAvg whose clients keep their last trained model, D = 5",
+            "FedFomo (n = 5) above fine-tuned FedAvg, CIFAR-10, D = 5",
             "cifar10-5",
             "fedfomo-5",
             ["fedavg"],

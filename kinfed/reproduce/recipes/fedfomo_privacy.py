@@ -22,7 +22,14 @@ from kinfed.reproduce import (
 )
 from kinfed.reproduce.recipe import FEDFOMO, BySeed, Margins, Measurements, RecipeFigure, Scale
 from kinfed.reproduce.recipe_figures import line_chart
-from kinfed.reproduce.recipes.common_fedfomo import EMBEDDINGS, SCORED, above_chance, latent_metrics, latent_settings
+from kinfed.reproduce.recipes.common_fedfomo import (
+    EMBEDDINGS,
+    SCORED,
+    SEEDS,
+    above_chance,
+    latent_metrics,
+    latent_settings,
+)
 
 METHODS = {
     "local": "Local training (ours)",
@@ -62,7 +69,7 @@ def private_settings(scale: Scale, data: str) -> dict[str, Any]:
     # Noise asks for many examples and few parameters: logistic regression, which is quick, on half of the images.
     settings["dataset"] |= {"examples": 30000}
     settings["partition"] |= {"epochs": 3}
-    return settings | {"model": "mlr", "batch": BATCH, "steps": 40, "seeds": [0, 1, 2, 3, 4]}
+    return settings | {"model": "mlr", "batch": BATCH, "steps": 40, "seeds": list(SEEDS[:5])}
 
 
 def accountant(seeds: Sequence[int] | None) -> Measurements:
@@ -128,14 +135,6 @@ def _over(data: str, better: str, noises: Sequence[int], rival: str, rival_noise
     return margins
 
 
-def _little_lost(data: str) -> Margins:
-    """FedFomo with σ = 1 against σ = 0, plus two points."""
-    lost = _over(data, "fedfomo", (1,), "fedfomo", 0)
-    return lambda results: {
-        rival: {seed: gap + 0.02 for seed, gap in by_seed.items()} for rival, by_seed in lost(results).items()
-    }
-
-
 def _less_with_noise(data: str) -> Margins:
     return lambda results: {
         METHODS[method]: difference(spent(results, method, 1, data), spent(results, method, 2, data))
@@ -154,7 +153,7 @@ def _claims(data: str, name: str) -> list[Claim]:
     """What the paper says of both data sets."""
     return [
         Claim(
-            f"Private FedFomo above FedAvg, even without noise there, {name}",
+            f"FedFomo with noise above FedAvg without noise, {name}",
             _over(data, "fedfomo", (1, 2), "fedavg", 0),
             place=PLACE,
             main=True,
@@ -165,9 +164,10 @@ def _claims(data: str, name: str) -> list[Claim]:
             place=PLACE,
         ),
         Claim(
-            f"Little is lost: FedFomo with σ = 1 at most 2 points below σ = 0, {name}",
-            _little_lost(data),
+            f"Little is lost: FedFomo with σ = 1 at most 2 points (a limit of ours) below σ = 0, {name}",
+            _over(data, "fedfomo", (1,), "fedfomo", 0),
             place="Figure 5, caption",
+            limit=-0.02,
         ),
         Claim(
             f"More noise gives more privacy: ε with σ = 2 below ε with σ = 1, {name}",
@@ -187,7 +187,7 @@ def _claims(data: str, name: str) -> list[Claim]:
             place=AVERAGES,
         ),
         Question(
-            f"Private FedFomo above private training alone, {name}",
+            f"FedFomo with noise above training alone with noise, {name}",
             _over(data, "fedfomo", (1, 2), "local"),
             main=True,
         ),

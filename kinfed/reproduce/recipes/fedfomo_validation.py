@@ -79,7 +79,7 @@ RECIPE = Recipe(
     reproduces="Figure 9",
     title="FedFomo’s share of validation data",
     about="15 clients in 5 latent distributions of CIFAR-10, all active, 20 rounds. What a client keeps for judging "
-    "models it cannot train on. Local training on the same rest stands beside it: the difference is what FedFomo "
+    "models it cannot train on. Local training on the same data stands beside it: the difference is what FedFomo "
     "makes of the validation examples.",
     parts=parts,
     tables=[
@@ -98,7 +98,7 @@ RECIPE = Recipe(
         ),
         Claim("A notable drop above one half: 0.9 below 0.4", lambda results: gain(results, 0.4, 0.9), place=PLACE),
         Question(
-            "FedFomo above Local at every share, on the same rest",
+            "FedFomo above Local at every share, on the same training data",
             lambda results: {
                 f"{fraction:g}": difference(accuracy(results, fraction), accuracy(results, fraction, "local"))
                 for fraction in FRACTIONS

@@ -22,6 +22,7 @@ from kinfed.reproduce.recipe_figures import line_chart
 from kinfed.reproduce.recipes.common_fedfomo import (
     EMBEDDINGS,
     NETWORK,
+    SEEDS,
     SMOKE_STAND_IN,
     above_chance,
     latent_settings,
@@ -54,7 +55,7 @@ def parts(scale: Scale) -> list[RunPart]:
         settings = latent_settings(scale, int(groups), clients=100 if kind == "many" else 15)
         settings |= {"algorithms": method_options(METHODS, scale), "foreign_targets": kind == "foreign"}
         if scale == "small":
-            settings |= {"seeds": [0, 1, 2, 3, 4]}
+            settings |= {"seeds": list(SEEDS[:5])}
         plan.append(RunPart(name, settings | {"eval_every": 10 if kind == "many" else 1}, kinship))
     return plan
 
@@ -91,7 +92,7 @@ RECIPE = Recipe(
     name="fedfomo-weights",
     paper=FEDFOMO,
     reproduces="Figures 2, 6 and 7",
-    title="Whom FedFomo weighs up",
+    title="Whom FedFomo favours",
     about="The server’s list of who helped whom, after every round, and how often its top places go to clients that "
     "train on what the client is judged on: in distribution, with foreign targets, with fewer distributions and with "
     "100 clients. The matrices themselves are below, under “Inside the methods”.",
@@ -115,7 +116,7 @@ RECIPE = Recipe(
     claims=[
         *(
             Claim(
-                f"Clients of the same training and target distribution are weighed up: above chance, {text}",
+                f"Clients that train on the target’s distribution get top places: above chance, {text}",
                 _above_chance(part, "kin.top"),
                 place=PLACES[part],
             )
@@ -130,12 +131,11 @@ RECIPE = Recipe(
             for part, figure in (("own-5", "Figure 7"), ("foreign-5", "Figure 6"))
         ),
         Claim(
-            "All clients of the target’s distribution are found: nine of ten top places, D = 5",
-            lambda results: {
-                SETTINGS[part]: {seed: share - 0.9 for seed, share in _top(results, part).items()}
-                for part in ("own-5", "foreign-5")
-            },
+            "All clients of the target’s distribution are found: more than nine of ten top places (a limit of ours), "
+            "D = 5",
+            lambda results: {SETTINGS[part]: _top(results, part) for part in ("own-5", "foreign-5")},
             place="Section 4, Figure 4; Appendix A.3, Figures 6 and 7",
+            limit=0.9,
         ),
         Question(
             "Foreign targets are harder to find than one’s own",

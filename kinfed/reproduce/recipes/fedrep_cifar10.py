@@ -44,7 +44,7 @@ RECIPE = Recipe(
     parts=parts,
     tables=[personal_table("Personal models, CIFAR-10 (%)", PART, METHODS)],
     claims=[
-        above_alternatives(PART, "fedrep", "FedRep", RIVALS),
+        above_alternatives(PART, "fedrep", "FedRep", RIVALS, "Abstract; Table 1"),
         *beyond_rivals(PART, "fedrep", "FedRep", ["fedavg", "local"]),
     ],
     notes=[

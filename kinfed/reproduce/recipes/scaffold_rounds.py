@@ -10,7 +10,6 @@ from kinfed.reproduce.recipes.common_popular import ABSTRACT, NO_NUMBERS, ONE_RA
 from kinfed.runs.reader import Run
 
 METHODS = {"sgd": "SGD: one step a round", "fedprox": "FedProx, μ = 1", "fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
-RIVALS = ("sgd", "fedprox", "fedavg")
 HEADINGS = {
     "sorted-5": "Two classes per client, 5 steps",
     "sorted-50": "Two classes per client, 50 steps",
@@ -47,7 +46,7 @@ def parts(scale: Scale) -> list[RunPart]:
         "batch": 28,
         "rounds": 200,
         "eval_every": 1,
-        "seeds": [0, 1, 2, 3, 4],
+        "seeds": [20, 21, 22, 23, 24],
     }
     if scale == "smoke":
         common |= {"dataset": "digits", "clients": 20, "rounds": 10, "batch": 10, "seeds": [0, 1]}
@@ -76,7 +75,7 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def unaffected(results: Results) -> dict[str, BySeed]:
-    """Half as many rounds again as with clients alike, less the rounds with two classes per client."""
+    """1.5 times the rounds with clients alike, less the rounds with two classes per client."""
     alike, apart = (results.get(part, "scaffold", ROUNDS) for part in ("alike-5", "sorted-5"))
     return {"": {seed: 1.5 * alike[seed] - apart[seed] for seed in alike.keys() & apart.keys()}}
 
@@ -103,22 +102,26 @@ RECIPE = Recipe(
     ],
     claims=[
         *(
-            Claim.above(
-                f"SCAFFOLD needs fewer rounds than SGD, FedProx and FedAvg: {HEADINGS[part].lower()}",
+            kind.above(
+                f"SCAFFOLD needs fewer rounds than {rivals}: {HEADINGS[part].lower()}",
                 part,
                 "scaffold",
-                RIVALS,
+                rows,
                 ROUNDS,
                 lower_is_better=True,
                 unit="rounds",
                 factor=1.0,
-                place=ABSTRACT,
+                place=place,
                 main=True,
+            )
+            for kind, rivals, rows, place in (
+                (Claim, "FedAvg", ["fedavg"], ABSTRACT),
+                (Question, "SGD and FedProx", ["sgd", "fedprox"], ""),
             )
             for part in ("sorted-5", "sorted-50")
         ),
         Claim(
-            "SCAFFOLD is not affected by heterogeneity: at most half as many rounds again as with clients alike",
+            "SCAFFOLD is not affected by heterogeneity: at most 1.5 times the rounds with clients alike (limit ours)",
             unaffected,
             "rounds",
             1.0,
@@ -134,6 +137,7 @@ RECIPE = Recipe(
     ],
     notes=[
         NO_NUMBERS,
+        "The abstract names FedAvg alone and speaks of what is proved; SGD and FedProx are rivals of its experiments.",
         ONE_RATE,
         "The paper’s data is EMNIST, sorted by class and shared out with a chosen similarity, and its level is 50 %; "
         "here MNIST in two shards per client, and 80 %.",

@@ -16,6 +16,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     READINGS,
     READINGS_NOTES,
     RIVALS,
+    SEEDS,
     method_options,
     named,
     printed_part,
@@ -37,7 +38,7 @@ def parts(scale: Scale) -> list[RunPart]:
             "model": "cnn_tutorial",
             "steps": 40,
             "rounds": 40 if scale == "small" else 400,
-            "seeds": [0, 1, 2],
+            "seeds": list(SEEDS[: 5 if scale == "small" else 3]),
         }
     return [
         RunPart("cifar10", {**settings, "algorithms": method_options(METHODS)}),

