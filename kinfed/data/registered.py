@@ -73,6 +73,13 @@ _add_source(
     "ImageOptions",
 )
 _add_source(
+    "femnist",
+    "femnist:load_femnist",
+    "28x28 handwritten characters by writer, 62 classes (LEAF)",
+    "FemnistOptions",
+    names_clients=True,
+)
+_add_source(
     "reviews",
     "reviews:load_reviews",
     "reviews of 16 domains, two sentiments, as tokens",

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.errors import StorageError
+from kinfed.errors import DataError, StorageError
 from kinfed.reproduce.part_records import PartRecord, identity, part_config, record_path, settings_hash
 from kinfed.reproduce.recipe import DIVERGED, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig
@@ -27,6 +28,8 @@ from kinfed.runs.experiment import run
 from kinfed.runs.observer import NullObserver, Observer
 from kinfed.runs.reader import load_run
 from kinfed.version import __version__
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,21 @@ def reproduce(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Reproduction:
-    """Every part that is not done yet. `settings` (where data lies, how many workers) go over those of all runs."""
+    """Every part that is not done yet; optional parts whose data are missing are left out. `settings` (where data lies,
+    how many workers) go over those of all runs."""
     records: dict[str, PartRecord] = {}
     for part in recipe.parts(scale):
         path = record_path(out, part)
         config = part_config(part, seeds, settings or {}) if isinstance(part, RunPart) else None
         if not path.exists():
             storage.make_folder(path.parent)
-            _measure(part, config, seeds, path, observer or NullObserver(), should_stop)
+            try:
+                _measure(part, config, seeds, path, observer or NullObserver(), should_stop)
+            except DataError as error:
+                if not (isinstance(part, RunPart) and part.optional):
+                    raise
+                log.warning("%s: the part %s is left out: %s", recipe.name, part.name, error)
+                continue
         if storage.read_json(path)["identity"] != identity(part, config, seeds):
             raise StorageError(
                 f"{path} was measured with other settings of {recipe.name}, or other seeds; choose another folder with "

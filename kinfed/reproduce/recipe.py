@@ -84,12 +84,14 @@ SITES = Paper("kinfed", "kinfed")
 @dataclass(frozen=True)
 class RunPart:
     """One run: settings as `kinfed run` takes them. `extra_metrics` adds measurements of the finished run. Methods
-    that are run later, or apart, on the data of another part count as methods of that part: `merge_into` names it."""
+    that are run later, or apart, on the data of another part count as methods of that part: `merge_into` names it.
+    A part that is `optional` is left out where its data cannot be had, and the page says so."""
 
     name: str
     settings: Mapping[str, Any]
     extra_metrics: Callable[[Run], Measurements] | None = None
     merge_into: str | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)

@@ -413,3 +413,65 @@ def test_real_mnist_test_images(tmp_path):
     source = load_source("mnist")
     assert source.labels[1:6].tolist() == [7, 2, 1, 0, 4]
     assert float(source.features.gather(torch.arange(1, 10_001)).mean()) == pytest.approx(0.1325, abs=5e-5)
+
+
+# FEMNIST: characters by writer.
+
+
+def write_characters(file: Path, writers: list[str | None], characters: list[int]) -> None:
+    """Images that are all as bright as their character's number."""
+    pixels = np.stack([np.full((28, 28), character, np.uint8) for character in characters])
+    write_images(file, pixels, characters, label="character")
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("writer_id", pa.array(writers, pa.string())), file)
+
+
+@pytest.fixture
+def tiny_femnist(tmp_path: Path) -> Path:
+    """Two files: digits, upper-case and lower-case letters of three writers."""
+    folder = tmp_path / "data/femnist/data"
+    write_characters(folder / "train-00000-of-00002.parquet", ["f9", "f10", "f9", "f9"], [0, 9, 10, 36])
+    write_characters(folder / "train-00001-of-00002.parquet", ["f10", "é", "f10"], [35, 45, 61])
+    return folder
+
+
+def test_femnist_knows_its_writers(tiny_femnist):
+    source = load_source("femnist")
+    assert source.num_classes == 62
+    assert [source.class_names[label] for label in source.labels.tolist()] == ["0", "9", "A", "a", "Z", "j", "z"]
+    assert [source.owner_names[k] for k in source.owners.tolist()] == ["f9", "f10", "f9", "f9", "f10", "é", "f10"]
+    assert source.features.raw[:, 0, 0, 0].tolist() == [0, 9, 10, 36, 35, 45, 61]
+    assert source.is_test is None
+
+
+@pytest.mark.parametrize(
+    ("options", "characters", "writers"),
+    [
+        ({"characters": "lower"}, "ajz", ["f9", "é", "f10"]),
+        ({"characters": "lower", "first": 10}, "aj", ["f9", "é"]),
+        ({"characters": "upper"}, "AZ", ["f9", "f10"]),
+        ({"characters": "digits", "first": 2}, "0", ["f9"]),
+    ],
+)
+def test_femnist_of_one_kind_of_characters(tiny_femnist, options, characters, writers):
+    """Writers of other characters alone are no clients."""
+    source = load_source("femnist", options=options)
+    assert "".join(source.class_names[label] for label in source.labels.tolist()) == characters
+    assert [source.owner_names[k] for k in source.owners.tolist()] == writers
+    assert sorted(source.owner_names) == sorted(writers)
+    assert source.num_classes == options.get("first", 26)
+
+
+def test_femnist_without_a_writer_or_a_character_is_told(tmp_path):
+    file = tmp_path / "data/femnist/train-00000-of-00001.parquet"
+    write_characters(file, ["f1", None], [0, 1])
+    with pytest.raises(DataError, match="writer_id has empty cells"):
+        load_source("femnist")
+    write_characters(file, ["f1", "f2"], [0, 1])
+    with pytest.raises(DataError, match="none of the characters a to z"):
+        load_source("femnist", options={"characters": "lower"})
+
+
+def test_femnist_is_fetched_where_it_is_missing(no_hub):
+    with pytest.raises(DataError, match="flwrlabs/femnist"):
+        load_source("femnist")

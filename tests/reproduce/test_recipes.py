@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kinfed.cli.app import app
-from kinfed.errors import ConfigError, StorageError
+from kinfed.errors import ConfigError, DataError, StorageError
 from kinfed.report.chart import Figure
 from kinfed.report.panels import Panel
 from kinfed.report.statistics import Interval, interval
@@ -865,6 +865,31 @@ def test_what_self_fls_algorithms_send() -> None:
     openings = ("Algorithm 1 sends", "Algorithm 2 doubles what", "Algorithm 2 doubles all")
     margins = [claim_of("selffl-algorithms", o).margins(Results({"letters": measured}))["Letters"] for o in openings]
     assert margins == [{0: pytest.approx(margin)} for margin in (0.01, 0.05, -0.3)]
+
+
+def test_an_optional_part_is_left_out_where_its_data_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is said to be missing; a part that is not optional ends the recipe."""
+    monkeypatch.setenv("KINFED_DATA", str(tmp_path / "nothing"))
+    small: dict[str, Any] = {"algorithms": "fedavg", "rounds": 1, "clients": 4, "seeds": [0, 1], "workers": 1}
+
+    def recipe(*, optional: bool) -> Recipe:
+        away = RunPart("away", {**small, "dataset": "letters"}, optional=optional)
+        return Recipe("r", SELF_FL, "-", "-", "-", lambda scale: [away, RunPart("here", small)])
+
+    done = reproduce(recipe(optional=True), "small", tmp_path / "r")
+    assert list(done.parts) == ["here"]
+    assert done.missing == {"away": "the part away has not been measured yet"}
+    assert "the part away is left out: data set files are missing" in caplog.text
+    with pytest.raises(DataError, match="data set files are missing"):
+        reproduce(recipe(optional=False), "small", tmp_path / "s")
+
+
+def test_femnist_is_used_where_it_is_to_be_had() -> None:
+    parts = {part.name: part for part in load_recipe("selffl-femnist").parts("paper")}
+    optional = {name: part.settings["dataset"] for name, part in parts.items() if getattr(part, "optional", False)}
+    assert optional == {"femnist": {"name": "femnist", "characters": "lower", "first": 10}, "writers": "femnist"}
 
 
 def test_forty_steps_are_those_of_the_baselines() -> None:
