@@ -139,5 +139,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return text
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """claims.html is no page of MkDocs, which leaves its links to Markdown as they are: here pages end in .html."""
+    page = Path(config.site_dir) / "benchmark" / "claims.html"
+    page.write_text(re.sub(r'href="([\w-]+)\.md"', r'href="\1.html"', page.read_text("utf-8")), "utf-8")
+
+
 def _relative(target: str, page: str) -> str:
     return os.path.relpath(target, PurePosixPath(page).parent).replace(os.sep, "/")

@@ -59,10 +59,11 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
     sentences = []
     if main := [verdict for _, verdict in testable if verdict.main]:
         unmeasured = sum(verdict.status == "not judged" for verdict in main)
+        published = _counts_text([verdict for _, verdict in large if verdict.main])
         sentences.append(
-            f"Of {plural(len(main), 'main claim')} of the papers, {_counts_text(main)}, and {unmeasured} were not "
-            f"measured. In the published settings, {_counts_text([verdict for _, verdict in large if verdict.main])}; "
-            "the others were tested with less data, fewer rounds or smaller networks."
+            f"Of {plural(len(main), 'main claim')} of the papers, {_counts_text(main)}, and {unmeasured} "
+            f"{'was' if unmeasured == 1 else 'were'} not measured. In the published settings, {published}; the others "
+            "were tested with less data, fewer rounds or smaller networks."
         )
     sentences.append(
         f"Of all {plural(len(testable), 'claim')} that can be tested here, {len(judged)} were tested: "
@@ -80,9 +81,17 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
 
 
 def _counts_text(verdicts: Sequence[Verdict]) -> str:
-    counts = {status: sum(verdict.status == status for verdict in verdicts) for status in DECIDED}
-    ties = f", {plural(counts['tied'], 'exact tie')}" if counts["tied"] else ""
-    return f"{counts['reproduced']} hold, {counts['contradicted']} do not, {counts['undecided']} are unknown{ties}"
+    hold, fail, open_ones, ties = (
+        sum(verdict.status == status for verdict in verdicts)
+        for status in ("reproduced", "contradicted", "undecided", "tied")
+    )
+    texts = [
+        f"{hold} {'holds' if hold == 1 else 'hold'}",
+        f"{fail} {'does' if fail == 1 else 'do'} not",
+        f"{open_ones} {'is' if open_ones == 1 else 'are'} unknown",
+        *([plural(ties, "exact tie")] if ties else []),
+    ]
+    return ", ".join(texts)
 
 
 def _claims(records: Iterable[BenchmarkRecord], source: Source = "paper") -> list[tuple[BenchmarkRecord, Verdict]]:

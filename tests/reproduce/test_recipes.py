@@ -450,7 +450,7 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+28.8, +31.2] points", "", "5", "firm", "paper"]
     summary = summary_sentences([replace(record, other_data=True)])
     assert summary == [
-        "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 1 do not, 1 are unknown. 4 of these tests "
+        "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 1 does not, 1 is unknown. 4 of these tests "
         "have the published settings, 4 of them on other data than the paper’s."
     ]
 
@@ -495,8 +495,8 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
         "| Ditto | 1 | 0 | 0 | 0 |",
     ]
     assert summary_sentences(records)[0] == (
-        "Of 4 main claims of the papers, 2 hold, 1 do not, 0 are unknown, and 1 were not measured. In the published "
-        "settings, 0 hold, 1 do not, 0 are unknown; the others were tested with less data, fewer rounds or smaller "
+        "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. In the published "
+        "settings, 0 hold, 1 does not, 0 are unknown; the others were tested with less data, fewer rounds or smaller "
         "networks."
     )
 
@@ -575,7 +575,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert 'href="toy-paper/index.html"' in site
     index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | 0 seconds | paper |" in index
-    assert "Of all 4 claims that can be tested here, 3 were tested: 1 hold, 2 do not" in index
+    assert "Of all 4 claims that can be tested here, 3 were tested: 1 holds, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
