@@ -101,3 +101,31 @@ def test_a_table_needs_neither_torch_nor_plotly() -> None:
     code = "import sys, kinfed.report.tables; print(sorted({'torch', 'plotly', 'jinja2'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("interval", "drawn"),
+    [
+        ((1.0, 2.0, 3.0), "········┊··├──●─┤"),
+        ((0.01, 4.0, 8.0), "········┊├──●───┤"),  # above zero, if only just
+        ((-0.01, 4.0, 8.0), "·······├┼───●───┤"),  # across it, if only just
+        ((-8.0, -4.0, -0.01), "├───●──┤┊········"),
+        ((-8.0, -4.0, 0.01), "├───●───┼┤·······"),
+        ((-1.0, 0.0, 1.0), "├───────●───────┤"),
+        ((0.0, 0.0, 0.0), "········●········"),
+    ],
+)
+def test_a_drawn_interval_crosses_zero_if_it_does(interval: tuple[float, float, float], drawn: str) -> None:
+    assert TableCell("", interval=interval).interval_text == drawn
+
+
+@given(st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=3, max_size=3))
+def test_the_ends_of_a_drawn_interval_lie_on_their_side_of_zero(ends: list[float]) -> None:
+    low, mean, high = sorted(ends)
+    reach = max(abs(low), abs(high))
+    if reach == 0 or any(0 < abs(value) / reach < 1e-5 for value in ends):  # nearer to zero than a page can draw
+        return
+    text = TableCell("", interval=(low, mean, high)).interval_text
+    middle = len(text) // 2
+    marked = [column for column, mark in enumerate(text) if mark in "├●┤"]
+    assert (marked[0] < middle, marked[-1] > middle) == (low < 0, high > 0)

@@ -10,8 +10,8 @@ to its own optimum (19); the server weighs clients by w_m = 1/(s_0 + s_m) (20) a
 rate. s_m is the variance of the client's models over its own rounds (16), s_0 that of the clients of a round (17).
 
 With use_init, use_steps, use_agg and smoothing all off this is FedAvg, bit for bit; with smoothing alone it is
-`fedavg_smooth`, the control without which no result of Self-FL says anything: on images the gain over FedAvg is the
-smoothing (docs/selffl.md). s_0 → ∞ is local training with equal weights, s_0 = 0 one model for all.
+`fedavg_smooth`, the control without which no result of Self-FL says anything: with smoothing, only the number of steps
+adds to it on images; without, start and steps both add to FedAvg (docs/selffl.md). s_0 → ∞ is local training with equal weights, s_0 = 0 one model for all.
 
 Deviations, each because the text leaves no other way or contradicts itself:
   * Clients cannot form Σ_{k≠m} from the θ and s_0 they are sent, so the server sends S_{-m}, one more scalar. It
