@@ -106,7 +106,7 @@ def test_a_table_needs_neither_torch_nor_plotly() -> None:
 @pytest.mark.parametrize(
     ("interval", "drawn"),
     [
-        ((1.0, 2.0, 3.0), "········┊··├──●─┤"),
+        ((1.0, 2.0, 3.0), "········┊··├─●──┤"),
         ((0.01, 4.0, 8.0), "········┊├──●───┤"),  # above zero, if only just
         ((-0.01, 4.0, 8.0), "·······├┼───●───┤"),  # across it, if only just
         ((-8.0, -4.0, -0.01), "├───●──┤┊········"),
