@@ -45,8 +45,9 @@ from kinfed.reproduce.benchmark_tables import (
     tally,
 )
 from kinfed.reproduce.judge import verdicts
-from kinfed.reproduce.measure import measurements_of_summary, read_reproduction, reproduce
-from kinfed.reproduce.part_records import part_config
+from kinfed.reproduce.markdown_page import commands
+from kinfed.reproduce.measure import Reproduction, measurements_of_summary, read_reproduction, reproduce
+from kinfed.reproduce.part_records import PartRecord, part_config, settings_hash
 from kinfed.reproduce.publishing import publish
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference
 from kinfed.reproduce.recipe_figures import beside_published
@@ -198,6 +199,9 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     first = verdicts(recipe_of(single), Results({"p": single}), "paper")[0]
     assert first.status == "not judged"
     assert first.sentence == "one seed is no evidence: +20.0 points"
+    limited = replace(recipe_of(single), claims=[Claim.above("a not far below b", "p", "a", ["b"], by=-0.02)])
+    (allowed,) = verdicts(limited, Results({"p": single}), "paper")
+    assert allowed.sentence == "one seed is no evidence: +20.0 points"  # the difference itself, whatever is allowed
 
 
 def test_figures_that_are_not_finite_are_called_so() -> None:
@@ -890,6 +894,45 @@ def test_femnist_is_used_where_it_is_to_be_had() -> None:
     parts = {part.name: part for part in load_recipe("selffl-femnist").parts("paper")}
     optional = {name: part.settings["dataset"] for name, part in parts.items() if getattr(part, "optional", False)}
     assert optional == {"femnist": {"name": "femnist", "characters": "lower", "first": 10}, "writers": "femnist"}
+
+
+def test_other_data_at_the_scale_paper_are_called_that_in_the_index(tmp_path: Path) -> None:
+    """And are remembered by the published record."""
+    plain = recipe_of(MEASURED)
+    foreign = replace(plain, stand_ins={"paper": "other letters"})
+    for recipe, word in ((plain, "paper"), (foreign, "paper, other data")):
+        done = reproduce(recipe, "paper", tmp_path / "toy")
+        index = publish([done], tmp_path / word, {"toy": recipe}).read_text("utf-8")
+        assert f"| 3 | 95 % | {word} |" in index
+        (record,) = read_records(tmp_path / word, ["toy"])
+        assert record.other_data == (word != "paper")
+
+
+def test_the_command_of_a_page_names_seeds_that_are_not_the_recipes_own() -> None:
+    """Of a study as of a run."""
+
+    def command(own: tuple[int, ...]) -> str:
+        study = Study("p", lambda seeds: MEASURED, {}, own)
+        recipe = replace(recipe_of(MEASURED), parts=lambda scale: [study])
+        (text,) = commands(
+            Reproduction(recipe, "small", {"p": PartRecord(MEASURED, settings_hash(study), "", 0, None)})
+        )
+        return text
+
+    assert command((0, 1, 2)) == "kinfed reproduce toy --scale small"
+    assert command((0, 1)) == "kinfed reproduce toy --scale small --seeds 0,1,2"
+
+
+def test_algorithm_1_as_it_is_printed_has_no_smoothing() -> None:
+    """Sums and (19) in the long version, means and (8) in the NeurIPS version."""
+    parts = {part.name: part for part in load_recipe("selffl-femnist").parts("paper")}
+    printed = parts["steps-20-printed"]
+    assert isinstance(printed, RunPart)
+    config = part_config(printed, None, {})
+    methods = [config.algorithms[label] for label in ("selffl-printed", "selffl-printed-neurips")]
+    assert [method["smoothing"] for method in methods] == [1.0, 1.0]
+    assert [method.get("reduction", "mean") for method in methods] == ["sum", "mean"]
+    assert [method.get("contraction", "batch") for method in methods] == ["batch", "gd"]
 
 
 def test_forty_steps_are_those_of_the_baselines() -> None:
