@@ -1,5 +1,5 @@
 """What recipes of popular methods share. Each asks a claim of the method's own paper on data and a split that fit two
-cores; published figures are not repeated, because they are of other data, networks and budgets."""
+cores, which are not those of its tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kinfed.reproduce.recipe import Claim, PublishedNumber, Question, ResultColu
 ABSTRACT = "Abstract"  # of the paper: where the claim stands in words
 
 NO_NUMBERS = (
-    "The claim is the paper’s, in the words of its abstract; its tables are of other data, networks and budgets, so no "
-    "published figure stands beside ours."
+    "The claim is that of the paper’s abstract; its tables are of other data, networks and budgets, and no published "
+    "figure stands beside ours."
 )
 ONE_RATE = (
     "All methods have the same learning rate, batches and local steps, and options at their defaults; the paper tunes "
