@@ -11,7 +11,8 @@ rate. s_m is the variance of the client's models over its own rounds (16), s_0 t
 
 With use_init, use_steps, use_agg and smoothing all off this is FedAvg, bit for bit; with smoothing alone it is
 `fedavg_smooth`, the control without which no result of Self-FL says anything: with smoothing, only the number of steps
-adds to it on images; without, start and steps both add to FedAvg (docs/selffl.md). s_0 → ∞ is local training with equal weights, s_0 = 0 one model for all.
+adds to it on images; without, start and steps both add to FedAvg (docs/selffl.md). s_0 → ∞ is local training with equal
+weights, s_0 = 0 one model for all.
 
 Deviations, each because the text leaves no other way or contradicts itself:
   * Clients cannot form Σ_{k≠m} from the θ and s_0 they are sent, so the server sends S_{-m}, one more scalar. It
