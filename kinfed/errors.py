@@ -2,7 +2,8 @@
 
 KinfedError
  ├─ ConfigError       an option, a name or a combination that cannot run
- ├─ DataError         missing files, bad labels, features that are not numbers
+ ├─ DataError         bad labels, features that are not numbers
+ │   └─ MissingDataError   files of a data set that are neither here nor to be had
  ├─ ModelError        a model that the engine cannot train
  ├─ StorageError      a folder, file or disk that cannot be read or written
  ├─ CheckpointError   a damaged or foreign checkpoint
@@ -27,6 +28,10 @@ class ConfigError(KinfedError):
 
 class DataError(KinfedError):
     pass
+
+
+class MissingDataError(DataError):
+    """Files of a data set are neither here nor to be had."""
 
 
 class ModelError(KinfedError):

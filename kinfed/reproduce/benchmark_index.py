@@ -33,8 +33,8 @@ HOW_TO_READ = (
     ),
     (
         "Does not hold",
-        "worse than at least one of them: an interval lies below zero, taken wide enough for 95 % for all comparisons "
-        "of the claim together.",
+        "worse than at least one of them: an interval lies below zero (or the limit), taken wide enough for 95 % for "
+        "all comparisons of the claim together.",
     ),
     (
         "Unknown",
@@ -45,11 +45,11 @@ HOW_TO_READ = (
     (
         "Firm",
         "holds for all claims (or all questions) together, by Holm’s correction at 5 %; with five seeds or more. “By "
-        "chance”: so many verdicts of a kind there would be at most if no method were better than any other.",
+        "chance”: so many verdicts of a kind there would be at most if every claim lay exactly on its border.",
     ),
     (
         "Intervals",
-        "are Student’s, of differences paired by seed, after the last round. They are about luck with the seeds: other "
+        "Student’s, of differences paired by seed, after the last round. They are about luck with the seeds: other "
         "data and other settings can turn an answer round. The one that decides is shown, each on a scale of its own; "
         "the line in the middle is zero (or the limit), to the right is for the claim.",
     ),
@@ -117,10 +117,14 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
         "\n\n".join(summary_sentences(records, missing)),
         "",
     ]
-    if main := main_claims(records, page):
-        lines += [main_counts(records).markdown()]
+    main, counts = main_claims(records, page), main_counts(records)
+    lines += [counts.markdown()] if counts.rows else []
     lines += [*(f"* **{term}**: {text}" for term, text in HOW_TO_READ), ""]
-    lines += [f"The same page with finer drawings: [claims.html](claims.html). Our questions: [all]({QUESTIONS}).", ""]
+    lines += [
+        "The same page with finer drawings: [claims.html](claims.html). "
+        f"Our questions have [a page of their own]({QUESTIONS}).",
+        "",
+    ]
     if main:
         lines += [f"## {MAIN_CLAIMS}", ""]
         for paper, claims, questions in main:

@@ -21,13 +21,13 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.errors import StorageError
-from kinfed.report.statistics import Interval
+from kinfed.report.statistics import Interval, student_quantile
 from kinfed.report.tables import csv_text
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
-from kinfed.reproduce.verdict import DECIDED, Verdict
+from kinfed.reproduce.verdict import DECIDED, Status, Verdict
 
 FORMAT = 4
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
@@ -123,6 +123,8 @@ class BenchmarkRecord:
                 f"{path} has format {version}, and this kinfed reads formats up to {FORMAT}: upgrade kinfed"
             )
         judged = _read_verdicts(values.pop("verdicts"))
+        if version < 4:
+            judged = tuple(map(_for_all_comparisons, judged))
         if version == 1:
             source = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
             return cls(**values, verdicts=tuple(replace(v, earlier=source.date) for v in judged), unkept=source)
@@ -228,7 +230,9 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
     for verdict in judged:
         before = earlier.get(verdict.claim)
         if verdict.status == "not judged" and before is not None and before.status in stands:
-            verdict = replace(before, source=verdict.source, place=verdict.place, main=verdict.main)
+            verdict = replace(
+                before, source=verdict.source, place=verdict.place, main=verdict.main, limit=verdict.limit
+            )
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)
         completed.append(verdict)
@@ -238,6 +242,20 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
 def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
     margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
     return tuple(Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
+
+
+def _for_all_comparisons(verdict: Verdict) -> Verdict:
+    """Older formats let one of several comparisons contradict a claim with an interval of 95 % for itself alone. With
+    95 % for all of them together it is wider, and the claim may be open."""
+    margin = verdict.margin
+    if verdict.status != "contradicted" or verdict.margins < 2 or margin is None:
+        return verdict
+    joint = 1 - (1 - verdict.confidence) / verdict.margins
+    widening = float(student_quantile(margin.n - 1, joint) / student_quantile(margin.n - 1, verdict.confidence))
+    reach = widening * (margin.high - margin.mean)
+    wide = replace(margin, low=margin.mean - reach, high=margin.mean + reach)
+    status: Status = "contradicted" if wide.high < 0 else "undecided"
+    return replace(verdict, margin=wide, confidence=joint, status=status)
 
 
 def _measured_text(parts: Mapping[str, Measurements]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from kinfed.report.formats import duration, plural
 from kinfed.report.tables import TableCell, TableColumn, TextTable
 from kinfed.reproduce.benchmark_records import BenchmarkRecord
 from kinfed.reproduce.recipe import Source
+from kinfed.reproduce.result_tables import interval_cell, status_cell
 from kinfed.reproduce.verdict import DECIDED, Status, Verdict, by_chance, certainty, firm_verdicts, margin_text
 
 # Sections by verdict, of the papers' claims and of our questions. Ties among questions are open.
@@ -42,9 +44,7 @@ TALLY = (*(name for name, status in GLANCE.items() if status in DECIDED), "Not t
 
 def tally(judged: Sequence[Verdict]) -> tuple[int, ...]:
     """How many of the paper's claims and of our questions have which verdict, in the order of TALLY."""
-    claims, questions = (
-        [verdict.status for verdict in judged if verdict.source == source] for source in ("paper", "kinfed")
-    )
+    claims, questions = ([verdict.status for verdict in judged if verdict.source == source] for source in SOURCES)
     counts = [sum(map(claims.count, statuses)) for statuses in CLAIM_SECTIONS.values()]
     answers = [sum(map(questions.count, statuses)) for statuses in QUESTION_SECTIONS.values()]
     return *counts, len(claims) - sum(counts), *answers
@@ -59,21 +59,23 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
     sentences = []
     if main := [verdict for _, verdict in testable if verdict.main]:
         unmeasured = sum(verdict.status == "not judged" for verdict in main)
-        published = _counts_text([verdict for _, verdict in large if verdict.main])
+        published = [verdict for _, verdict in large if verdict.main]
         sentences.append(
             f"Of {plural(len(main), 'main claim')} of the papers, {_counts_text(main)}, and {unmeasured} "
-            f"{'was' if unmeasured == 1 else 'were'} not measured. In the published settings, {published}; the others "
-            "were tested with less data, fewer rounds or smaller networks."
+            f"{'was' if unmeasured == 1 else 'were'} not measured. In the published settings, "
+            f"{_counts_text(published)}; {len(main) - unmeasured - len(published)} had less data, fewer rounds or "
+            "smaller networks."
         )
-    sentences.append(
-        f"Of all {plural(len(testable), 'claim')} that can be tested here, {len(judged)} were tested: "
-        f"{_counts_text([verdict for _, verdict in judged])}. {len(large)} of these tests have the published settings"
-        + (f", {foreign} of them on other data than the paper’s." if foreign else ".")
-    )
+    if testable:
+        sentences.append(
+            f"Claims that can be tested here: {len(testable)}. Tested: {len(judged)}, of which "
+            f"{_counts_text([verdict for _, verdict in judged])}. With the published settings: {len(large)}"
+            + (f", and {foreign} of these on other data than the paper’s." if foreign else ".")
+        )
     if earlier := sum(bool(verdict.earlier) for _, verdict in judged):
         sentences.append(
-            f"{plural(earlier, 'verdict')} of these come from earlier runs whose figures were not saved; measuring "
-            "their recipes again will replace them."
+            f"From earlier runs, whose figures were not saved: {plural(earlier, 'verdict')}. Measuring their recipes "
+            "again will replace them."
         )
     if missing:
         sentences.append(f"Recipes without a page, whose claims are not counted: {', '.join(missing)}.")
@@ -123,8 +125,7 @@ def certainty_table(records: Sequence[BenchmarkRecord]) -> TextTable:
     there would be by chance alone, and how many were judged at the scale paper."""
     at_paper = [record for record in records if record.scale == "paper"]
     columns, cells = [TableColumn("", "name")], [[name] for name in GLANCE]
-    groups: tuple[tuple[str, Source], ...] = (("Claims of the papers", "paper"), ("Our questions", "kinfed"))
-    for group, source in groups:
+    for group, source in zip(("Claims of the papers", "Our questions"), SOURCES, strict=True):
         columns += [TableColumn(heading, group=group) for heading in ("all", "firm", "by chance", "at scale paper")]
         verdicts, of_paper = _verdicts(records, source), _verdicts(at_paper, source)
         firm = firm_verdicts(verdicts)
@@ -161,7 +162,7 @@ def main_claims(records: Sequence[BenchmarkRecord], page: str) -> list[tuple[str
         for record, verdict in _claims([record for record in records if record.paper == paper], source):
             if verdict.main:
                 claim, *_ = line = _claim_line(record, verdict, id(verdict) in firm, page)
-                word = TableCell(verdict_words[verdict.status], tone=_tone(verdict))
+                word = replace(status_cell(verdict), text=verdict_words[verdict.status])
                 rows.append([claim, word, *line[-len(EVIDENCE) :]])
         return _claims_table(f"{heading}s: {paper}", (heading, "Verdict", *EVIDENCE), rows)
 
@@ -235,21 +236,16 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
     margin = verdict.margin
     sure = "firm" if is_firm else certainty(verdict)
     places = [] if verdict.source == "kinfed" else [_place_cell(record, verdict)]
-    drawn = None if margin is None else (margin.low, margin.mean, margin.high)
     return [
         TableCell(verdict.claim, link=record.address(page)),
         *places,
-        TableCell("", interval=drawn, tone="" if drawn is None else _tone(verdict)),
+        replace(interval_cell(verdict, ""), tone="" if margin is None else status_cell(verdict).tone),
         TableCell(margin_text(verdict)),
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
         TableCell(f"{sure}; figures not saved" if verdict.earlier and margin is not None else sure),
         TableCell("paper, other data" if record.other_data else record.scale),
     ]
-
-
-def _tone(verdict: Verdict) -> str:
-    return {"reproduced": "yes", "contradicted": "no"}.get(verdict.status, "open")
 
 
 def recipes_table(records: Sequence[BenchmarkRecord], page: str) -> TextTable:

@@ -13,27 +13,30 @@ A claim with several margins (one for each rival) is
 A margin with a negative mean is shown with the interval that could contradict, others with the plain one, so that what
 is seen is what decides. Where some of the margins are missing (not run at this scale, not measured yet, or of a method
 that has diverged), the others can contradict a claim; they cannot reproduce it.
-No claim is judged from one seed, nor at the scale smoke. Claims are judged each by itself. By chance alone, with no
-true difference anywhere, a claim is reproduced once in forty times at most, and contradicted as often: `by_chance` says
-how many that would make."""
+No claim is judged from one seed, nor at the scale smoke. Claims are judged each by itself. If every claim lay
+exactly on its border, at zero or at its limit, one in forty at most would be reproduced by chance, and as many
+contradicted: `by_chance` says how many that would make."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from types import MappingProxyType
+from typing import Literal
 
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
-from kinfed.reproduce.verdict import Status, Verdict, interval_text, signed, student_t
+from kinfed.reproduce.verdict import Status, Verdict, chance_of_more, interval_text, signed, student_t
 
 NOT_RUN = "not run at this scale"
 NOT_TAKEN = "measured before this was asked: the figures it needs were not taken"
 NO_COMMON_SEED = "its parts were measured with other seeds: no pairs to compare"
 
 PLAIN = 0.95  # confidence of one interval
+DIGITS = 10  # of differences: what floating point adds lies below them
 
 
 @dataclass(frozen=True)
@@ -94,27 +97,29 @@ class Comparisons:
 
     margins: Mapping[str, BySeed]  # by rival, beyond the claim's limit
 
-    @property
-    def joint(self) -> float:
-        """Confidence of each interval for 95 % of all together."""
-        return 1 - (1 - PLAIN) / len(self.margins)
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """By rival, what decides; rivals without an interval (one seed, figures that are not finite) are left out."""
+        by_rival = {rival: interval(by_seed, self.confidence(rival)) for rival, by_seed in self.margins.items()}
+        return {rival: margin for rival, margin in by_rival.items() if margin is not None}
 
     def confidence(self, rival: str) -> float:
-        """Of the interval that decides: one that could contradict stands for all of them."""
-        return PLAIN if math.fsum(self.margins[rival].values()) > 0 else self.joint
+        """Of the interval that decides: one that could contradict is to hold for all margins together."""
+        return PLAIN if self._total(rival) > 0 else 1 - (1 - PLAIN) / len(self.margins)
 
-    def interval(self, rival: str) -> Interval | None:
-        return interval(self.margins[rival], self.confidence(rival))
+    def is_below(self, rival: str) -> bool:
+        return self._total(rival) < 0
 
-    def t(self, rival: str) -> float:
-        margin = self.interval(rival)
-        assert margin is not None
-        return student_t(margin, self.confidence(rival))
+    def chance(self, rival: str, side: Literal[1, -1]) -> float:
+        """Of a margin as far above zero (below it: side -1) without a true difference, whatever its number of seeds."""
+        margin = self.intervals[rival]
+        return chance_of_more(side * student_t(margin, self.confidence(rival)), margin.n)
 
     def seeds_to_decide(self, rival: str) -> float:
-        margin = self.interval(rival)
-        assert margin is not None
-        return seeds_to_decide(margin, self.confidence(rival)) or math.inf
+        return seeds_to_decide(self.intervals[rival], self.confidence(rival)) or math.inf
+
+    def _total(self, rival: str) -> float:
+        return round(math.fsum(self.margins[rival].values()), DIGITS)
 
 
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
@@ -131,34 +136,34 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     if not gap_reasons and len(margins) < max(len(by_rival), 1):
         unmeasured = NOT_RUN if watched.unanswered() or not by_rival else NOT_TAKEN
         reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [unmeasured]
-    unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main)
+    limit = claim.limit * claim.factor
+    unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main, limit=limit)
     if reasons:
         return unjudged
     comparisons = Comparisons(margins)
     names = row_names if len(by_rival) > 1 else None
-    intervals = {rival: margin for rival in margins if (margin := comparisons.interval(rival)) is not None}
+    intervals = comparisons.intervals
     if len(intervals) < len(margins):
         means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return replace(unjudged, sentence=f"{reason}: {means}")
-    status, telling = _status(comparisons, intervals)
+    status, against = _status(comparisons)
     if gap_reasons and status != "contradicted":
         return replace(unjudged, sentence="; ".join(gap_reasons))
-    opening, outlook = _opening(status, intervals, len(telling)), ""
+    opening, outlook = _opening(status, comparisons, len(against)), ""
     if len(margins) < len(by_rival) and status != "contradicted":
         opening, status = opening.removeprefix("yes, "), "undecided"
         outlook = f"{len(by_rival) - len(margins)} of {len(by_rival)} comparisons were not run"
     elif status == "undecided":
-        outlook = _seeds_text(comparisons, telling)
-    shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in telling}
-    limit = claim.limit * claim.factor
+        outlook = _seeds_text(comparisons, against)
+    shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in against}
     figures = _join({rival: interval_text(margin, claim.unit, limit) for rival, margin in shown.items()}, names)
-    rival = _deciding(status, comparisons, telling)
+    rival = _deciding(status, comparisons, against)
     return Verdict(
         claim.text,
         status,
-        f"{opening}{figures}{f'; {outlook}' if outlook else ''} ({_confidence_text(comparisons, intervals, telling)})",
+        f"{opening}{figures}{f'; {outlook}' if outlook else ''} ({_confidence_text(comparisons, against)})",
         claim.source,
         claim.place,
         claim.main,
@@ -169,14 +174,16 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         outlook,
         limit=limit,
         confidence=comparisons.confidence(rival),
+        fewest_seeds=min(margin.n for margin in intervals.values()),
     )
 
 
-def _status(comparisons: Comparisons, intervals: Mapping[str, Interval]) -> tuple[Status, list[str]]:
+def _status(comparisons: Comparisons) -> tuple[Status, list[str]]:
     """The verdict, and whose margins tell why: the least sure of a claim that holds, else those against it."""
+    intervals = comparisons.intervals
     open_ones = [rival for rival, margin in intervals.items() if margin.low <= 0]
     if not open_ones:
-        return "reproduced", [min(intervals, key=comparisons.t)]
+        return "reproduced", [max(intervals, key=lambda rival: comparisons.chance(rival, 1))]
     below = [rival for rival in open_ones if intervals[rival].high < 0]
     if below:
         return "contradicted", below
@@ -185,16 +192,17 @@ def _status(comparisons: Comparisons, intervals: Mapping[str, Interval]) -> tupl
     return "undecided", open_ones
 
 
-def _deciding(status: Status, comparisons: Comparisons, telling: Sequence[str]) -> str:
+def _deciding(status: Status, comparisons: Comparisons, against: Sequence[str]) -> str:
     """Of the rivals that tell why, the one that settles it: the surest of those against a claim, the least sure of
     those for it, and of an open claim the one that says how many seeds would decide."""
     if status != "undecided":
-        return min(telling, key=comparisons.t)
-    below = [rival for rival in telling if comparisons.t(rival) < 0]
-    return min(below, key=comparisons.seeds_to_decide) if below else max(telling, key=comparisons.seeds_to_decide)
+        return min(against, key=lambda rival: comparisons.chance(rival, -1))
+    below = [rival for rival in against if comparisons.is_below(rival)]
+    return min(below, key=comparisons.seeds_to_decide) if below else max(against, key=comparisons.seeds_to_decide)
 
 
-def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) -> str:
+def _opening(status: Status, comparisons: Comparisons, against: int) -> str:
+    intervals = comparisons.intervals
     better = sum(margin.low > 0 for margin in intervals.values())
     of_all = f"{better} of {len(intervals)}"
     if status == "reproduced":
@@ -202,29 +210,32 @@ def _opening(status: Status, intervals: Mapping[str, Interval], telling: int) ->
     if len(intervals) == 1:
         return {"contradicted": "no, ", "tied": "equal in every seed: ", "undecided": ""}[status]
     if status == "contradicted":
-        return f"no, worse in {telling} and better in {of_all} comparisons: "
+        return f"no, worse in {against} and better in {of_all} comparisons: "
     return f"better in {of_all} comparisons; " + ("equal in every seed: " if status == "tied" else "open: ")
 
 
 def _seeds_text(comparisons: Comparisons, open_ones: Sequence[str]) -> str:
     """How many seeds would decide. One margin below zero contradicts; otherwise all must rise above it."""
-    below = [comparisons.seeds_to_decide(rival) for rival in open_ones if comparisons.t(rival) < 0]
+    below = [comparisons.seeds_to_decide(rival) for rival in open_ones if comparisons.is_below(rival)]
     count = min(below) if below else max(map(comparisons.seeds_to_decide, open_ones))
     if math.isinf(count):
         return f"not even {MOST_SEEDS:,} seeds would decide"
     return f"about {count} seeds would decide"
 
 
-def _confidence_text(comparisons: Comparisons, intervals: Mapping[str, Interval], telling: Sequence[str]) -> str:
+def _confidence_text(comparisons: Comparisons, against: Sequence[str]) -> str:
+    intervals = comparisons.intervals
     seeds = f"{min(margin.n for margin in intervals.values())} seeds"
-    if any(comparisons.confidence(rival) > PLAIN for rival in telling):
-        return f"{seeds}, intervals at 95 % for all {len(intervals)} comparisons together"
-    return f"{seeds}, 95 % interval"
+    joint = [comparisons.confidence(rival) > PLAIN for rival in against]
+    if not any(joint):
+        return f"{seeds}, 95 % interval"
+    which = "intervals" if all(joint) else "95 % intervals, those with a mean below zero"
+    return f"{seeds}, {which} at 95 % for all {len(intervals)} comparisons together"
 
 
 def _beyond(limit: float, by_seed: BySeed) -> BySeed:
     """Without what floating point adds: 0.80 - 0.82 + 0.02 is zero."""
-    return {seed: round(value - limit, 10) for seed, value in by_seed.items()}
+    return {seed: round(value - limit, DIGITS) for seed, value in by_seed.items()}
 
 
 def _in_shown_units(margin: Interval, factor: float) -> Interval:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kinfed.report.formats import duration, plural
 from kinfed.reproduce.judge import NOT_RUN
-from kinfed.reproduce.measure import Reproduction
+from kinfed.reproduce.measure import Reproduction, is_optional
 from kinfed.reproduce.part_records import PartRecord, default_seeds, processor_seconds_per_seed
 from kinfed.reproduce.result_tables import claims_not_run, filled_tables, verdict_table
 from kinfed.reproduce.verdict import Verdict
@@ -84,7 +84,8 @@ def commands(reproduction: Reproduction) -> list[str]:
     for name, record in reproduction.current.items():
         own = default_seeds(parts[name]) in (record.seeds, None)
         by_seeds.setdefault(None if own else record.seeds, []).append(name)
-    if list(by_seeds.values()) == [list(parts)] or not by_seeds:
+    whole = [name for name, part in parts.items() if name in reproduction.current or not is_optional(part)]
+    if list(by_seeds.values()) == [whole] or not by_seeds:
         seeds = next(iter(by_seeds), None)
         return [recipe.command(scale, seeds=seeds)]
     return [recipe.limited_to(names, scale).command(scale, seeds=seeds) for seeds, names in by_seeds.items()]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.core import storage
-from kinfed.errors import DataError, StorageError
+from kinfed.errors import MissingDataError, StorageError
 from kinfed.reproduce.part_records import PartRecord, identity, part_config, record_path, settings_hash
 from kinfed.reproduce.recipe import DIVERGED, Measurements, Recipe, Results, RunPart, Scale, Study
 from kinfed.runs.config import RunConfig
@@ -55,7 +55,9 @@ class Reproduction:
         reasons = {}
         for part in self.recipe.parts(self.scale):
             record = self.parts.get(part.name)
-            if record is None:
+            if record is None and is_optional(part):
+                reasons[part.name] = f"the part {part.name} was left out, because its data were not to be had"
+            elif record is None:
                 reasons[part.name] = f"the part {part.name} has not been measured yet"
             elif record.settings != settings_hash(part):
                 reasons[part.name] = (
@@ -85,6 +87,10 @@ class Reproduction:
         return Results(by_home, self.recipe.aliases)
 
 
+def is_optional(part: RunPart | Study) -> bool:
+    return isinstance(part, RunPart) and part.optional
+
+
 def home(part: RunPart | Study) -> str:
     """The part whose methods a part's figures are."""
     return (part.merge_into if isinstance(part, RunPart) else None) or part.name
@@ -110,8 +116,8 @@ def reproduce(
             storage.make_folder(path.parent)
             try:
                 _measure(part, config, seeds, path, observer or NullObserver(), should_stop)
-            except DataError as error:
-                if not (isinstance(part, RunPart) and part.optional):
+            except MissingDataError as error:
+                if not is_optional(part):
                     raise
                 log.warning("%s: the part %s is left out: %s", recipe.name, part.name, error)
                 continue
@@ -134,16 +140,20 @@ def read_reproduction(recipe: Recipe, scale: Scale, out: Path) -> Reproduction:
 def done_share(
     recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]
 ) -> float:
-    """How much of a recipe is in finished parts, by rounds."""
-    rounds = [(part, part_rounds(part, seeds, settings)) for part in recipe.parts(scale)]
-    finished = sum(count for part, count in rounds if record_path(out, part).exists())
+    """How much of a recipe is in finished parts, by rounds; optional parts count once they are there."""
+    present = {part.name for part in recipe.parts(scale) if record_path(out, part).exists()}
+    parts = (part for part in recipe.parts(scale) if part.name in present or not is_optional(part))
+    rounds = [(part, part_rounds(part, seeds, settings)) for part in parts]
+    finished = sum(count for part, count in rounds if part.name in present)
     return finished / max(sum(count for _, count in rounds), 1)
 
 
 def is_done(recipe: Recipe, scale: Scale, out: Path, seeds: Sequence[int] | None, settings: Mapping[str, Any]) -> bool:
-    """Whether every part has been measured, with these settings and seeds."""
+    """Whether every part has been measured, with these settings and seeds, but for optional ones that were left out."""
     for part in recipe.parts(scale):
         path = record_path(out, part)
+        if is_optional(part) and not path.exists():
+            continue
         config = part_config(part, seeds, settings) if isinstance(part, RunPart) else None
         if not path.exists() or storage.read_json(path).get("identity") != identity(part, config, seeds):
             return False
@@ -170,7 +180,7 @@ def _measure(
     at_once, worked = not path.with_suffix("").exists(), time.process_time()
     if isinstance(part, Study):
         began = time.perf_counter()
-        measured = part.measure(seeds)
+        measured = part.measure(part.seeds if seeds is None else seeds)
         seconds = time.perf_counter() - began
     else:
         folder = path.with_suffix("")

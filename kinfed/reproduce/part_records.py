@@ -111,7 +111,8 @@ def identity(part: RunPart | Study, config: RunConfig | None, seeds: Sequence[in
     if config is not None:
         return config.fingerprint()
     assert isinstance(part, Study)
-    return _hash([dict(part.identity), None if seeds is None else list(seeds)])
+    own = part.seeds if seeds is None else seeds
+    return _hash([dict(part.identity), None if own is None else list(own)])
 
 
 def default_seeds(part: RunPart | Study) -> tuple[int, ...] | None:

@@ -234,14 +234,14 @@ class Claim:
         rivals: Iterable[str],
         metric: str = ACCURACY,
         *,
-        by: float = 0.0,
+        limit: float = 0.0,
         lower_is_better: bool = False,
         unit: str = "points",
         factor: float = 100.0,
         place: str = "",
         main: bool = False,
     ) -> Self:
-        """`row` is better than every rival, by at least `by` (in stored units)."""
+        """`row` is better than every rival, by at least `limit` (in stored units)."""
         others = tuple(rivals)
 
         def margins(results: Results) -> Mapping[str, BySeed]:
@@ -253,7 +253,7 @@ class Claim:
                 for other, values in measured.items()
             }
 
-        return cls(text, margins, unit, factor, place, main, by)
+        return cls(text, margins, unit, factor, place, main, limit)
 
 
 @dataclass(frozen=True)

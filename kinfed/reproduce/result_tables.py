@@ -16,7 +16,12 @@ from kinfed.reproduce.recipe import PublishedNumber, ResultColumn, Results, Resu
 from kinfed.reproduce.verdict import Verdict
 
 ROUNDING = 1e-9  # of sums: differences that are 0 but for it are 0
-OF_ANY_RUN = ("bytes", "seconds", "epsilon")  # metrics that mean what they say also where a method has diverged
+OF_ANY_RUN = (
+    "bytes",
+    "bytes_up",
+    "seconds",
+    "epsilon",
+)  # metrics that mean what they say also where a method has diverged
 
 
 @dataclass(frozen=True)

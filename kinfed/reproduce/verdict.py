@@ -36,14 +36,12 @@ class Verdict:
     earlier: str = ""  # of a published verdict whose figures were not kept: the day it was measured
     limit: float = 0.0  # what the difference is held against, in shown units: -2 allows two points
     confidence: float = 0.95  # of the interval
-
-    @property
-    def seeds(self) -> int:
-        return 0 if self.margin is None else self.margin.n
+    fewest_seeds: int = 0  # of all its comparisons; 0: not noted
 
 
 def by_chance(judged: Sequence[Verdict]) -> float:
-    """How many claims would at most be reproduced, and as many contradicted, if no method differed from any other."""
+    """How many claims would at most be reproduced, and as many contradicted, if each lay exactly on its border, at zero
+    or at its limit."""
     return ONE_SIDED * sum(verdict.status in DECIDED for verdict in judged)
 
 
@@ -65,10 +63,15 @@ def _chance(verdict: Verdict) -> float:
     margin = verdict.margin
     if margin is None or verdict.status not in ("reproduced", "contradicted") or margin.low == margin.high:
         return 1.0
-    if margin.n < FIRM_SEEDS:
+    if min(margin.n, verdict.fewest_seeds or margin.n) < FIRM_SEEDS:
         return 1.0
-    both_sides = 2 * float(stdtr(margin.n - 1, -abs(student_t(margin, verdict.confidence))))
+    both_sides = 2 * chance_of_more(abs(student_t(margin, verdict.confidence)), margin.n)
     return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+
+
+def chance_of_more(t: float, seeds: int) -> float:
+    """P(T > t) of Student's t with the degrees of freedom of so many seeds."""
+    return float(stdtr(seeds - 1, -t))
 
 
 def student_t(margin: Interval, confidence: float) -> float:
@@ -93,10 +96,10 @@ def margin_text(verdict: Verdict) -> str:
 
 def interval_text(margin: Interval, unit: str, limit: float = 0.0) -> str:
     """A difference with its interval, and the limit that it is held against; `margin` is beyond that limit."""
-    mean, low, high = (value + limit for value in (margin.mean, margin.low, margin.high))
+    mean, low, high = (round(value + limit, 9) for value in (margin.mean, margin.low, margin.high))
     digits = _digits((high - low) / 2 or abs(mean))
     text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}] {unit}".rstrip()
-    return text + (f" (limit {signed(limit, 1)})" if limit else "")
+    return text + (f" (limit {signed(limit, digits)})" if limit else "")
 
 
 def _digits(size: float) -> int:

@@ -472,6 +472,19 @@ def test_femnist_without_a_writer_or_a_character_is_told(tmp_path):
         load_source("femnist", options={"characters": "lower"})
 
 
+def test_femnist_that_is_not_what_it_should_be_is_told(tmp_path, tiny_femnist):
+    with pytest.raises(ConfigError, match="characters=digits are 10; first=20 asks for more"):
+        load_source("femnist", options={"characters": "digits", "first": 20})
+    write_characters(tiny_femnist / "train-00001-of-00002.parquet", ["f1"], [62])
+    with pytest.raises(DataError, match="numbers from 0 to 61; got 0 to 62"):
+        load_source("femnist")
+    write_images(tiny_femnist / "other.parquet", np.zeros((1, 14, 14), np.uint8), [0], label="character")
+    table = pq.read_table(tiny_femnist / "other.parquet").append_column("writer_id", pa.array(["f1"]))
+    pq.write_table(table, tiny_femnist / "train-00001-of-00002.parquet")
+    with pytest.raises(DataError, match="images of its files differ in size"):
+        load_source("femnist")
+
+
 def test_femnist_is_fetched_where_it_is_missing(no_hub):
     with pytest.raises(DataError, match="flwrlabs/femnist"):
         load_source("femnist")

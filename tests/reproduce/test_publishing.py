@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kinfed.cli.app import app
 from kinfed.errors import StorageError
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
-from kinfed.reproduce.benchmark_records import BenchmarkRecord, joined_parts
+from kinfed.reproduce.benchmark_records import BenchmarkRecord, joined_parts, read_records
 from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN
 from kinfed.reproduce.markdown_page import seeds_text
 from kinfed.reproduce.measure import Reproduction, read_reproduction, reproduce
@@ -244,6 +244,33 @@ def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 5}), "utf-8")
     with pytest.raises(StorageError, match=r"format 5.*upgrade kinfed"):
         publish([], tmp_path, {"toy": TOY})
+
+
+def test_older_contradictions_hold_for_all_their_comparisons_or_are_open(tmp_path: Path) -> None:
+    """One of nine comparisons, -2 with three seeds: a plain interval of ±1.5 is ±4.66 at 95 % for all nine together
+    (Student's quantiles with two degrees of freedom: 4.303 and 13.36); of a single comparison nothing changes."""
+    write_format_1(tmp_path, "a above b")
+    path = tmp_path / "verdicts" / "toy.json"
+    values = json.loads(path.read_text("utf-8"))
+    values["verdicts"][0] |= {"status": "contradicted", "margin": {"mean": -2.0, "low": -3.5, "high": -0.5, "n": 3}}
+    for margins, status, high in ((1, "contradicted", -0.5), (9, "undecided", pytest.approx(2.66, abs=0.01))):
+        values["verdicts"][0]["margins"] = margins
+        path.write_text(json.dumps(values), "utf-8")
+        (record,) = read_records(tmp_path, ["toy"])
+        margin = record.verdicts[0].margin
+        assert margin is not None
+        assert (record.verdicts[0].status, margin.high) == (status, high)
+        assert record.verdicts[0].confidence == pytest.approx(1 - 0.05 / margins)
+
+
+def test_a_verdict_without_figures_shows_its_difference_beside_the_limit(tmp_path: Path) -> None:
+    """Older records keep how far it is beyond a limit that the recipe knows."""
+    write_format_1(tmp_path, "a above b")
+    limited = Claim.above("a above b", "p", "a", ["b"], limit=-0.005)
+    publish([], tmp_path, {"toy": toy(P, Q, claims=(limited,))})
+    (record,) = read_records(tmp_path, ["toy"])
+    assert record.verdicts[0].limit == pytest.approx(-0.5)
+    assert "(limit −0." in (tmp_path / "README.md").read_text("utf-8")
 
 
 def test_lost_figures_are_told(tmp_path: Path) -> None:

@@ -46,7 +46,14 @@ from kinfed.reproduce.benchmark_tables import (
 )
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.markdown_page import commands
-from kinfed.reproduce.measure import Reproduction, measurements_of_summary, read_reproduction, reproduce
+from kinfed.reproduce.measure import (
+    Reproduction,
+    done_share,
+    is_done,
+    measurements_of_summary,
+    read_reproduction,
+    reproduce,
+)
 from kinfed.reproduce.part_records import PartRecord, part_config, settings_hash
 from kinfed.reproduce.publishing import publish
 from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference
@@ -152,7 +159,7 @@ def recipe_of(measured: Measurements, **more: object) -> Recipe:
     claims = [
         Claim.above("a above b", "p", "a", ["b"]),
         Claim.above("b above a", "p", "b", ["a"]),
-        Claim.above("a above b by 25 points", "p", "a", ["b"], by=0.25),
+        Claim.above("a above b by 25 points", "p", "a", ["b"], limit=0.25),
         Claim.above("a far above c, which is not there", "p", "a", ["c"]),
         Untestable("the moon is cheese", "no moon here"),
     ]
@@ -199,7 +206,7 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     first = verdicts(recipe_of(single), Results({"p": single}), "paper")[0]
     assert first.status == "not judged"
     assert first.sentence == "one seed is no evidence: +20.0 points"
-    limited = replace(recipe_of(single), claims=[Claim.above("a not far below b", "p", "a", ["b"], by=-0.02)])
+    limited = replace(recipe_of(single), claims=[Claim.above("a not far below b", "p", "a", ["b"], limit=-0.02)])
     (allowed,) = verdicts(limited, Results({"p": single}), "paper")
     assert allowed.sentence == "one seed is no evidence: +20.0 points"  # the difference itself, whatever is allowed
 
@@ -319,6 +326,28 @@ def test_one_of_several_comparisons_contradicts_only_if_all_were_taken_into_acco
     assert verdict_of((4, 6, 8), other, other).status == "reproduced"  # all must hold: no chances to be taken off
 
 
+def test_a_comparison_with_few_seeds_is_the_least_sure_and_makes_nothing_firm() -> None:
+    """t is larger with two seeds (29 ± 1) than with ten, and says less."""
+    ten = tuple(5.0 + (-1) ** k for k in range(10))
+    verdict = verdict_of(ten, (28.0, 30.0))
+    assert (verdict.status, verdict.rival, verdict.fewest_seeds) == ("reproduced", "r1", 2)
+    assert firm_verdicts([verdict]) == []
+    assert firm_verdicts([verdict_of(ten)]) != []
+    assert firm_verdicts([verdict_of(ten, (29.9999, 30.0001))]) == []  # even where the surer one decides
+
+
+def test_intervals_in_a_sentence_say_which_of_them_are_wider() -> None:
+    mixed = verdict_of((0, 2, 4), (0, -2, -4))
+    assert mixed.sentence.endswith(
+        "(3 seeds, 95 % intervals, those with a mean below zero at 95 % for all 2 comparisons together)"
+    )
+
+
+def test_what_floating_point_leaves_of_zero_is_zero() -> None:
+    assert verdict_of((0.1, 0.2, -0.3)).sentence.startswith("0 [")
+    assert interval_text(Interval(2.0 + 1e-13, 1.0, 3.0, n=3), "points", -2.0).startswith("0 [−1.0, +1.0]")
+
+
 def test_certainty_of_a_verdict_by_itself() -> None:
     """Without a spread there is nothing to judge by."""
     assert certainty(verdict_of((-4, -6, -8))) == certainty(verdict_of((4, 6, 8), (20, 21, 22))) == "95 %"
@@ -336,7 +365,7 @@ def test_certainty_of_a_verdict_by_itself() -> None:
         ((22.3, 12.1, 32.5), 0.0, "+22.3 [+12.1, +32.5] points"),
         ((8.1, 0.001, 16.2), 0.0, "+8.1 [+0.001, +16.2] points"),
         ((-0.00103, -0.00104, -0.00102), 0.0, "−0.001030 [−0.001040, −0.001020] points"),
-        ((1.8, 1.0, 2.6), -2.0, "−0.20 [−1.00, +0.60] points (limit −2.0)"),
+        ((1.8, 1.0, 2.6), -2.0, "−0.20 [−1.00, +0.60] points (limit −2.00)"),
         ((0.5, 0.5, 0.5), 0.0, "+0.50 [+0.50, +0.50] points"),
     ],
 )
@@ -352,7 +381,7 @@ def test_floating_point_decides_nothing() -> None:
         "a": {"personal.accuracy": {0: 0.8, 1: 0.7, 2: 0.6}},
         "b": {"personal.accuracy": {0: 0.82, 1: 0.72, 2: 0.62}},
     }
-    claim = Claim.above("a at most 2 points below b", "p", "a", ["b"], by=-0.02)
+    claim = Claim.above("a at most 2 points below b", "p", "a", ["b"], limit=-0.02)
     (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
     assert verdict.status == "tied"
 
@@ -454,8 +483,8 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+28.8, +31.2] points", "", "5", "firm", "paper"]
     summary = summary_sentences([replace(record, other_data=True)])
     assert summary == [
-        "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 1 does not, 1 is unknown. 4 of these tests "
-        "have the published settings, 4 of them on other data than the paper’s."
+        "Claims that can be tested here: 5. Tested: 4, of which 2 hold, 1 does not, 1 is unknown. With the published "
+        "settings: 4, and 4 of these on other data than the paper’s."
     ]
 
 
@@ -500,8 +529,7 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
     ]
     assert summary_sentences(records)[0] == (
         "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. In the published "
-        "settings, 0 hold, 1 does not, 0 are unknown; the others were tested with less data, fewer rounds or smaller "
-        "networks."
+        "settings, 0 hold, 1 does not, 0 are unknown; 2 had less data, fewer rounds or smaller networks."
     )
 
 
@@ -579,7 +607,7 @@ def test_files_of_a_reproduction(tmp_path: Path) -> None:
     assert 'href="toy-paper/index.html"' in site
     index = publish([done], tmp_path / "docs", {"toy": done.recipe}).read_text("utf-8")
     assert "[toy](toy-paper.md) | Self-FL: Table 0 | 1 | 2 | 0 | 0 | 2 | 0 | 0 | 0 | 3 | 0 seconds | paper |" in index
-    assert "Of all 4 claims that can be tested here, 3 were tested: 1 holds, 2 do not" in index
+    assert "Claims that can be tested here: 4. Tested: 3, of which 1 holds, 2 do not" in index
     # drawn from -22.5 to 22.5 on 17 characters: 17.5 and 22.5 are at places 14 and 16, the mean of 20 between them
     assert "| `········┊·····├●┤` | +20.0 [+17.5, +22.5] points |  | 3 |" in index
     assert site.count('<svg class="interval"') == 3  # one for each claim that was judged
@@ -595,9 +623,9 @@ def test_publishing_one_recipe_keeps_the_others_in_the_index(tmp_path: Path) -> 
     records = read_records(tmp_path / "docs", ["other", "toy"])
     assert [record.recipe for record in records] == ["other", "toy"]
     assert list(records[0].verdicts) == verdicts(toy, done.results, "paper")  # intervals survive being written
-    assert "Of all 8 claims that can be tested here, 6 were tested: 2 hold, 4 do not" in index
+    assert "Claims that can be tested here: 8. Tested: 6, of which 2 hold, 4 do not" in index
     assert "Recipes without a page, whose claims are not counted: later." in index
-    assert "6 of these tests have the published settings" in index
+    assert "With the published settings: 6" in index
     html = (tmp_path / "docs" / "claims.html").read_text("utf-8")
     assert html.count('<svg class="interval"') == 6
     assert 'href="toy-paper.md"' in html
@@ -620,8 +648,8 @@ def test_a_claim_counts_once_at_the_largest_scale_that_judged_it(tmp_path: Path)
     at_paper, at_small = count_once(read_records(tmp_path / "docs", ["toy"]))
     assert (at_paper.scale, len(at_paper.verdicts)) == ("paper", 5)  # what neither judged stays with the larger
     assert [verdict.claim for verdict in at_small.verdicts] == ["a above b elsewhere"]
-    assert "Of all 5 claims that can be tested here, 4 were tested: 2 hold, 2 do not" in index
-    assert "3 of these tests have the published settings" in index
+    assert "Claims that can be tested here: 5. Tested: 4, of which 2 hold, 2 do not" in index
+    assert "With the published settings: 3" in index
     assert "## Not measured (1)" in index
     assert "| [the moon is cheese](toy-paper.md) | Self-FL: Table 0 | no moon here |" in index
     assert "| 3 | 95 % | small |" in index
@@ -866,7 +894,7 @@ def test_what_self_fls_algorithms_send() -> None:
     2.05 times as much, 0.05 away."""
     sent = {"selffl": (100.0, 50.0), "selffl_augmented": (160.0, 102.5), "selffl_control": (100.0, 50.0)}
     measured: Measurements = {row: {"bytes": {0: both}, "bytes_up": {0: up}} for row, (both, up) in sent.items()}
-    openings = ("Algorithm 1 sends", "Algorithm 2 doubles what", "Algorithm 2 doubles all")
+    openings = ("Algorithm 1 sends", "With Algorithm 2 clients send", "With Algorithm 2 twice")
     margins = [claim_of("selffl-algorithms", o).margins(Results({"letters": measured}))["Letters"] for o in openings]
     assert margins == [{0: pytest.approx(margin)} for margin in (0.01, 0.05, -0.3)]
 
@@ -884,7 +912,10 @@ def test_an_optional_part_is_left_out_where_its_data_are_missing(
 
     done = reproduce(recipe(optional=True), "small", tmp_path / "r")
     assert list(done.parts) == ["here"]
-    assert done.missing == {"away": "the part away has not been measured yet"}
+    assert done.missing == {"away": "the part away was left out, because its data were not to be had"}
+    assert is_done(recipe(optional=True), "small", tmp_path / "r", None, {})
+    assert done_share(recipe(optional=True), "small", tmp_path / "r", None, {}) == 1.0
+    assert commands(done) == ["kinfed reproduce r --scale small"]
     assert "the part away is left out: data set files are missing" in caplog.text
     with pytest.raises(DataError, match="data set files are missing"):
         reproduce(recipe(optional=False), "small", tmp_path / "s")

@@ -16,10 +16,10 @@ from torch import Tensor
 from kinfed.core.options import option
 from kinfed.data.problem import Problem
 from kinfed.data.source import Source, subsample
-from kinfed.data.sources import hub, images
+from kinfed.data.sources import hub
 from kinfed.data.sources.hub import ParquetSet
-from kinfed.data.sources.image_sets import ImageOptions, standardized
-from kinfed.errors import DataError
+from kinfed.data.sources.image_sets import ImageOptions, read_images, standardized
+from kinfed.errors import ConfigError, DataError
 
 FILES = ParquetSet("femnist", ("train",), "flwrlabs/femnist")
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -42,6 +42,8 @@ def load_femnist(options: FemnistOptions, data_dir: Path | None, seed: int) -> S
     files = hub.obtain(FILES, data_dir)["train"]
     stored = hub.cached("femnist", files, lambda: _decode(files))
     names = CHOICES[options.characters][: options.first]
+    if options.first is not None and options.first > len(names):
+        raise ConfigError(f"characters={options.characters} are {len(names)}; first={options.first} asks for more")
     first_label = CHARACTERS.index(names[0])
     labels = stored["labels"] - first_label
     rows = ((labels >= 0) & (labels < len(names))).nonzero().squeeze(1)
@@ -61,21 +63,19 @@ def load_femnist(options: FemnistOptions, data_dir: Path | None, seed: int) -> S
 
 def _decode(files: list[Path]) -> dict[str, Tensor]:
     """raw [N, 1, 28, 28] uint8, labels [N], writers [N], and writer_names [writers, longest] as bytes of UTF-8."""
-    raw, labels, writers = [], [], []
-    for file in files:
-        table = hub.read_parquet(file, ["image", "writer_id", "character"])
-        for column in ("writer_id", "character"):
-            if table[column].null_count:
-                raise DataError(f"{file}: column {column} has empty cells; fetch the file again")
-        raw.append(images.decode(images.encoded_values(table["image"], file.parent, str(file)), str(file)))
-        labels.append(torch.tensor(table["character"].to_pylist(), dtype=torch.int64))
-        writers += table["writer_id"].to_pylist()
+    raw, labels, tables = read_images("femnist", files, "image", "character", "writer_id")
+    if int(labels.min()) < 0 or int(labels.max()) >= len(CHARACTERS):
+        raise DataError(
+            f"data set femnist: characters are numbers from 0 to {len(CHARACTERS) - 1}; got {int(labels.min())} to "
+            f"{int(labels.max())}"
+        )
+    writers = [name for table in tables for name in table["writer_id"].to_pylist()]
     number = {name: k for k, name in enumerate(sorted(set(writers)))}
     encoded = [name.encode() for name in number]
     longest = max(map(len, encoded))
     return {
-        "raw": torch.cat(raw),
-        "labels": torch.cat(labels),
+        "raw": raw,
+        "labels": labels,
         "writers": torch.tensor([number[name] for name in writers]),
         "writer_names": torch.tensor([[*name.ljust(longest, b"\0")] for name in encoded], dtype=torch.uint8),
     }

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from kinfed.core import cache
-from kinfed.errors import DataError
+from kinfed.errors import DataError, MissingDataError
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ def obtain(wanted: ParquetSet, data_dir: Path | None) -> dict[str, list[Path]]:
         return splits
     place = f"put {' and '.join(lacking)} into {folder}"
     if wanted.repository is None:
-        raise DataError(f"data set files are missing; {place}{wanted.advice and '; ' + wanted.advice}")
+        raise MissingDataError(f"data set files are missing; {place}{wanted.advice and '; ' + wanted.advice}")
     try:
         _fetch(wanted, folder)
     except Exception as error:  # the hub raises errors of several libraries; all mean that nothing came
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
+        raise MissingDataError(
             f"data set files are missing and could not be fetched from hub data set {wanted.repository} "
             f"({reason}); {place}{wanted.advice and '; ' + wanted.advice}"
         ) from error

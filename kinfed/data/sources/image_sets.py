@@ -11,12 +11,14 @@ seed, so that a smaller data set is still one data set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -89,19 +91,10 @@ class ImageSet:
         )
 
     def _decode(self, splits: dict[str, list[Path]]) -> dict[str, Tensor]:
-        raw, labels, is_test = [], [], []
-        for split, files in splits.items():
-            for file in files:
-                table = hub.read_parquet(file, [self.image, self.label])
-                encoded = images.encoded_values(table[self.image], file.parent, str(file))
-                raw.append(images.decode(encoded, str(file)))
-                if table[self.label].null_count:
-                    raise DataError(f"{file}: column {self.label} has empty cells; fetch the file again")
-                labels.append(torch.tensor(table[self.label].to_pylist(), dtype=torch.int64))
-                is_test.append(torch.full((len(table),), split == "test"))
-        if len({block.shape[1:] for block in raw}) != 1:
-            raise DataError(f"data set {self.name}: the images of its files differ in size")
-        return {"raw": torch.cat(raw), "labels": torch.cat(labels), "is_test": torch.cat(is_test)}
+        files = [(file, split == "test") for split, files in splits.items() for file in files]
+        raw, labels, tables = read_images(self.name, [file for file, _ in files], self.image, self.label)
+        is_test = [torch.full((len(table),), test) for table, (_, test) in zip(tables, files, strict=True)]
+        return {"raw": raw, "labels": labels, "is_test": torch.cat(is_test)}
 
 
 @dataclass(frozen=True)
@@ -116,6 +109,24 @@ class LetterSet(ImageSet):
         assert isinstance(options, LettersOptions)
         rows = (stored["labels"] < options.letters).nonzero().squeeze(1)
         return {name: tensor[rows] for name, tensor in stored.items()}
+
+
+def read_images(
+    name: str, files: Sequence[Path], image: str, label: str, *others: str
+) -> tuple[Tensor, Tensor, list[pa.Table]]:
+    """raw [N, channels, height, width] uint8 and labels [N] of a data set's files, and their tables, with the columns
+    `others`; neither these nor the labels may have gaps."""
+    tables = [hub.read_parquet(file, [image, label, *others]) for file in files]
+    raw, labels = [], []
+    for file, table in zip(files, tables, strict=True):
+        for column in (label, *others):
+            if table[column].null_count:
+                raise DataError(f"{file}: column {column} has empty cells; fetch the file again")
+        raw.append(images.decode(images.encoded_values(table[image], file.parent, str(file)), str(file)))
+        labels.append(torch.tensor(table[label].to_pylist(), dtype=torch.int64))
+    if len({block.shape[1:] for block in raw}) != 1:
+        raise DataError(f"data set {name}: the images of its files differ in size")
+    return torch.cat(raw), torch.cat(labels), tables
 
 
 def standardized(raw: Tensor, scheme: Standardize) -> Features:

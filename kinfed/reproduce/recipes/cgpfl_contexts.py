@@ -182,7 +182,7 @@ RECIPE = Recipe(
                 f"CGPFL converges: squared gradients of the contexts fall over the rounds (second half of the rounds "
                 f"against all), {heading}",
                 _comes_to_rest(part),
-                "of all rounds’",
+                "of the mean over all rounds",
                 1.0,
                 "Theorem 4.1, first bound",
             )
@@ -193,7 +193,7 @@ RECIPE = Recipe(
                 f"{quantity} with K = 4 at most 1/√4 of those with K = 1, as the rates of Remark 4.1 suggest (bounds, "
                 f"which need not be met), {heading}",
                 _half_as_large(part, metric),
-                "of K = 1’s",
+                "of the value with K = 1",
                 1.0,
             )
             for part, heading in PARTS.items()

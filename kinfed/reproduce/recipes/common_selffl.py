@@ -36,8 +36,8 @@ NAMES = {
     "selffl-rough": "Self-FL without smoothing",
     "selffl-gd": "Self-FL, steps by (8)",
     "selffl-sum": "Self-FL, batch sums",
-    "selffl-printed": "Self-FL as Algorithm 1 is printed, long version",
-    "selffl-printed-neurips": "Self-FL as Algorithm 1 is printed, NeurIPS version",
+    "selffl-printed": "Self-FL as printed in Algorithm 1 (long version)",
+    "selffl-printed-neurips": "Self-FL as printed in Algorithm 1 (NeurIPS version)",
     "fedavg-fast": "FedAvg, ten times the rate",
     "ditto-fast": "Ditto, ten times the rate",
     "perfedavg-fast": "Per-FedAvg, ten times the rate",
@@ -172,7 +172,7 @@ def printed_part(part: str, settings: Mapping[str, Any]) -> RunPart:
 
 def printed_readings(part: str, heading: str) -> list[Question]:
     return [
-        Question.above(f"{NAMES[label]}, above all baselines, {heading}", part, label, RIVALS, main=True)
+        Question.above(f"{NAMES[label]} above all baselines, {heading}", part, label, RIVALS, main=True)
         for label in PRINTED
     ]
 

@@ -64,7 +64,7 @@ RECIPE = Recipe(
             "ditto",
             ["apfl", "perfedavg"],
             MEAN,
-            by=-0.02,
+            limit=-0.02,
             place=ABSTRACT,
             main=True,
         ),

@@ -34,8 +34,8 @@ METHODS = {
 }
 # Per-FedAvg with a rate at which it does not diverge.
 SLOW = {"perfedavg-slow": {"method": "perfedavg", "lr": 0.02}}
-OWN = ("local", "fedavg", "fedala", "perfedavg")
-RIVALS = tuple(name for name in METHODS if name not in OWN)
+NOT_COMPARED = ("local", "fedavg", "fedala", "perfedavg")
+RIVALS = tuple(name for name in METHODS if name not in NOT_COMPARED)
 PART = "cifar10"
 ALIASES = {"fedavg_model": ("fedavg", "server")}
 TABLE_2 = parse_published("""

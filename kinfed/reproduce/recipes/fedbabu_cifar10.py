@@ -45,7 +45,7 @@ RECIPE = Recipe(
     tables=[personal_table("Personal models, CIFAR-10 (%)", PART, METHODS)],
     claims=[
         Claim.above(
-            "FedBABU improves on FedAvg, both fine-tuned", PART, "fedbabu", ["fedavg"], place=ABSTRACT, main=True
+            "FedBABU improves on FedAvg: personal models", PART, "fedbabu", ["fedavg"], place=ABSTRACT, main=True
         ),
         Question.above(
             "FedBABU above FedPer, FedRep and other personalized methods", PART, "fedbabu", RIVALS, main=True
@@ -60,5 +60,5 @@ RECIPE = Recipe(
         "The paper deals shards of CIFAR-100 to 100 clients; here CIFAR-10 is shared out by Dirichlet(0.3).",
         "FedBABU fine-tunes for 20 steps before it is judged; FedAvg’s clients keep the model of their last training.",
     ],
-    stand_ins={"smoke": SMOKE_IMAGES, "small": SMALL_IMAGES},
+    stand_ins={"smoke": SMOKE_IMAGES, "small": SMALL_IMAGES, "paper": "CIFAR-10 in place of CIFAR-100."},
 )

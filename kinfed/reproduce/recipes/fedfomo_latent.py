@@ -164,7 +164,7 @@ def _with_ten_distributions(part: str, heading: str) -> list[Claim]:
             "fedfomo-5",
             ["local"],
             SCORED,
-            by=-0.02,
+            limit=-0.02,
             place=PLACE,
         ),
         Claim(

@@ -145,7 +145,7 @@ RECIPE = Recipe(
                 "fedfomo-10",
                 RIVALS,
                 SCORED,
-                by=-0.02,
+                limit=-0.02,
                 place=PLACE,
                 main=True,
             )

@@ -136,7 +136,7 @@ RECIPE = Recipe(
             "fedfomo-5",
             ["local", "fedavg"],
             SCORED,
-            by=-0.02,
+            limit=-0.02,
             place=TWO_CLASSES_PLACE,
         ),
         Claim.above(

@@ -156,13 +156,13 @@ def _not_behind(part: str, worst: bool = False) -> Question:
         what = "RMSE of the worst tenth" if worst else "RMSE"
         return Question.above(
             f"Kin is not behind Local or FedAvg, fine-tuned, by 0.005 in {what}: {heading}",
-            part, "kin", ["local", "fedavg"], headline(part) + ("_worst10" if worst else ""), by=-ALLOWED,
+            part, "kin", ["local", "fedavg"], headline(part) + ("_worst10" if worst else ""), limit=-ALLOWED,
             lower_is_better=True, unit="", factor=1.0,
         )  # fmt: skip
     metric = "personal.worst10" if worst else ACCURACY
     return Question.above(
         f"Kin is not behind Local or FedAvg, fine-tuned, by 0.5 points in {what}: {heading}",
-        part, "kin", ["local", "fedavg"], metric, by=-ALLOWED,
+        part, "kin", ["local", "fedavg"], metric, limit=-ALLOWED,
     )  # fmt: skip
 
 

@@ -298,7 +298,7 @@ RECIPE = Recipe(
                 f"{method}-e",
                 [f"{method}-w"],
                 "server.fa.all.normal",
-                by=3.0,
+                limit=3.0,
                 **FEWER,
             )
             for method, name in (("fedavg", "FedAvg"), ("ditto", "Ditto"))
