@@ -198,9 +198,18 @@ def faster_baselines(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {label: {"method": label.removesuffix("-fast"), "lr": 10 * settings["lr"]} for label in FASTER}
 
 
-def batch_sum(part: str, heading: str) -> Question:
-    text = f"{NAMES['selffl-sum']} above FedAvg, Ditto and Per-FedAvg at ten times the rate, {heading}"
-    return Question.above(text, part, "selffl-sum", FASTER)
+def batch_sums(part: str, heading: str) -> list[Question]:
+    """What sums over a batch, against baselines at the rate that this comes to."""
+    return [
+        Question.above(
+            f"{NAMES[label]} above FedAvg, Ditto and Per-FedAvg at ten times the rate, {heading}",
+            part,
+            label,
+            FASTER,
+            main=label in PRINTED,
+        )
+        for label in ("selffl-sum", "selffl-printed")
+    ]
 
 
 def mnist_settings(clients: int, rounds: int, participation: float = 0.1, seeds: int = 3) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     READINGS_NOTES,
     RIVALS,
     VARIANTS,
-    batch_sum,
+    batch_sums,
     columns_with_stability,
     faster_baselines,
     letters_settings,
@@ -160,7 +160,7 @@ RECIPE = Recipe(
             for part, heading in ON_FEMNIST.items()
             for label in ("selffl", "selffl-rough")
         ),
-        batch_sum("steps-20", "letters, 20 steps"),
+        *batch_sums("steps-20", "letters, 20 steps"),
         *printed_readings("steps-20", "letters, 20 steps for the baselines"),
         *other_readings(
             {"steps-20": "letters, 20 steps for the baselines", "steps-40": "letters, 40 steps for the baselines"}

@@ -17,7 +17,7 @@ from kinfed.reproduce.recipes.common_selffl import (
     READINGS,
     READINGS_NOTES,
     RIVALS,
-    batch_sum,
+    batch_sums,
     columns_with_stability,
     faster_baselines,
     method_options,
@@ -125,7 +125,7 @@ RECIPE = Recipe(
         ),
         Question.above("The exact posterior above the paper's, MNIST", "active-10", "selffl_exact", ["selffl"]),
         Question.above("Self-FL above every client alone, MNIST", "active-10", "selffl", ["local"]),
-        batch_sum("active-10", "MNIST, 20 steps"),
+        *batch_sums("active-10", "MNIST, 20 steps"),
         *printed_readings("active-10", "MNIST, 20 steps for the baselines"),
         *other_readings({"active-10": "MNIST, 20 steps for the baselines"}),
         *(
