@@ -118,7 +118,7 @@ RECIPE = Recipe(
             ResultTable(
                 f"{quantity}, mean over rounds (Theorem 4.1)",
                 {row: name for row, name in METHODS.items() if row.startswith("cgpfl")},
-                ResultColumn.by_part(PARTS, metric, factor=1.0, digits=3, lower_is_better=True),
+                ResultColumn.by_part(PARTS, metric, factor=1.0, digits=5, lower_is_better=True),
                 caption="Up to a constant that is the same for every K." if metric == GRADIENT else "",
             )
             for metric, quantity in QUANTITIES.items()
