@@ -38,9 +38,9 @@ NAMES = {
     "selffl-sum": "Self-FL, batch sums",
     "selffl-printed": "Self-FL as printed in Algorithm 1 (long version)",
     "selffl-printed-neurips": "Self-FL as printed in Algorithm 1 (NeurIPS version)",
-    "fedavg-fast": "FedAvg, ten times the rate",
-    "ditto-fast": "Ditto, ten times the rate",
-    "perfedavg-fast": "Per-FedAvg, ten times the rate",
+    "fedavg-fast": "FedAvg at the rate of a batch sum",
+    "ditto-fast": "Ditto at the rate of a batch sum",
+    "perfedavg-fast": "Per-FedAvg at the rate of a batch sum",
 }
 READINGS: dict[str, dict[str, Any]] = {  # where the paper's versions differ or the text leaves a choice
     "selffl-rough": {"method": "selffl", "smoothing": 1.0},
@@ -51,7 +51,7 @@ PRINTED: dict[str, dict[str, Any]] = {  # Algorithm 1 to the letter: several of 
     "selffl-printed": {"method": "selffl", "smoothing": 1.0, "reduction": "sum"},
     "selffl-printed-neurips": {"method": "selffl", "smoothing": 1.0, "contraction": "gd"},
 }
-FASTER = ("fedavg-fast", "ditto-fast", "perfedavg-fast")  # a sum over batches of ten is ten times the rate
+FASTER = ("fedavg-fast", "ditto-fast", "perfedavg-fast")  # the sum over a batch of B is B times the rate
 ONE_MODEL = "fedavg-global"  # FedAvg by its one model for all
 ALIASES = {ONE_MODEL: ("fedavg", "server")}
 READINGS_NOTES = (  # judged like the first reading, beside it
@@ -66,7 +66,7 @@ READINGS_NOTES = (  # judged like the first reading, beside it
     "NeurIPS version it takes (8). Both are run as printed, too.",
 )
 FASTER_NOTE = (
-    "The sum over batches of ten is ten times the learning rate, so baselines at ten times theirs stand beside it; "
+    "The sum over a batch of B examples is B times the learning rate, so baselines at B times theirs stand beside it; "
     "pFedMe is not among them, because λ = 15 times that rate overshoots."
 )
 COMPARED = ("fedavg", "selffl_control", "ditto", "pfedme", "perfedavg", "selffl")
@@ -194,15 +194,16 @@ def other_readings(parts: Mapping[str, str]) -> list[Question]:
 
 
 def faster_baselines(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """FASTER at ten times the rate of a part's settings."""
-    return {label: {"method": label.removesuffix("-fast"), "lr": 10 * settings["lr"]} for label in FASTER}
+    """FASTER at the rate that the sum over a batch comes to, with a part's settings."""
+    rate = settings["batch"] * settings["lr"]
+    return {label: {"method": label.removesuffix("-fast"), "lr": rate} for label in FASTER}
 
 
 def batch_sums(part: str, heading: str) -> list[Question]:
     """What sums over a batch, against baselines at the rate that this comes to."""
     return [
         Question.above(
-            f"{NAMES[label]} above FedAvg, Ditto and Per-FedAvg at ten times the rate, {heading}",
+            f"{NAMES[label]} above FedAvg, Ditto and Per-FedAvg at the rate of a batch sum, {heading}",
             part,
             label,
             FASTER,
