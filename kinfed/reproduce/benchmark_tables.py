@@ -192,9 +192,9 @@ def _sections(
     sections = []
     firm = set(map(id, firm_verdicts(_verdicts(records, source))))
     for heading, statuses in headings.items():
-        chosen = [(r, v) for r, v in _claims(records, source) if v.status in statuses and v.margin is not None]
-        chosen.sort(key=lambda pair: id(pair[1]) not in firm)  # the surest first, otherwise in order
-        rows = [_claim_line(record, verdict, id(verdict) in firm, page) for record, verdict in chosen]
+        entries = [(r, v) for r, v in _claims(records, source) if v.status in statuses and v.margin is not None]
+        entries.sort(key=lambda pair: id(pair[1]) not in firm)  # the surest first, otherwise in order
+        rows = [_claim_line(record, verdict, id(verdict) in firm, page) for record, verdict in entries]
         if rows:
             sections.append(_section(heading, columns, rows))
     return sections + _untested_sections(records, source, page)
