@@ -27,7 +27,7 @@ from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
-from kinfed.reproduce.verdict import DECIDED, Status, Verdict
+from kinfed.reproduce.verdict import DECIDED, Status, Verdict, joint_confidence
 
 FORMAT = 4
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
@@ -250,7 +250,7 @@ def _for_all_comparisons(verdict: Verdict) -> Verdict:
     margin = verdict.margin
     if verdict.status != "contradicted" or verdict.margins < 2 or margin is None:
         return verdict
-    joint = 1 - (1 - verdict.confidence) / verdict.margins
+    joint = joint_confidence(verdict.confidence, verdict.margins)
     widening = float(student_quantile(margin.n - 1, joint) / student_quantile(margin.n - 1, verdict.confidence))
     reach = widening * (margin.high - margin.mean)
     wide = replace(margin, low=margin.mean - reach, high=margin.mean + reach)

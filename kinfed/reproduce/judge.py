@@ -29,7 +29,7 @@ from typing import Literal
 
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
-from kinfed.reproduce.verdict import Status, Verdict, chance_of_more, interval_text, signed, student_t
+from kinfed.reproduce.verdict import Status, Verdict, chance_of_more, interval_text, joint_confidence, signed, student_t
 
 NOT_RUN = "not run at this scale"
 NOT_TAKEN = "measured before this was asked: the figures it needs were not taken"
@@ -105,7 +105,7 @@ class Comparisons:
 
     def confidence(self, rival: str) -> float:
         """Of the interval that decides: one that could contradict is to hold for all margins together."""
-        return PLAIN if self._total(rival) > 0 else 1 - (1 - PLAIN) / len(self.margins)
+        return PLAIN if self._total(rival) > 0 else joint_confidence(PLAIN, len(self.margins))
 
     def is_below(self, rival: str) -> bool:
         return self._total(rival) < 0

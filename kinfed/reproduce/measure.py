@@ -56,7 +56,9 @@ class Reproduction:
         for part in self.recipe.parts(self.scale):
             record = self.parts.get(part.name)
             if record is None and is_optional(part):
-                reasons[part.name] = f"the part {part.name} was left out, because its data were not to be had"
+                reasons[part.name] = (
+                    f"the part {part.name} has not been measured: it runs only where its data can be had"
+                )
             elif record is None:
                 reasons[part.name] = f"the part {part.name} has not been measured yet"
             elif record.settings != settings_hash(part):

@@ -175,7 +175,7 @@ def _claim_text(verdict: Verdict) -> str:
 
 def _evidence(verdict: Verdict, dated: bool) -> str:
     is_dated = dated and verdict.earlier and verdict.margin is not None
-    return verdict.sentence + (f"; measured {verdict.earlier}, figures not kept" if is_dated else "")
+    return verdict.sentence + (f"; measured {verdict.earlier}, figures not saved" if is_dated else "")
 
 
 def status_cell(verdict: Verdict) -> TableCell:

@@ -69,6 +69,11 @@ def _chance(verdict: Verdict) -> float:
     return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
 
 
+def joint_confidence(confidence: float, comparisons: int) -> float:
+    """Of each of several intervals, for `confidence` of all together (Bonferroni)."""
+    return 1 - (1 - confidence) / comparisons
+
+
 def chance_of_more(t: float, seeds: int) -> float:
     """P(T > t) of Student's t with the degrees of freedom of so many seeds."""
     return float(stdtr(seeds - 1, -t))

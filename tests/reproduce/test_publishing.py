@@ -217,7 +217,7 @@ def test_measured_parts_replace_verdicts_without_figures(tmp_path: Path) -> None
     judged = by_claim(docs)
     assert judged["a above b"].sentence.startswith("yes, +11.0")
     assert (judged["a above b elsewhere"].sentence, judged["a above b elsewhere"].earlier) == ("yes", "2025-01-01")
-    assert "yes; measured 2025-01-01, figures not kept" in (docs / "toy.md").read_text("utf-8")
+    assert "yes; measured 2025-01-01, figures not saved" in (docs / "toy.md").read_text("utf-8")
     record = BenchmarkRecord.read(docs / "verdicts" / "toy.json")
     assert record.seed_counts == (3, 4)
     assert record.dates[0] == "2025-01-01"

@@ -114,16 +114,17 @@ class LetterSet(ImageSet):
 def read_images(
     name: str, files: Sequence[Path], image: str, label: str, *others: str
 ) -> tuple[Tensor, Tensor, list[pa.Table]]:
-    """raw [N, channels, height, width] uint8 and labels [N] of a data set's files, and their tables, with the columns
-    `others`; neither these nor the labels may have gaps."""
-    tables = [hub.read_parquet(file, [image, label, *others]) for file in files]
-    raw, labels = [], []
-    for file, table in zip(files, tables, strict=True):
+    """raw [N, channels, height, width] uint8 and labels [N] of a data set's files, and their tables without the images,
+    with the columns `others`; neither these nor the labels may have gaps. Encoded images are held file by file."""
+    raw, labels, tables = [], [], []
+    for file in files:
+        table = hub.read_parquet(file, [image, label, *others])
         for column in (label, *others):
             if table[column].null_count:
                 raise DataError(f"{file}: column {column} has empty cells; fetch the file again")
         raw.append(images.decode(images.encoded_values(table[image], file.parent, str(file)), str(file)))
         labels.append(torch.tensor(table[label].to_pylist(), dtype=torch.int64))
+        tables.append(table.drop_columns([image]))
     if len({block.shape[1:] for block in raw}) != 1:
         raise DataError(f"data set {name}: the images of its files differ in size")
     return torch.cat(raw), torch.cat(labels), tables
