@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfed.runs.metrics import METRICS, summarize
+from kinfed.runs.metrics import METRICS, has_diverged, summarize
 
 
 def counts(*values: float) -> Tensor:
@@ -75,6 +75,22 @@ def test_figures_that_do_not_exist_are_absent() -> None:
 def test_a_diverged_model_shows_in_the_loss() -> None:
     nan = float("nan")
     assert math.isnan(summarize(None, counts(nan, 1), sizes(1, 1), sizes(1, 1))["loss"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({}, False),
+        ({"loss": math.inf}, True),
+        ({"loss": 99.0, "accuracy": 0.1}, False),
+        ({"loss": 101.0, "accuracy": 0.9}, True),
+        ({"loss": 1e9}, False),  # in a unit of its own
+        ({"loss": 1e4, "r2": -1e4}, False),  # clients that lie far apart
+        ({"loss": 1e7, "r2": -1e7}, True),
+    ],
+)
+def test_models_that_ran_away(metrics: dict[str, float], expected: bool) -> None:
+    assert has_diverged(metrics) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1), st.integers(0, 9)), min_size=1, max_size=40))

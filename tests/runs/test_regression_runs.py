@@ -3,6 +3,7 @@ what `kinfed describe` says of the columns."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_an_interrupted_run_resumes_to_the_same_bits(table: Path, tmp_path: Path
         kinfed.run(dataset=str(table), out=tmp_path / "halves", should_stop=lambda: next(calls), **SETTINGS)
     kinfed.run(dataset=str(table), out=tmp_path / "halves", resume=True, **SETTINGS)
     assert same_results(tmp_path / "whole", tmp_path / "halves") == []
+
+
+def test_predictions_out_of_all_bounds_are_called_diverged(table: Path) -> None:
+    """Also while every number is still finite: an error of 24 digits is no result."""
+    wild = kinfed.run(dataset=str(table), **SETTINGS | {"lr": 2.5, "epochs": 5})
+    assert math.isfinite(wild.result().personal["rmse"])
+    assert wild.result().personal["rmse"] > 1e5
+    assert wild.result().diverged
+    assert not kinfed.run(dataset=str(table), **SETTINGS).result().diverged
 
 
 def test_the_last_quarter_of_a_clients_time_is_tested(tmp_path: Path) -> None:
