@@ -29,7 +29,7 @@ from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
 from kinfed.reproduce.verdict import DECIDED, Status, Verdict, joint_confidence
 
-FORMAT = 4
+FORMAT = 5
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
 NEW_CLAIM = "not measured yet: added after this page was measured"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
@@ -231,8 +231,9 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
         before = earlier.get(verdict.claim)
         if verdict.status == "not judged" and before is not None and before.status in stands:
             verdict = replace(
-                before, source=verdict.source, place=verdict.place, main=verdict.main, limit=verdict.limit
-            )
+                before, source=verdict.source, place=verdict.place, main=verdict.main,
+                limit=verdict.limit, at_most=verdict.at_most,
+            )  # fmt: skip
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)
         completed.append(verdict)

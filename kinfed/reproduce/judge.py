@@ -95,7 +95,7 @@ def verdicts(
 class Comparisons:
     """The margins of one claim and what they say, in stored units."""
 
-    margins: Mapping[str, BySeed]  # by rival, beyond the claim's limit
+    margins: Mapping[str, BySeed]  # by rival, above zero on the right side of the claim's limit
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -125,7 +125,7 @@ class Comparisons:
 def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
     watched = WatchedResults(results.parts, results.aliases)
     by_rival = claim.margins(watched)
-    margins = {rival: _beyond(claim.limit, by_seed) for rival, by_seed in by_rival.items() if by_seed}
+    margins = {rival: _margin(claim, by_seed) for rival, by_seed in by_rival.items() if by_seed}
     gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]
     gap_reasons += [
         f"{row_names.get(row, row)} has diverged with seed {', '.join(map(str, seeds))} ({part}): its figures mean "
@@ -137,7 +137,10 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         unmeasured = NOT_RUN if watched.unanswered() or not by_rival else NOT_TAKEN
         reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [unmeasured]
     limit = claim.limit * claim.factor
-    unjudged = Verdict(claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main, limit=limit)
+    unjudged = Verdict(
+        claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main,
+        limit=limit, at_most=claim.at_most,
+    )  # fmt: skip
     if reasons:
         return unjudged
     comparisons = Comparisons(margins)
@@ -158,7 +161,8 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
     elif status == "undecided":
         outlook = _seeds_text(comparisons, against)
     shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in against}
-    figures = _join({rival: interval_text(margin, claim.unit, limit) for rival, margin in shown.items()}, names)
+    texts = {r: interval_text(margin, claim.unit, limit, at_most=claim.at_most) for r, margin in shown.items()}
+    figures = _join(texts, names)
     rival = _deciding(status, comparisons, against)
     return Verdict(
         claim.text,
@@ -175,6 +179,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: M
         limit=limit,
         confidence=comparisons.confidence(rival),
         fewest_seeds=min(margin.n for margin in intervals.values()),
+        at_most=claim.at_most,
     )
 
 
@@ -233,9 +238,11 @@ def _confidence_text(comparisons: Comparisons, against: Sequence[str]) -> str:
     return f"{seeds}, {which} at 95 % for all {len(intervals)} comparisons together"
 
 
-def _beyond(limit: float, by_seed: BySeed) -> BySeed:
-    """Without what floating point adds: 0.80 - 0.82 + 0.02 is zero."""
-    return {seed: round(value - limit, DIGITS) for seed, value in by_seed.items()}
+def _margin(claim: Claim, by_seed: BySeed) -> BySeed:
+    """How far each is on the right side of the claim's limit, without what floating point adds: 0.80 - 0.82 + 0.02 is
+    zero."""
+    side = -1 if claim.at_most else 1
+    return {seed: round(side * (value - claim.limit), DIGITS) for seed, value in by_seed.items()}
 
 
 def _in_shown_units(margin: Interval, factor: float) -> Interval:
@@ -250,6 +257,7 @@ def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:
 
 
 def _mean_text(by_seed: Mapping[int, float], claim: Claim) -> str:
-    """Of the difference itself; `by_seed` is beyond the claim's limit."""
-    mean = math.fsum(by_seed.values()) / len(by_seed) + claim.limit
+    """Of what was measured; `by_seed` is beyond the claim's limit."""
+    beyond = math.fsum(by_seed.values()) / len(by_seed)
+    mean = claim.limit - beyond if claim.at_most else claim.limit + beyond
     return f"{signed(mean * claim.factor)} {claim.unit}".rstrip()

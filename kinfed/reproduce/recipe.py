@@ -139,8 +139,7 @@ class Results:
 
 
 Margins = Callable[[Results], Mapping[str, BySeed]]
-"""By rival (or case) and seed: how far a claim holds, in stored units; above its limit is for it. Without seeds: not
-run."""
+"""By rival (or case) and seed: what is held against the limit of a claim, in stored units. Without seeds: not run."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,8 @@ def parse_published(text: str) -> dict[tuple[str, str], PublishedNumber]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as numbers: by seed, how far it holds; what lies above the limit is for it.
+    """A sentence of the paper as numbers: what lies above the limit (below it, where that is `at_most` allowed) is for
+    it, seed by seed.
 
     Several margins (one for each rival) must all hold."""
 
@@ -222,6 +222,7 @@ class Claim:
     )
 
     limit: float = 0.0  # in stored units: -0.02 allows a method to be two points below
+    at_most: bool = False  # the limit is an upper one
 
     source: ClassVar[Source] = "paper"
 

@@ -37,6 +37,7 @@ class Verdict:
     limit: float = 0.0  # what the difference is held against, in shown units: -2 allows two points
     confidence: float = 0.95  # of the interval
     fewest_seeds: int = 0  # of all its comparisons; 0: not noted
+    at_most: bool = False  # the limit is an upper one
 
 
 def by_chance(judged: Sequence[Verdict]) -> float:
@@ -96,20 +97,32 @@ def certainty(verdict: Verdict) -> str:
 
 def margin_text(verdict: Verdict) -> str:
     """What decides, in the unit of the claim; "" where there is nothing."""
-    return "" if verdict.margin is None else interval_text(verdict.margin, verdict.unit, verdict.limit)
+    if verdict.margin is None:
+        return ""
+    return interval_text(verdict.margin, verdict.unit, verdict.limit, at_most=verdict.at_most)
 
 
-def interval_text(margin: Interval, unit: str, limit: float = 0.0) -> str:
-    """A difference with its interval, and the limit that it is held against; `margin` is beyond that limit."""
-    mean, low, high = (round(value + limit, 9) for value in (margin.mean, margin.low, margin.high))
-    digits = _digits((high - low) / 2 or abs(mean))
-    text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}] {unit}".rstrip()
-    return text + (f" (limit {signed(limit, digits)})" if limit else "")
+def interval_text(margin: Interval, unit: str, limit: float = 0.0, *, at_most: bool = False) -> str:
+    """What was measured with its interval, and the limit that it is held against; `margin` is how far it is on the
+    right side of that limit. A difference has its sign, what may be `at_most` so much is a plain number."""
+    digits = _digits((margin.high - margin.low) / 2 or abs(margin.mean))
+    if at_most:
+        sizes = (round(limit - value, 9) for value in (margin.mean, margin.high, margin.low))
+        mean, low, high = (format_number(size, digits) for size in sizes)
+        ending = f" (at most {_exact(limit)})"
+    else:
+        mean, low, high = (signed(round(value + limit, 9), digits) for value in (margin.mean, margin.low, margin.high))
+        ending = f" (limit {'+' if limit > 0 else ''}{_exact(limit)})" if limit else ""
+    return f"{mean} [{low}, {high}] {unit}".rstrip() + ending
 
 
 def _digits(size: float) -> int:
     """Decimals that show two digits of what is below one, and one decimal of everything else."""
     return max(1, min(6, 1 + math.ceil(-math.log10(size)))) if 0 < size < 1 else 1
+
+
+def _exact(limit: float) -> str:
+    return f"{round(limit, 9):g}".replace("-", "−")
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kinfed.cli.app import app
 from kinfed.errors import StorageError
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
-from kinfed.reproduce.benchmark_records import BenchmarkRecord, joined_parts, read_records
+from kinfed.reproduce.benchmark_records import FORMAT, BenchmarkRecord, joined_parts, read_records
 from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN
 from kinfed.reproduce.markdown_page import seeds_text
 from kinfed.reproduce.measure import Reproduction, read_reproduction, reproduce
@@ -241,8 +241,8 @@ def test_what_was_not_judged_rests_on_no_figures(tmp_path: Path) -> None:
 def test_a_record_of_a_later_format_is_refused(tmp_path: Path) -> None:
     write_format_1(tmp_path, "a above b")
     path = tmp_path / "verdicts" / "toy.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": 5}), "utf-8")
-    with pytest.raises(StorageError, match=r"format 5.*upgrade kinfed"):
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "format": FORMAT + 1}), "utf-8")
+    with pytest.raises(StorageError, match=rf"format {FORMAT + 1}.*upgrade kinfed"):
         publish([], tmp_path, {"toy": TOY})
 
 

@@ -71,7 +71,7 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 )
 from kinfed.reproduce.recipes.common_selffl import ROUGHNESS, roughness
 from kinfed.reproduce.result_tables import fill
-from kinfed.reproduce.verdict import Verdict, by_chance, certainty, firm_verdicts, interval_text
+from kinfed.reproduce.verdict import Verdict, by_chance, certainty, firm_verdicts, interval_text, margin_text
 from kinfed.runs.reader import Final, JournalRound, Run, Trial
 from kinfed.runs.run_inputs import RunInputs
 
@@ -190,7 +190,7 @@ def test_verdicts_by_hand() -> None:
     # differences 20, 21, 19 points: mean 20, interval 20 -+ 4.3027 * 1 / sqrt(3)
     assert said[0].sentence == "yes, +20.0 [+17.5, +22.5] points (3 seeds, 95 % interval)"
     assert said[1].sentence.startswith("no, −20.0")
-    assert said[2].sentence == "no, +20.0 [+17.5, +22.5] points (limit +25.0) (3 seeds, 95 % interval)"
+    assert said[2].sentence == "no, +20.0 [+17.5, +22.5] points (limit +25) (3 seeds, 95 % interval)"
     assert said[2].margin is not None
     assert said[2].margin.mean == pytest.approx(-5.0)  # beyond the limit
     assert said[4].sentence == "no moon here"
@@ -365,7 +365,7 @@ def test_certainty_of_a_verdict_by_itself() -> None:
         ((22.3, 12.1, 32.5), 0.0, "+22.3 [+12.1, +32.5] points"),
         ((8.1, 0.001, 16.2), 0.0, "+8.1 [+0.001, +16.2] points"),
         ((-0.00103, -0.00104, -0.00102), 0.0, "−0.001030 [−0.001040, −0.001020] points"),
-        ((1.8, 1.0, 2.6), -2.0, "−0.20 [−1.00, +0.60] points (limit −2.00)"),
+        ((1.8, 1.0, 2.6), -2.0, "−0.20 [−1.00, +0.60] points (limit −2)"),
         ((0.5, 0.5, 0.5), 0.0, "+0.50 [+0.50, +0.50] points"),
     ],
 )
@@ -373,6 +373,31 @@ def test_figures_of_a_difference_have_the_same_decimals(
     interval: tuple[float, float, float], limit: float, text: str
 ) -> None:
     assert interval_text(Interval(*interval, n=3), "points", limit) == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "status", "sentence"),
+    [
+        ((0.01, 0.012, 0.014), "reproduced", "yes, 1.20 [0.70, 1.70] points (at most 2) (3 seeds, 95 % interval)"),
+        ((0.04, 0.042, 0.044), "contradicted", "no, 4.20 [3.70, 4.70] points (at most 2) (3 seeds, 95 % interval)"),
+        (
+            (0.02, 0.02, 0.02),
+            "tied",
+            "equal in every seed: 2.0 [2.0, 2.0] points (at most 2) (3 seeds, 95 % interval)",
+        ),
+        ((0.01,), "not judged", "one seed is no evidence: +1.0 points"),
+    ],
+)
+def test_what_may_be_at_most_so_much(sizes: tuple[float, ...], status: str, sentence: str) -> None:
+    """By hand: a deviation of 0.2 points over three seeds is an interval of 4.303 · 0.2 / √3 = 0.497 on either side.
+    Shown is what was measured; the margin is how far it stays below the limit."""
+    claim = Claim("they hardly differ", lambda results: {"": dict(enumerate(sizes))}, limit=0.02, at_most=True)
+    (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[claim]), Results({"p": MEASURED}), "small")
+    assert (verdict.status, verdict.sentence) == (status, sentence)
+    assert (verdict.limit, verdict.at_most) == (2.0, True)
+    if verdict.margin is not None:
+        assert verdict.margin.mean == pytest.approx(2 - 100 * sum(sizes) / 3)
+        assert margin_text(verdict) in sentence
 
 
 def test_floating_point_decides_nothing() -> None:
@@ -895,8 +920,10 @@ def test_what_self_fls_algorithms_send() -> None:
     sent = {"selffl": (100.0, 50.0), "selffl_augmented": (160.0, 102.5), "selffl_control": (100.0, 50.0)}
     measured: Measurements = {row: {"bytes": {0: both}, "bytes_up": {0: up}} for row, (both, up) in sent.items()}
     openings = ("Algorithm 1 sends", "With Algorithm 2 clients send", "With Algorithm 2 twice")
-    margins = [claim_of("selffl-algorithms", o).margins(Results({"letters": measured}))["Letters"] for o in openings]
-    assert margins == [{0: pytest.approx(margin)} for margin in (0.01, 0.05, -0.3)]
+    claims = [claim_of("selffl-algorithms", opening) for opening in openings]
+    margins = [claim.margins(Results({"letters": measured}))["Letters"] for claim in claims]
+    assert margins == [{0: pytest.approx(margin)} for margin in (1.0, 0.05, 0.4)]
+    assert [(claim.limit, claim.at_most) for claim in claims] == [(1.01, True), (0.1, True), (0.1, True)]
 
 
 def test_an_optional_part_is_left_out_where_its_data_are_missing(

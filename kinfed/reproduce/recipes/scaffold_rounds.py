@@ -119,8 +119,8 @@ RECIPE = Recipe(
             for part in ("sorted-5", "sorted-50")
         ),
         Claim(
-            "SCAFFOLD is not affected by heterogeneity: at most 1.5 times the rounds with clients alike, a limit "
-            "of ours (margin to it)",
+            "SCAFFOLD is not affected by heterogeneity: fewer rounds than 1.5 times those with clients alike (a limit "
+            "of ours)",
             unaffected,
             "rounds",
             1.0,
