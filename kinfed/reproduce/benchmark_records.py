@@ -57,7 +57,6 @@ class BenchmarkRecord:
     verdicts: tuple[Verdict, ...]
     parts: Mapping[str, PartRecord] = field(default_factory=dict)
     unkept: UnkeptFigures | None = None
-    other_data: bool = False  # at the scale paper: data that stand in for the paper's
 
     @classmethod
     def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
@@ -78,7 +77,6 @@ class BenchmarkRecord:
             tuple(judged),
             reproduction.parts,
             unkept,
-            other_data=scale == "paper" and scale in recipe.stand_ins,
         )
 
     @property
@@ -125,6 +123,8 @@ class BenchmarkRecord:
         judged = _read_verdicts(values.pop("verdicts"))
         if version < 4:
             judged = tuple(map(_for_all_comparisons, judged))
+        if values.pop("other_data", False):  # until format 4 of a whole record
+            judged = tuple(replace(verdict, other_data=True) for verdict in judged)
         if version == 1:
             source = UnkeptFigures(values.pop("seeds"), values.pop("provenance"))
             return cls(**values, verdicts=tuple(replace(v, earlier=source.date) for v in judged), unkept=source)
@@ -145,7 +145,7 @@ class BenchmarkRecord:
             storage.write_atomically(folder / MEASURED / f"{self.name}.csv", text.encode())
         values = {
             "format": FORMAT,
-            **{key: getattr(self, key) for key in ("recipe", "title", "paper", "reproduces", "scale", "other_data")},
+            **{key: getattr(self, key) for key in ("recipe", "title", "paper", "reproduces", "scale")},
             "parts": {
                 name: {
                     "settings": part.settings,
@@ -232,7 +232,7 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
         if verdict.status == "not judged" and before is not None and before.status in stands:
             verdict = replace(
                 before, source=verdict.source, place=verdict.place, main=verdict.main,
-                limit=verdict.limit, at_most=verdict.at_most,
+                limit=verdict.limit, at_most=verdict.at_most, other_data=verdict.other_data,
             )  # fmt: skip
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)

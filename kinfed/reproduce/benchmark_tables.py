@@ -55,7 +55,7 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
     testable = [(record, verdict) for record, verdict in _claims(records) if verdict.status != "cannot be tested here"]
     judged = [(record, verdict) for record, verdict in testable if verdict.status in DECIDED]
     large = [(record, verdict) for record, verdict in judged if record.scale == "paper"]
-    foreign = sum(record.other_data for record, _ in large)
+    foreign = sum(verdict.other_data for _, verdict in large)
     sentences = []
     if main := [verdict for _, verdict in testable if verdict.main]:
         unmeasured = sum(verdict.status == "not judged" for verdict in main)
@@ -244,7 +244,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
         TableCell(f"{sure}; figures not saved" if verdict.earlier and margin is not None else sure),
-        TableCell("paper, other data" if record.other_data else record.scale),
+        TableCell("paper, other data" if verdict.other_data else record.scale),
     ]
 
 

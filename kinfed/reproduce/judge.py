@@ -83,7 +83,9 @@ def verdicts(
         if isinstance(claim, Untestable):
             verdict_list.append(Verdict(claim.text, "cannot be tested here", claim.reason, "paper", claim.place))
             continue
-        verdict = _judge(claim, row_names, results, gaps)
+        watched = WatchedResults(results.parts, results.aliases)
+        verdict = _judge(claim, row_names, watched, gaps)
+        verdict = replace(verdict, other_data=any(recipe.has_other_data(part, scale) for part, _ in watched.asked))
         if scale == "smoke" and verdict.status != "not judged":
             trial = f"only a trial of the code: {verdict.sentence}"
             verdict = replace(verdict, status="not judged", sentence=trial, margin=None, margins=0)
@@ -122,8 +124,7 @@ class Comparisons:
         return round(math.fsum(self.margins[rival].values()), DIGITS)
 
 
-def _judge(claim: Claim, row_names: Mapping[str, str], results: Results, gaps: Mapping[str, str]) -> Verdict:
-    watched = WatchedResults(results.parts, results.aliases)
+def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, gaps: Mapping[str, str]) -> Verdict:
     by_rival = claim.margins(watched)
     margins = {rival: _margin(claim, by_seed) for rival, by_seed in by_rival.items() if by_seed}
     gap_reasons = [gaps[part] for part in watched.unanswered() if part in gaps]

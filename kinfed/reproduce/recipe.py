@@ -306,7 +306,12 @@ class Recipe:
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
     method_figures: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Results, Mapping[str, Comparison]], Sequence[RecipeFigure]] = lambda results, runs: ()
+    original_data: tuple[str, ...] = ()  # parts on the paper's data where, at the scale paper, others have a stand-in
     only: tuple[str, ...] = ()  # of a recipe limited to some of its parts: which
+
+    def has_other_data(self, part: str, scale: Scale) -> bool:
+        """Whether a part of the scale paper is on data that stand in for the paper's."""
+        return scale == "paper" and scale in self.stand_ins and part not in self.original_data
 
     def command(self, scale: Scale, *, seeds: Sequence[int] | None = None) -> str:
         """What measures it; `seeds` where they are not its own."""

@@ -38,6 +38,7 @@ class Verdict:
     confidence: float = 0.95  # of the interval
     fewest_seeds: int = 0  # of all its comparisons; 0: not noted
     at_most: bool = False  # the limit is an upper one
+    other_data: bool = False  # at the scale paper: on data that stand in for the paper's
 
 
 def by_chance(judged: Sequence[Verdict]) -> float:

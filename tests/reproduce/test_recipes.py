@@ -506,7 +506,7 @@ def test_the_index_says_how_sure_its_verdicts_are() -> None:
     assert holds == "What holds (2)"
     assert [str(row[0]) for row in table.rows] == ["30.0", "1.5"]  # the surest first
     assert [str(cell) for cell in table.rows[0][3:]] == ["+30.0 [+28.8, +31.2] points", "", "5", "firm", "paper"]
-    summary = summary_sentences([replace(record, other_data=True)])
+    summary = summary_sentences([replace(record, verdicts=tuple(replace(v, other_data=True) for v in record.verdicts))])
     assert summary == [
         "Claims that can be tested here: 5. Tested: 4, of which 2 hold, 1 does not, 1 is unknown. With the published "
         "settings: 4, and 4 of these on other data than the paper’s."
@@ -955,15 +955,34 @@ def test_femnist_is_used_where_it_is_to_be_had() -> None:
 
 
 def test_other_data_at_the_scale_paper_are_called_that_in_the_index(tmp_path: Path) -> None:
-    """And are remembered by the published record."""
+    """By the parts that a claim asks for, and are remembered by the published record."""
     plain = recipe_of(MEASURED)
     foreign = replace(plain, stand_ins={"paper": "other letters"})
-    for recipe, word in ((plain, "paper"), (foreign, "paper, other data")):
+    partly = replace(foreign, original_data=("p",))
+    for name, recipe, word in (
+        ("a", plain, "paper"), ("b", foreign, "paper, other data"), ("c", partly, "paper"),
+    ):  # fmt: skip
         done = reproduce(recipe, "paper", tmp_path / "toy")
-        index = publish([done], tmp_path / word, {"toy": recipe}).read_text("utf-8")
+        index = publish([done], tmp_path / name, {"toy": recipe}).read_text("utf-8")
         assert f"| 3 | 95 % | {word} |" in index
-        (record,) = read_records(tmp_path / word, ["toy"])
-        assert record.other_data == (word != "paper")
+        (record,) = read_records(tmp_path / name, ["toy"])
+        assert any(verdict.other_data for verdict in record.verdicts) == (word != "paper")
+    assert not foreign.has_other_data("p", "small")
+
+
+@pytest.mark.parametrize("name", ["selffl-femnist", "selffl-users", "selffl-algorithms"])
+def test_parts_on_the_papers_own_data_are_parts(name: str) -> None:
+    recipe = load_recipe(name)
+    assert set(recipe.original_data) < {part.name for part in recipe.parts("paper")}
+
+
+def test_other_data_of_an_older_record_are_those_of_all_its_claims(tmp_path: Path) -> None:
+    done = reproduce(recipe_of(MEASURED), "paper", tmp_path / "toy")
+    publish([done], tmp_path / "site", {"toy": recipe_of(MEASURED)})
+    path = tmp_path / "site" / "verdicts" / "toy-paper.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"format": 4, "other_data": True}), "utf-8")
+    (record,) = read_records(tmp_path / "site", ["toy"])
+    assert all(verdict.other_data for verdict in record.verdicts)
 
 
 def test_the_command_of_a_page_names_seeds_that_are_not_the_recipes_own() -> None:

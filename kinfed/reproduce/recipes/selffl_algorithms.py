@@ -119,4 +119,5 @@ RECIPE = Recipe(
         "small": "16x8 letters in place of FEMNIST; MNIST with 200 clients and 100 rounds instead of 1,000 and 200.",
         "paper": "16x8 letters in place of FEMNIST.",
     },
+    original_data=("mnist",),
 )
