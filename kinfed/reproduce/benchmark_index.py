@@ -22,36 +22,36 @@ from kinfed.reproduce.measure import Reproduction
 
 PACKAGE = "kinfed.reproduce"
 MAIN_CLAIMS = "The papers’ main claims"
-BESIDE = "Beside them, questions of ours: controls and other readings"
+BESIDE = "Our own questions about these claims: controls and other readings of the paper"
 QUESTIONS = "questions.md"
 
 HOW_TO_READ = (
     (
         "Holds",
-        "better than every rival that the claim names, and not by luck with the seeds: the 95 % interval of every "
-        "difference lies above zero, or above the limit that stands beside it.",
+        "better than every rival that the claim names, and not just because of lucky seeds: the 95 % interval of "
+        "every difference lies above zero, or above the limit given with it.",
     ),
     (
         "Does not hold",
-        "worse than at least one of them: an interval lies below zero (or the limit), taken wide enough for 95 % for "
-        "all comparisons of the claim together.",
+        "worse than at least one of them: an interval lies below zero (or the limit), even when the intervals are "
+        "widened to hold at 95 % for all comparisons of the claim together.",
     ),
     (
         "Unknown",
-        "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the difference measured "
-        "were the true one, 9 seeds in all would show it half of the time. New seeds replace the old ones and are "
-        "never added to them, so that nobody stops when it suits.",
+        "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the measured difference "
+        "is the true one, a run with 9 seeds has an even chance of showing it. New seeds replace the old ones and are "
+        "never added to them, so that nobody can keep adding seeds until the result looks right.",
     ),
     (
         "Firm",
-        "holds for all claims (or all questions) together, by Holm’s correction at 5 %; with five seeds or more. “By "
-        "chance”: so many verdicts of a kind there would be at most if every claim lay exactly on its border.",
+        "a verdict with five seeds or more that survives Holm’s correction at 5 % over all claims (or all questions). "
+        "“By chance”: at most this many verdicts of a kind would occur if every claim lay exactly on its border.",
     ),
     (
         "Intervals",
-        "Student’s, of differences paired by seed, after the last round. They are about luck with the seeds: other "
-        "data and other settings can turn an answer round. The one that decides is shown, each on a scale of its own; "
-        "the line in the middle is zero (or the limit), to the right is for the claim.",
+        "Student’s t intervals of differences paired by seed, after the last round. They only cover chance from the "
+        "seeds: other data or settings can reverse an answer. Each row shows the interval that decides, on its own "
+        "scale; the line in the middle is zero (or the limit), and the right side is in favour of the claim.",
     ),
     (
         "Scales",
@@ -121,7 +121,7 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
     lines += [counts.markdown()] if counts.rows else []
     lines += [*(f"* **{term}**: {text}" for term, text in HOW_TO_READ), ""]
     lines += [
-        "The same page with finer drawings: [claims.html](claims.html). "
+        "The same page with better graphics: [claims.html](claims.html). "
         f"Our questions have [a page of their own]({QUESTIONS}).",
         "",
     ]
@@ -138,8 +138,8 @@ def write_readme(records: Sequence[BenchmarkRecord], folder: Path, missing: Sequ
     questions_page = [
         "# Our questions",
         "",
-        "Beside the [claims of the papers](README.md): does a method beat its control, does it beat every client "
-        "alone, and what does another reading of the paper give? They are judged like claims.",
+        "In addition to the [claims of the papers](README.md), we ask: does a method beat its control, does it beat "
+        "training alone, and what does another reading of the paper give? These questions are judged like claims.",
         "",
     ]
     for heading, table in question_sections(records, page):

@@ -32,8 +32,8 @@ from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untes
 from kinfed.reproduce.verdict import Status, Verdict, chance_of_more, interval_text, joint_confidence, signed, student_t
 
 NOT_RUN = "not run at this scale"
-NOT_TAKEN = "measured before this was asked: the figures it needs were not taken"
-NO_COMMON_SEED = "its parts were measured with other seeds: no pairs to compare"
+NOT_TAKEN = "measured before this was added: the figures it needs were not recorded"
+NO_COMMON_SEED = "its parts were measured with different seeds, so there are no pairs to compare"
 
 PLAIN = 0.95  # confidence of one interval
 DIGITS = 10  # of differences: what floating point adds lies below them

@@ -57,7 +57,7 @@ class Reproduction:
             record = self.parts.get(part.name)
             if record is None and is_optional(part):
                 reasons[part.name] = (
-                    f"the part {part.name} has not been measured: it runs only where its data can be had"
+                    f"the part {part.name} has not been measured: it runs only where its data is available"
                 )
             elif record is None:
                 reasons[part.name] = f"the part {part.name} has not been measured yet"

@@ -939,7 +939,7 @@ def test_an_optional_part_is_left_out_where_its_data_are_missing(
 
     done = reproduce(recipe(optional=True), "small", tmp_path / "r")
     assert list(done.parts) == ["here"]
-    assert done.missing == {"away": "the part away has not been measured: it runs only where its data can be had"}
+    assert done.missing == {"away": "the part away has not been measured: it runs only where its data is available"}
     assert is_done(recipe(optional=True), "small", tmp_path / "r", None, {})
     assert done_share(recipe(optional=True), "small", tmp_path / "r", None, {}) == 1.0
     assert commands(done) == ["kinfed reproduce r --scale small"]

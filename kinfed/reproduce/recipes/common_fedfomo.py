@@ -38,10 +38,10 @@ SEEDS = tuple(range(10, 20))  # none was looked at while rates and thresholds we
 FEW_STEPS = 10  # not quite an epoch: eleven methods in several parts within minutes
 
 FIXED_CLIENTS_NOTE = (
-    "With 100 clients the released code seeds the sampling anew in every round, so that the same ten clients are "
-    "active throughout; here every round draws ten others, and a client trains about as often as rounds divide by ten. "
-    "Whether the ninety that never train are in the published means is not said. If they are not, these are means over "
-    "ten clients, whose spread from run to run is, for equal clients, about √10 times that over a hundred."
+    "With 100 clients the released code reseeds the sampling in every round, so that the same ten clients are active "
+    "throughout; here every round draws a new set of ten, and a client trains in about a tenth of the rounds. The "
+    "paper does not say whether its means include the ninety clients that never train. If not, they are means over ten "
+    "clients, whose spread from run to run is, for equal clients, about √10 times that over a hundred."
 )
 SMOKE_STAND_IN = "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds."
 EMBEDDINGS = "embeddings of a small network trained on them"

@@ -12,8 +12,8 @@ from kinfed.reproduce.recipe import Claim, PublishedNumber, Question, ResultColu
 ABSTRACT = "Abstract"  # of the paper: where the claim stands in words
 
 NO_NUMBERS = (
-    "The claim is that of the paper’s abstract; its tables are of other data, networks and budgets, and no published "
-    "figure stands beside ours."
+    "The claim comes from the paper’s abstract; its tables use other data, networks and budgets, and no published "
+    "figures are shown next to ours."
 )
 ONE_RATE = (
     "All methods have the same learning rate, batches and local steps, and options at their defaults; the paper tunes "
@@ -36,7 +36,7 @@ def image_settings(scale: Scale, partition: dict[str, Any], clients: int, partic
 
 SMALL_IMAGES = (
     "12,000 of CIFAR-10’s images, a network of two convolutions and three dense layers (62,006 parameters), 10 steps "
-    "of 20 examples in 40 rounds: far from converged. Compare orders, not levels."
+    "of 20 examples in 40 rounds: far from converged. Compare rankings, not levels."
 )
 
 

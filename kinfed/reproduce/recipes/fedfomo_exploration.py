@@ -157,7 +157,7 @@ RECIPE = Recipe(
     stand_ins={
         "smoke": SMOKE_STAND_IN,
         "small": f"6,000 of CIFAR-10’s images, {EMBEDDINGS}, {NETWORK}, "
-        "10 steps of 20 examples instead of 5 epochs, no augmentation. Compare orders, not levels.",
+        "10 steps of 20 examples instead of 5 epochs, no augmentation. Compare rankings, not levels.",
     },
     method_figures=[(PART, label(5, 0.3))],
     figures=figures,

@@ -179,7 +179,7 @@ RECIPE = Recipe(
         "model before mixing stands in the second table.",
         "A client whose candidates are all worse than where it began discards its last training. Out of distribution "
         "this happens in most rounds.",
-        "The paper repeats the shuffle five times; with us each seed deals the data and shuffles anew. Five seeds at "
+        "The paper repeats the shuffle five times; here each seed splits the data and shuffles again. Five seeds at "
         "the scale paper, three at small.",
         "Table 3 has pFedMe (43.7 and 25.41) above FedAvg + data (42.15 and 24.98), against the text.",
         "FedAvg, FedAvg + data and FedProx count by the shared model. Rates and thresholds as in fedfomo-latent.",
@@ -188,7 +188,7 @@ RECIPE = Recipe(
         "smoke": SMOKE_STAND_IN,
         "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), "
         f"{EMBEDDINGS}, {NETWORK}, 10 steps of 20 examples instead of "
-        "5 epochs, no augmentation. Compare orders, not levels.",
+        "5 epochs, no augmentation. Compare rankings, not levels.",
     },
     method_figures=[("cifar10", "fedfomo-5")],
 )

@@ -181,9 +181,9 @@ RECIPE = Recipe(
     reproduces="Tables 2 and 5, Figure 1",
     title="FedFomo on latent distributions",
     about="Images are embedded by a network and clustered into D distributions; clients are spread evenly over them. "
-    "15 clients that all take part in 20 rounds, or 100 of which a tenth does in 100. FedAvg, FedAvg + data and "
-    "FedProx count by the model that all clients share, as in the paper; what the clients' own models after their "
-    "last training reach stands in a table of its own.",
+    "Either 15 clients, all active, for 20 rounds, or 100 clients, a tenth of them active per round, for 100 rounds. "
+    "FedAvg, FedAvg + data and FedProx are scored by the model that all clients share, as in the paper; a separate "
+    "table scores the clients' own models after their last training.",
     parts=parts,
     tables=[
         ResultTable("CIFAR-10, 15 clients, test accuracy (%) (Table 2)", METHODS, columns("cifar10"), TABLE_2),
@@ -192,7 +192,7 @@ RECIPE = Recipe(
             "CIFAR-10, D = 10 by clusters and by classes (%)",
             METHODS,
             ResultColumn.by_part({CLUSTERS: "Clusters of embeddings", "cifar10-10": "Classes"}, SCORED, digits=2),
-            caption="With one class per client, whoever predicts it is right: that column says little of methods.",
+            caption="With one class per client, always predicting it is right: this column says little about methods.",
         ),
         ResultTable(
             "CIFAR-10, 100 clients, a tenth active (Figure 1, which has no numbers)",
@@ -325,7 +325,7 @@ RECIPE = Recipe(
         "smoke": SMOKE_STAND_IN,
         "small": "6,000 of CIFAR-10’s images, a subset of CIFAR-100 (2,400 images, 20 classes), "
         f"{EMBEDDINGS}, {NETWORK}, 10 (100 clients: 5, in 60 rounds; pFedMe: 8) steps of 20 examples instead of 5 "
-        "epochs, no augmentation; all methods at D = 5 and in ten clusters only. Compare orders, not levels.",
+        "epochs, no augmentation; all methods at D = 5 and in ten clusters only. Compare rankings, not levels.",
     },
     method_figures=[("cifar10-5", "fedfomo-5")],
 )

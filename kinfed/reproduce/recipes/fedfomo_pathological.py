@@ -108,8 +108,9 @@ RECIPE = Recipe(
     paper=FEDFOMO,
     reproduces="Table 1",
     title="FedFomo with two classes per client",
-    about="Every client gets two shards of one class each. 15 clients that all take part in 20 rounds, or 100 of which "
-    "a tenth does in 100. FedAvg, FedAvg + data and FedProx count by the model all clients share, as in the paper.",
+    about="Every client gets two shards of one class each. Either 15 clients, all active, for 20 rounds, or 100 "
+    "clients, a tenth of them active per round, for 100 rounds. FedAvg, FedAvg + data and FedProx are scored by the "
+    "model that all clients share, as in the paper.",
     parts=parts,
     tables=[
         ResultTable("Test accuracy (%) (Table 1)", METHODS, ResultColumn.by_part(HEADINGS, SCORED, digits=2), TABLE_1),

@@ -279,7 +279,7 @@ RECIPE = Recipe(
         "smoke": "digits in place of CIFAR-10 and CIFAR-100, logistic regression, 3 rounds.",
         "small": f"30,000 of CIFAR-10’s images, {EMBEDDINGS}, logistic regression "
         "instead of a convolutional network, 40 steps of 50 examples instead of 265, and ε of these; CIFAR-10 only. "
-        "Compare orders, not levels.",
+        "Compare rankings, not levels.",
     },
     method_figures=[(f"cifar10-{noise}", "fedfomo") for noise in NOISES],
     figures=figures,

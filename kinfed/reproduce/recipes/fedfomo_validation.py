@@ -121,7 +121,7 @@ RECIPE = Recipe(
         "smoke": "digits in place of CIFAR-10, pixels’ principal components in place of VGG-11, 6 rounds of one epoch.",
         "small": f"6,000 of CIFAR-10’s images, {EMBEDDINGS}, {NETWORK}, "
         "one epoch in batches of 20 instead of 5 in batches of 50, no augmentation, three seeds instead of "
-        "five. Compare orders, not levels.",
+        "five. Compare rankings, not levels.",
     },
     figures=figures,
 )

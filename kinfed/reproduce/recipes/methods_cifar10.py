@@ -45,8 +45,8 @@ def _table(part: str) -> ResultTable:
             ResultColumn("Server model %", part, "server.accuracy"),
             ResultColumn("MB per round", part, "bytes", factor=1e-6, digits=2, lower_is_better=True),
         ],
-        caption="Differences are of personal accuracy, in points, paired by seed, ± half of Student's 95 % interval: "
-        "smaller ones than that are not told from chance. Elsewhere ± is the standard deviation over seeds.",
+        caption="Differences in personal accuracy, in points, paired by seed, ± half of Student's 95 % interval: a "
+        "difference smaller than its ± may be chance. Elsewhere ± is the standard deviation over seeds.",
     )
 
 

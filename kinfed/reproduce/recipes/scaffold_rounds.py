@@ -92,7 +92,7 @@ RECIPE = Recipe(
             f"Rounds to {LEVEL:.0%}",
             METHODS,
             ResultColumn.by_part(HEADINGS, ROUNDS, factor=1.0, lower_is_better=True),
-            caption="Whoever does not get there counts with all rounds of the run.",
+            caption="A method that never reaches this level is counted with all rounds of the run.",
         ),
         ResultTable(
             "Server model after the last round (%)", METHODS, ResultColumn.by_part(HEADINGS, "server.accuracy")
