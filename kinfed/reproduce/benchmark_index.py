@@ -29,18 +29,20 @@ HOW_TO_READ = (
     (
         "Holds",
         "better than every rival that the claim names, and not just because of lucky seeds: the 95 % interval of "
-        "every difference lies above zero, or above the limit given with it.",
+        "every difference lies above zero. Where a limit is given, it lies on the right side of that: above “(limit "
+        "−2)”, below “(at most 10)”.",
     ),
     (
         "Does not hold",
-        "worse than at least one of them: an interval lies below zero (or the limit), even when the intervals are "
-        "widened to hold at 95 % for all comparisons of the claim together.",
+        "worse than at least one of them: an interval lies below zero (or on the wrong side of its limit), even when "
+        "the intervals are widened to hold at 95 % for all comparisons of the claim together.",
     ),
     (
         "Unknown",
-        "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the measured difference "
-        "is the true one, a run with 9 seeds has an even chance of showing it. New seeds replace the old ones and are "
-        "never added to them, so that nobody can keep adding seeds until the result looks right.",
+        "too close to call, or not all rivals were run. “About 9 seeds” is a rough guide: if the measured differences "
+        "are the true ones, the closest comparison has an even chance of being decided by 9 seeds. New seeds replace "
+        "the old ones and are never added to them, so that nobody can keep adding seeds until the result looks right. "
+        "“Draw 2” is such a second set of seeds for the same settings; it had two chances, and counts as two.",
     ),
     (
         "Firm",
@@ -51,12 +53,13 @@ HOW_TO_READ = (
         "Intervals",
         "Student’s t intervals of differences paired by seed, after the last round. They only cover chance from the "
         "seeds: other data or settings can reverse an answer. Each row shows the interval that decides, on its own "
-        "scale; the line in the middle is zero (or the limit), and the right side is in favour of the claim.",
+        "scale; the line in the middle is zero (or the limit), and the right side is in favour of the claim, also "
+        "where that means a smaller number.",
     ),
     (
         "Scales",
         "“paper” has the published settings as far as they are known, “small” has less data, fewer rounds or smaller "
-        "networks. The page of a recipe says what differs, and why.",
+        "networks; “other data” is another data set than the paper’s. The page of a recipe says what differs, and why.",
     ),
 )
 

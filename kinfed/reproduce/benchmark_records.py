@@ -4,10 +4,11 @@ verdicts/<page>.json    a record: the verdicts, and of every part when, how and 
                         measured
 measured/<page>.csv     its figures, every metric of every method by seed, so that verdicts and pages can be made again
 
-Records are written in format 4. Read are those of format 3, whose verdicts know neither limits nor the confidence of
-their interval, of format 2, whose verdicts do not say which claims are main ones and which rival decides, and of format
-1, which had verdicts and no figures: these verdicts stand until the parts behind them are measured again. A claim that
-was judged at several scales counts once, at the largest."""
+Records are written in format 5. Older ones are read: in format 4 other data were noted of a record, not of its claims,
+and draws of seeds were not counted; verdicts of format 3 know neither limits nor the confidence of their interval,
+those of format 2 do not say which claims are main ones and which rival decides, and format 1 had verdicts and no
+figures: these verdicts stand until the parts behind them are measured again. A claim that was judged at several scales
+counts once, at the largest."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
 from kinfed.reproduce.part_records import PartRecord, processor_seconds_per_seed, settings_hash
 from kinfed.reproduce.recipe import SCALES, Measurements, Recipe, Scale
-from kinfed.reproduce.verdict import DECIDED, Status, Verdict, joint_confidence
+from kinfed.reproduce.verdict import DECIDED, Status, Verdict, joint_confidence, margin_text
 
 FORMAT = 5
 RECORDS, MEASURED = "verdicts", "measured"  # folders beside published pages
-NEW_CLAIM = "not measured yet: added after this page was measured"
+NEW_CLAIM = "not measured yet: this claim, or its wording, is newer than the page, whose figures were not saved"
 KEYS = ("part", "method", "metric")  # first columns of measured/<page>.csv; then one for every seed
 
 
@@ -62,7 +63,7 @@ class BenchmarkRecord:
     def of(cls, reproduction: Reproduction, published: BenchmarkRecord | None = None) -> BenchmarkRecord:
         """Judged by the recipe as it is; what its parts cannot tell, by published verdicts without figures."""
         recipe, scale = reproduction.recipe, reproduction.scale
-        judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps)
+        judged = verdicts(recipe, reproduction.results, scale, reproduction.gaps, reproduction.draws)
         unkept = None if published is None else published.unkept
         if published is not None and unkept is not None:
             judged = _completed(judged, published.verdicts, new_claim="" if reproduction.parts else NEW_CLAIM)
@@ -130,8 +131,7 @@ class BenchmarkRecord:
             return cls(**values, verdicts=tuple(replace(v, earlier=source.date) for v in judged), unkept=source)
         figures = _read_measured(path.parent.parent / MEASURED / f"{path.stem}.csv") if values["parts"] else {}
         parts = {
-            name: PartRecord(measured=figures.get(name, {}), **{k: v for k, v in facts.items() if k != "seeds"})
-            for name, facts in values.pop("parts").items()
+            name: _read_part(path, name, facts, figures.get(name, {})) for name, facts in values.pop("parts").items()
         }
         described = values.pop("unkept")
         unkept = None if described is None else UnkeptFigures(**described)
@@ -153,6 +153,7 @@ class BenchmarkRecord:
                     "provenance": part.provenance,
                     "seconds": part.seconds,
                     "processor_seconds": part.processor_seconds,
+                    "draw": part.draw,
                 }
                 for name, part in self.parts.items()
             },
@@ -166,13 +167,19 @@ def joined_parts(
     recipe: Recipe, scale: Scale, published: Mapping[str, PartRecord], measured: Mapping[str, PartRecord]
 ) -> dict[str, PartRecord]:
     """Of every part that the recipe has: what was measured with its present settings before what was not, then what has
-    more than one seed, then the newer, then what is to be published now."""
+    more than one seed, then the newer, then what is to be published now. Other seeds in place of published ones are
+    another draw."""
     parts = {}
     for part in recipe.parts(scale):
         present = settings_hash(part)
         records = [group[part.name] for group in (published, measured) if part.name in group]
         if records:  # of equals, `max` takes the first
-            parts[part.name] = max(reversed(records), key=lambda record: _rank(record, present))
+            best = max(reversed(records), key=lambda record: _rank(record, present))
+            before = published.get(part.name, best)
+            if before.settings == best.settings:
+                was_evidence = len(before.seeds) > 1
+                best = replace(best, draw=before.draw + (was_evidence and best.seeds != before.seeds))
+            parts[part.name] = best
     return parts
 
 
@@ -234,10 +241,31 @@ def _completed(judged: Sequence[Verdict], published: Sequence[Verdict], new_clai
                 before, source=verdict.source, place=verdict.place, main=verdict.main,
                 limit=verdict.limit, at_most=verdict.at_most, other_data=verdict.other_data,
             )  # fmt: skip
+            if verdict.limit or verdict.at_most:  # which its sentence may not know
+                verdict = replace(verdict, sentence=_sentence(verdict))
         elif verdict.status == "not judged" and before is None and new_claim:
             verdict = replace(verdict, sentence=new_claim)
         completed.append(verdict)
     return completed
+
+
+def _sentence(verdict: Verdict) -> str:
+    """Of a verdict without figures, by the comparison that decides."""
+    answer = {"reproduced": "yes, ", "contradicted": "no, "}.get(verdict.status, "")
+    rival = f" against {verdict.rival}" if verdict.rival else ""
+    outlook = f"; {verdict.outlook}" if verdict.outlook else ""
+    seeds = "" if verdict.margin is None else f" ({verdict.margin.n} seeds, 95 % interval)"
+    return f"{answer}{margin_text(verdict)}{rival}{outlook}{seeds}"
+
+
+def _read_part(path: Path, name: str, facts: Mapping[str, Any], measured: Measurements) -> PartRecord:
+    part = PartRecord(measured=measured, **{key: value for key, value in facts.items() if key != "seeds"})
+    if list(part.seeds) != list(facts["seeds"]):
+        raise StorageError(
+            f"{path} has seeds {list(facts['seeds'])} of the part {name}, and {MEASURED}/{path.stem}.csv has figures "
+            f"of {list(part.seeds)}: restore both files from one version"
+        )
+    return part
 
 
 def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:

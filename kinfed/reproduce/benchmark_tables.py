@@ -28,8 +28,8 @@ QUESTION_SECTIONS: Mapping[str, tuple[Status, ...]] = {
     "Our questions: no": ("contradicted",),
     "Our questions: open": ("undecided", "tied"),
 }
-EVIDENCE = ("Interval", "Difference", "Deciding comparison", "Seeds", "How sure", "Scale")  # of what was judged
-FIGURES = ("Difference", "Seeds")
+EVIDENCE = ("Interval", "Measured", "Deciding comparison", "Seeds", "How sure", "Scale")  # of what was judged
+FIGURES = ("Measured", "Seeds")
 GLANCE: Mapping[str, Status] = {
     "Holds": "reproduced",
     "Does not hold": "contradicted",
@@ -59,12 +59,15 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
     sentences = []
     if main := [verdict for _, verdict in testable if verdict.main]:
         unmeasured = sum(verdict.status == "not judged" for verdict in main)
-        published = [verdict for _, verdict in large if verdict.main]
+        published = [verdict for _, verdict in large if verdict.main and not verdict.other_data]
+        others = sum(verdict.main and verdict.other_data for _, verdict in judged)
+        fewer = len(main) - unmeasured - len(published) - others
         sentences.append(
             f"Of {plural(len(main), 'main claim')} of the papers, {_counts_text(main)}, and {unmeasured} "
-            f"{'was' if unmeasured == 1 else 'were'} not measured. In the published settings, "
-            f"{_counts_text(published)}; {len(main) - unmeasured - len(published)} had less data, fewer rounds or "
-            "smaller networks."
+            f"{'was' if unmeasured == 1 else 'were'} not measured. With the published settings and data, "
+            f"{_counts_text(published)}; "
+            + (f"{others} had another data set, and {fewer}" if others else f"{fewer} had")
+            + " less data, fewer rounds or smaller networks."
         )
     if testable:
         sentences.append(
@@ -72,10 +75,11 @@ def summary_sentences(records: Sequence[BenchmarkRecord], missing: Sequence[str]
             f"{_counts_text([verdict for _, verdict in judged])}. With the published settings: {len(large)}"
             + (f", and {foreign} of these on other data than the paper’s." if foreign else ".")
         )
-    if earlier := sum(bool(verdict.earlier) for _, verdict in judged):
+    earlier, asked = (sum(bool(verdict.earlier) for verdict in _verdicts(records, source)) for source in SOURCES)
+    if earlier or asked:
         sentences.append(
-            f"From earlier runs, whose figures were not saved: {plural(earlier, 'verdict')}. Measuring their recipes "
-            "again will replace them."
+            f"From earlier runs, whose figures were not saved: {plural(earlier, 'verdict')} on claims and {asked} on "
+            "questions of ours. Measuring their recipes again will replace them."
         )
     if missing:
         sentences.append(f"Recipes without a page, whose claims are not counted: {', '.join(missing)}.")
@@ -244,7 +248,7 @@ def _claim_line(record: BenchmarkRecord, verdict: Verdict, is_firm: bool, page: 
         TableCell(verdict.rival),
         TableCell("–" if margin is None else str(margin.n)),
         TableCell(f"{sure}; figures not saved" if verdict.earlier and margin is not None else sure),
-        TableCell("paper, other data" if verdict.other_data else record.scale),
+        TableCell(f"{record.scale}, other data" if verdict.other_data else record.scale),
     ]
 
 

@@ -29,7 +29,15 @@ from typing import Literal
 
 from kinfed.report.statistics import MOST_SEEDS, Interval, interval, seeds_to_decide
 from kinfed.reproduce.recipe import BySeed, Claim, Recipe, Results, Scale, Untestable
-from kinfed.reproduce.verdict import Status, Verdict, chance_of_more, interval_text, joint_confidence, signed, student_t
+from kinfed.reproduce.verdict import (
+    Status,
+    Verdict,
+    chance_of_more,
+    interval_text,
+    joint_confidence,
+    mean_text,
+    student_t,
+)
 
 NOT_RUN = "not run at this scale"
 NOT_TAKEN = "measured before this was added: the figures it needs were not recorded"
@@ -68,15 +76,19 @@ class WatchedResults(Results):
     def has_foreign_seeds(self) -> bool:
         """Whether two of the methods asked for have no seed in common."""
         methods = (self.parts[part][row] for part, row in self.asked if row in self.parts.get(part, {}))
-        seeds = [{seed for by_seed in metrics.values() for seed in by_seed} for metrics in methods]
-        return any(one.isdisjoint(other) for one, other in combinations(seeds, 2))
+        seeds = ({seed for by_seed in metrics.values() for seed in by_seed} for metrics in methods)
+        return any(one.isdisjoint(other) for one, other in combinations(filter(None, seeds), 2))
 
 
 def verdicts(
-    recipe: Recipe, results: Results, scale: Scale, gaps: Mapping[str, str] = MappingProxyType({})
+    recipe: Recipe,
+    results: Results,
+    scale: Scale,
+    gaps: Mapping[str, str] = MappingProxyType({}),
+    draws: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Verdict]:
     """One verdict per claim. The scale smoke is a trial of the code: it judges nothing. `gaps`: why parts of this scale
-    lack figures; a claim that needs them is not judged by the rest."""
+    lack figures; a claim that needs them is not judged by the rest. `draws`: how often seeds were drawn for a part."""
     row_names = {row: name for table in recipe.tables for row, name in table.rows.items()}
     verdict_list = []
     for claim in recipe.claims:
@@ -85,7 +97,12 @@ def verdicts(
             continue
         watched = WatchedResults(results.parts, results.aliases)
         verdict = _judge(claim, row_names, watched, gaps)
-        verdict = replace(verdict, other_data=any(recipe.has_other_data(part, scale) for part, _ in watched.asked))
+        asked = {part for part, _ in watched.asked}
+        verdict = replace(
+            verdict,
+            other_data=not asked.isdisjoint(recipe.other_data),
+            draws=max((draws.get(part, 1) for part in asked), default=1),
+        )
         if scale == "smoke" and verdict.status != "not judged":
             trial = f"only a trial of the code: {verdict.sentence}"
             verdict = replace(verdict, status="not judged", sentence=trial, margin=None, margins=0)
@@ -121,7 +138,7 @@ class Comparisons:
         return seeds_to_decide(self.intervals[rival], self.confidence(rival)) or math.inf
 
     def _total(self, rival: str) -> float:
-        return round(math.fsum(self.margins[rival].values()), DIGITS)
+        return round(sum(self.margins[rival].values()), DIGITS)
 
 
 def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, gaps: Mapping[str, str]) -> Verdict:
@@ -133,10 +150,12 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         "nothing"
         for part, row, seeds in watched.all_diverged()
     ]
-    reasons = [] if margins else gap_reasons
     if not gap_reasons and len(margins) < max(len(by_rival), 1):
-        unmeasured = NOT_RUN if watched.unanswered() or not by_rival else NOT_TAKEN
-        reasons = [NO_COMMON_SEED] if watched.has_foreign_seeds() else [] if margins else [unmeasured]
+        if watched.has_foreign_seeds():
+            gap_reasons = [NO_COMMON_SEED]
+        elif not margins:
+            gap_reasons = [NOT_RUN if watched.unanswered() or not by_rival else NOT_TAKEN]
+    reasons = [] if margins else gap_reasons
     limit = claim.limit * claim.factor
     unjudged = Verdict(
         claim.text, "not judged", "; ".join(reasons), claim.source, claim.place, claim.main,
@@ -148,14 +167,19 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
     names = row_names if len(by_rival) > 1 else None
     intervals = comparisons.intervals
     if len(intervals) < len(margins):
-        means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names)
+        means = _join(
+            {rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()},
+            names,
+            "for" if claim.at_most else "against",
+        )
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return replace(unjudged, sentence=f"{reason}: {means}")
     status, against = _status(comparisons)
     if gap_reasons and status != "contradicted":
         return replace(unjudged, sentence="; ".join(gap_reasons))
-    opening, outlook = _opening(status, comparisons, len(against)), ""
+    has_limit = bool(claim.limit) or claim.at_most
+    opening, outlook = _opening(status, comparisons, len(against), has_limit=has_limit), ""
     if len(margins) < len(by_rival) and status != "contradicted":
         opening, status = opening.removeprefix("yes, "), "undecided"
         outlook = f"{len(by_rival) - len(margins)} of {len(by_rival)} comparisons were not run"
@@ -163,7 +187,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         outlook = _seeds_text(comparisons, against)
     shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in against}
     texts = {r: interval_text(margin, claim.unit, limit, at_most=claim.at_most) for r, margin in shown.items()}
-    figures = _join(texts, names)
+    figures = _join(texts, names, "for" if claim.at_most else "against")
     rival = _deciding(status, comparisons, against)
     return Verdict(
         claim.text,
@@ -207,17 +231,17 @@ def _deciding(status: Status, comparisons: Comparisons, against: Sequence[str]) 
     return min(below, key=comparisons.seeds_to_decide) if below else max(against, key=comparisons.seeds_to_decide)
 
 
-def _opening(status: Status, comparisons: Comparisons, against: int) -> str:
+def _opening(status: Status, comparisons: Comparisons, against: int, *, has_limit: bool) -> str:
     intervals = comparisons.intervals
-    better = sum(margin.low > 0 for margin in intervals.values())
-    of_all = f"{better} of {len(intervals)}"
+    better, worse, equal = ("holds", "fails", "at its limit") if has_limit else ("better", "worse", "equal")
+    of_all = f"{sum(margin.low > 0 for margin in intervals.values())} of {len(intervals)}"
     if status == "reproduced":
-        return "yes, " if len(intervals) == 1 else f"yes, better in all {len(intervals)} comparisons; least sure: "
+        return "yes, " if len(intervals) == 1 else f"yes, {better} in all {len(intervals)} comparisons; least sure: "
     if len(intervals) == 1:
-        return {"contradicted": "no, ", "tied": "equal in every seed: ", "undecided": ""}[status]
+        return {"contradicted": "no, ", "tied": f"{equal} in every seed: ", "undecided": ""}[status]
     if status == "contradicted":
-        return f"no, worse in {against} and better in {of_all} comparisons: "
-    return f"better in {of_all} comparisons; " + ("equal in every seed: " if status == "tied" else "open: ")
+        return f"no, {worse} in {against} and {better} in {of_all} comparisons: "
+    return f"{better} in {of_all} comparisons; " + (f"{equal} in every seed: " if status == "tied" else "open: ")
 
 
 def _seeds_text(comparisons: Comparisons, open_ones: Sequence[str]) -> str:
@@ -235,7 +259,7 @@ def _confidence_text(comparisons: Comparisons, against: Sequence[str]) -> str:
     joint = [comparisons.confidence(rival) > PLAIN for rival in against]
     if not any(joint):
         return f"{seeds}, 95 % interval"
-    which = "intervals" if all(joint) else "95 % intervals, those with a mean below zero"
+    which = "intervals" if all(joint) else "95 % intervals, those against the claim"
     return f"{seeds}, {which} at 95 % for all {len(intervals)} comparisons together"
 
 
@@ -250,15 +274,14 @@ def _in_shown_units(margin: Interval, factor: float) -> Interval:
     return replace(margin, mean=margin.mean * factor, low=margin.low * factor, high=margin.high * factor)
 
 
-def _join(texts: Mapping[str, str], names: Mapping[str, str] | None) -> str:
-    """The texts by rival, each with the rival's name where there are several."""
+def _join(texts: Mapping[str, str], names: Mapping[str, str] | None, link: str) -> str:
+    """The texts by rival or case, each with its name where there are several: "against" a rival, "for" a case."""
     if names is None:
         return "; ".join(texts.values())
-    return "; ".join(f"{text} against {names.get(rival, rival)}" for rival, text in texts.items())
+    return "; ".join(f"{text} {link} {names.get(rival, rival)}" for rival, text in texts.items())
 
 
 def _mean_text(by_seed: Mapping[int, float], claim: Claim) -> str:
-    """Of what was measured; `by_seed` is beyond the claim's limit."""
-    beyond = math.fsum(by_seed.values()) / len(by_seed)
-    mean = claim.limit - beyond if claim.at_most else claim.limit + beyond
-    return f"{signed(mean * claim.factor)} {claim.unit}".rstrip()
+    """Of what was measured; `by_seed` is how far it is on the right side of the claim's limit."""
+    mean = claim.factor * sum(by_seed.values()) / len(by_seed)
+    return mean_text(mean, claim.unit, claim.limit * claim.factor, at_most=claim.at_most)

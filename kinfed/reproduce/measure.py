@@ -74,6 +74,15 @@ class Reproduction:
         return {homes[name]: self.missing[name] for name in homes if name in self.missing}
 
     @cached_property
+    def draws(self) -> dict[str, int]:
+        """How often seeds were drawn, by the part whose methods the figures are."""
+        draws: dict[str, int] = {}
+        for part in self.recipe.parts(self.scale):
+            if part.name in self.current:
+                draws[home(part)] = max(draws.get(home(part), 1), self.current[part.name].draw)
+        return draws
+
+    @cached_property
     def current(self) -> dict[str, PartRecord]:
         """Records that the recipe as it is now would give, in its order."""
         parts = self.recipe.parts(self.scale)

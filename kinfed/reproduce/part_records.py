@@ -35,6 +35,7 @@ class PartRecord:
     provenance: str  # when, with what, on which kind of machine
     seconds: float
     processor_seconds: float | None  # of all cores; None where it took several sittings
+    draw: int = 1  # 2: published before with these settings and other seeds, and measured again
 
     @property
     def seeds(self) -> tuple[int, ...]:

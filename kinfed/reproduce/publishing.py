@@ -44,7 +44,12 @@ def publish(reproductions: Sequence[Reproduction], folder: Path, recipes: Mappin
             recipe, record = recipes[name], by_page.get((name, scale))
             found = measured[name, scale].parts if (name, scale) in measured else {}
             new = {part: entry.rounded() for part, entry in found.items()}
-            parts = joined_parts(recipe, scale, {} if record is None else record.parts, new)
+            published = {} if record is None else record.parts
+            parts = joined_parts(recipe, scale, published, new)
+            for part in published.keys() & parts.keys():
+                before, after = (len(group[part].seeds) for group in (published, parts))
+                if after < before:
+                    log.warning("%s: %s now has %d seeds, and had %d", name, part, after, before)
             _write(Reproduction(recipe, scale, parts), record, folder)
     records = count_once(read_records(folder, recipes))
     missing = [name for name in recipes if all(record.recipe != name for record in records)]

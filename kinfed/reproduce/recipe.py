@@ -17,7 +17,7 @@ Parts that a scale does not have drop out of tables and claims, so one recipe se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from kinfed.errors import ConfigError, unknown_name
@@ -41,6 +41,13 @@ Measurements = dict[str, dict[str, BySeed]]  # of one part: row (a method's labe
 def difference(a: BySeed, b: BySeed) -> BySeed:
     """Paired differences: a - b for every seed that both have."""
     return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+
+
+def either_way(differences: BySeed, more: str, less: str) -> dict[str, BySeed]:
+    """The two cases, by these names, of a claim that two things differ by at most so much: neither may exceed the other
+    by more. (The size of a difference is not zero on average even where the difference is: seeds alone would contradict
+    a claim about sizes.)"""
+    return {more: differences, less: {seed: -value for seed, value in differences.items()}}
 
 
 @dataclass(frozen=True)
@@ -207,10 +214,8 @@ def parse_published(text: str) -> dict[tuple[str, str], PublishedNumber]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as numbers: what lies above the limit (below it, where that is `at_most` allowed) is for
-    it, seed by seed.
-
-    Several margins (one for each rival) must all hold."""
+    """A sentence of the paper as numbers. What is measured must lie above the limit; with `at_most`, below it. Where
+    several things are measured (one for each rival or case), all must."""
 
     text: str
     margins: Margins
@@ -255,6 +260,11 @@ class Claim:
             }
 
         return cls(text, margins, unit, factor, place, main, limit)
+
+    def as_question(self, *reading: str) -> Question:
+        """The same sentence as a question of ours: in another reading, or stricter than the paper says it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Question(**values | {"text": ", ".join((self.text, *reading)), "place": "", "main": False})
 
 
 @dataclass(frozen=True)
@@ -306,12 +316,8 @@ class Recipe:
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # row -> (method, kind): FedAvg's server model
     method_figures: Sequence[tuple[str, str]] = ()  # (part, method) whose own figures the page shows
     figures: Callable[[Results, Mapping[str, Comparison]], Sequence[RecipeFigure]] = lambda results, runs: ()
-    original_data: tuple[str, ...] = ()  # parts on the paper's data where, at the scale paper, others have a stand-in
+    other_data: tuple[str, ...] = ()  # parts on another data set than the paper's, at every scale
     only: tuple[str, ...] = ()  # of a recipe limited to some of its parts: which
-
-    def has_other_data(self, part: str, scale: Scale) -> bool:
-        """Whether a part of the scale paper is on data that stand in for the paper's."""
-        return scale == "paper" and scale in self.stand_ins and part not in self.original_data
 
     def command(self, scale: Scale, *, seeds: Sequence[int] | None = None) -> str:
         """What measures it; `seeds` where they are not its own."""

@@ -38,19 +38,20 @@ class Verdict:
     confidence: float = 0.95  # of the interval
     fewest_seeds: int = 0  # of all its comparisons; 0: not noted
     at_most: bool = False  # the limit is an upper one
-    other_data: bool = False  # at the scale paper: on data that stand in for the paper's
+    other_data: bool = False  # on another data set than the paper's
+    draws: int = 1  # how often seeds were drawn for it: open ones are measured again, with other seeds
 
 
 def by_chance(judged: Sequence[Verdict]) -> float:
     """How many claims would at most be reproduced, and as many contradicted, if each lay exactly on its border, at zero
-    or at its limit."""
-    return ONE_SIDED * sum(verdict.status in DECIDED for verdict in judged)
+    or at its limit. One that was drawn twice had two chances."""
+    return ONE_SIDED * sum(verdict.draws for verdict in judged if verdict.status in DECIDED)
 
 
 def firm_verdicts(judged: Sequence[Verdict], level: float = 0.05) -> list[Verdict]:
     """Those reproduced or contradicted that hold together with an error of at most `level` (Holm's correction over all
     that rest on intervals). A reproduced claim is as sure as its least sure margin; a contradicted one had as many
-    chances as margins."""
+    chances as margins; both had as many as draws."""
     decided = [verdict for verdict in judged if verdict.status in DECIDED]
     ranked = sorted(decided, key=_chance)
     count = 0
@@ -68,7 +69,7 @@ def _chance(verdict: Verdict) -> float:
     if min(margin.n, verdict.fewest_seeds or margin.n) < FIRM_SEEDS:
         return 1.0
     both_sides = 2 * chance_of_more(abs(student_t(margin, verdict.confidence)), margin.n)
-    return min(1.0, both_sides * (verdict.margins if verdict.status == "contradicted" else 1))
+    return min(1.0, both_sides * verdict.draws * (verdict.margins if verdict.status == "contradicted" else 1))
 
 
 def joint_confidence(confidence: float, comparisons: int) -> float:
@@ -93,7 +94,9 @@ def certainty(verdict: Verdict) -> str:
     """How sure a verdict is by itself; of an open one, how many seeds would decide."""
     if verdict.status not in ("reproduced", "contradicted") or verdict.margin is None:
         return verdict.outlook.removesuffix(" would decide") or "–"
-    return "same in every seed" if verdict.margin.low == verdict.margin.high else "95 %"
+    if verdict.margin.low == verdict.margin.high:
+        return "same in every seed"
+    return "95 %" if verdict.draws == 1 else f"95 % in draw {verdict.draws}"
 
 
 def margin_text(verdict: Verdict) -> str:
@@ -106,24 +109,40 @@ def margin_text(verdict: Verdict) -> str:
 def interval_text(margin: Interval, unit: str, limit: float = 0.0, *, at_most: bool = False) -> str:
     """What was measured with its interval, and the limit that it is held against; `margin` is how far it is on the
     right side of that limit. A difference has its sign, what may be `at_most` so much is a plain number."""
-    digits = _digits((margin.high - margin.low) / 2 or abs(margin.mean))
+    mean, low, high = _figures(margin, limit, at_most)
+    return f"{mean} [{low}, {high}] {unit}".rstrip() + _limit_text(limit, at_most)
+
+
+def mean_text(margin: float, unit: str, limit: float = 0.0, *, at_most: bool = False) -> str:
+    """The same without an interval."""
+    mean, _, _ = _figures(Interval(margin, margin, margin, n=1), limit, at_most)
+    return f"{mean} {unit}".rstrip() + _limit_text(limit, at_most)
+
+
+def _figures(margin: Interval, limit: float, at_most: bool) -> tuple[str, str, str]:
+    """Mean and ends of what was measured, all with the same decimals."""
     if at_most:
-        sizes = (round(limit - value, 9) for value in (margin.mean, margin.high, margin.low))
-        mean, low, high = (format_number(size, digits) for size in sizes)
-        ending = f" (at most {_exact(limit)})"
+        values = (limit - margin.mean, limit - margin.high, limit - margin.low)
     else:
-        mean, low, high = (signed(round(value + limit, 9), digits) for value in (margin.mean, margin.low, margin.high))
-        ending = f" (limit {'+' if limit > 0 else ''}{_exact(limit)})" if limit else ""
-    return f"{mean} [{low}, {high}] {unit}".rstrip() + ending
+        values = (margin.mean + limit, margin.low + limit, margin.high + limit)
+    mean, low, high = (round(value, 9) for value in values)
+    digits = _digits((high - low) / 2)
+    if low == high:  # as many as tell it from its limit
+        digits = max(_digits(abs(mean)), len(f"{round(limit, 6):.6f}".rstrip("0").partition(".")[2]))
+    shown = format_number if at_most else signed
+    return shown(mean, digits), shown(low, digits), shown(high, digits)
+
+
+def _limit_text(limit: float, at_most: bool) -> str:
+    exact = f"{round(limit, 9):g}".replace("-", "−")
+    if at_most:
+        return f" (at most {exact})"
+    return f" (limit {'+' if limit > 0 else ''}{exact})" if limit else ""
 
 
 def _digits(size: float) -> int:
     """Decimals that show two digits of what is below one, and one decimal of everything else."""
     return max(1, min(6, 1 + math.ceil(-math.log10(size)))) if 0 < size < 1 else 1
-
-
-def _exact(limit: float) -> str:
-    return f"{round(limit, 9):g}".replace("-", "−")
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -133,18 +133,20 @@ def headline_text(metrics: Mapping[str, float], metric: str | None = None) -> st
 # Cross-entropy in nats: whoever gives the truth a probability of e^-100 on average has not learned badly, but computed
 # with numbers that grew out of bounds. Knowing nothing about 100,000 classes costs 11.5.
 DIVERGED_LOSS = 100.0
-# Of a regression: errors a thousand times as large as the targets' standard deviation inside a client. A sound model of
-# other clients may well be a hundred such deviations off where clients lie far apart.
-DIVERGED_R2 = -1e6
+# Targets of a regression are standardized for training, so that a squared error of 1e6 is off by a thousand standard
+# deviations of all targets.
+DIVERGED_REGRESSION_LOSS = 1e6
 
 
 def has_diverged(metrics: Mapping[str, float]) -> bool:
-    """Whether these are figures of models that ran away. Losses of tasks with neither accuracy nor R² have units of
-    their own, so that only a loss that is not finite tells."""
+    """Whether these are figures of models that ran away. Other tasks' losses have units of their own, so that only one
+    that is not finite tells."""
     loss = metrics.get("loss", 0.0)
     if not math.isfinite(loss):
         return True
-    return loss > DIVERGED_LOSS if "accuracy" in metrics else metrics.get("r2", 0.0) < DIVERGED_R2
+    if "accuracy" in metrics:
+        return loss > DIVERGED_LOSS
+    return "rmse" in metrics and loss > DIVERGED_REGRESSION_LOSS
 
 
 def _weighted_mean(values: Tensor, weight: Tensor) -> float:

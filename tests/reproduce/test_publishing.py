@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kinfed.cli.app import app
 from kinfed.errors import StorageError
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart, Study, difference
-from kinfed.reproduce.benchmark_records import FORMAT, BenchmarkRecord, joined_parts, read_records
+from kinfed.reproduce.benchmark_records import FORMAT, NEW_CLAIM, BenchmarkRecord, joined_parts, read_records
 from kinfed.reproduce.judge import NO_COMMON_SEED, NOT_RUN, NOT_TAKEN
 from kinfed.reproduce.markdown_page import seeds_text
 from kinfed.reproduce.measure import Reproduction, read_reproduction, reproduce
@@ -190,7 +190,7 @@ def test_records_without_figures_follow_the_recipe(tmp_path: Path) -> None:
     assert list(judged) == ["a above b", "a above b elsewhere", "a of p above b of q"]
     assert (judged["a above b"].status, judged["a above b"].place) == ("reproduced", "Table 1")
     assert judged["a above b"].main  # as the recipe says; format 1 does not know
-    assert judged["a above b elsewhere"].sentence == "not measured yet: added after this page was measured"
+    assert judged["a above b elsewhere"].sentence == NEW_CLAIM
     page = (tmp_path / "toy.md").read_text("utf-8")
     head, tail = OLD_PAGE.split("## Claims")
     assert page.startswith(head)  # tables stay
@@ -293,16 +293,28 @@ def test_which_record_of_a_part_is_kept() -> None:
         return joined_parts(toy(P), "small", {"p": published, "gone": published}, {"p": new})["p"]
 
     old, later, foreign = record("2026-01-01", now), record("2026-02-01", now), record("2026-03-01", "other")
-    assert kept(old, later) is later
-    assert kept(later, old) is later
-    assert kept(old, foreign) is old
-    assert kept(foreign, old) is old
+    assert kept(old, later) == later
+    assert kept(later, old) == later
+    assert kept(old, foreign) == old
+    assert kept(foreign, old) == old
     single = record("2026-04-01", now, seeds=1)  # one seed is no evidence
-    assert kept(old, single) is old
-    assert kept(single, old) is old
+    assert kept(old, single) == old
+    assert kept(single, old) == old
     again = record("2026-01-01", now, 1.0)
-    assert kept(old, again) is again
+    assert kept(old, again) == again
     assert joined_parts(toy(P), "small", {"gone": old}, {}) == {}
+    other_seeds = record("2026-05-01", now, seeds=3)
+    assert [kept(one, other_seeds).draw for one in (old, replace(old, draw=2), foreign, other_seeds)] == [2, 3, 1, 1]
+    assert kept(replace(other_seeds, draw=2), other_seeds).draw == 2
+
+
+def test_figures_that_are_not_those_of_the_record_are_refused(tmp_path: Path) -> None:
+    """A part whose lines are gone would look like one that was never run."""
+    publish([measured(tmp_path / "out", toy(P))], tmp_path / "site", {"toy": toy(P)})
+    figures = tmp_path / "site" / "measured" / "toy.csv"
+    figures.write_text("".join(figures.read_text("utf-8").splitlines(keepends=True)[:1]), "utf-8")
+    with pytest.raises(StorageError, match="restore both files"):
+        publish([], tmp_path / "site", {"toy": toy(P)})
 
 
 def test_a_rival_in_a_part_that_is_missing_is_not_left_out(tmp_path: Path) -> None:

@@ -44,11 +44,12 @@ from kinfed.reproduce.benchmark_tables import (
     summary_sentences,
     tally,
 )
-from kinfed.reproduce.judge import verdicts
+from kinfed.reproduce.judge import NO_COMMON_SEED, verdicts
 from kinfed.reproduce.markdown_page import commands
 from kinfed.reproduce.measure import (
     Reproduction,
     done_share,
+    home,
     is_done,
     measurements_of_summary,
     read_reproduction,
@@ -56,7 +57,7 @@ from kinfed.reproduce.measure import (
 )
 from kinfed.reproduce.part_records import PartRecord, part_config, settings_hash
 from kinfed.reproduce.publishing import publish
-from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference
+from kinfed.reproduce.recipe import SCALES, SELF_FL, Measurements, RecipeFigure, Scale, difference, either_way
 from kinfed.reproduce.recipe_figures import beside_published
 from kinfed.reproduce.recipe_page import write_reproduction
 from kinfed.reproduce.recipes import RECIPES, load_recipe, summary
@@ -208,7 +209,7 @@ def test_smoke_judges_nothing_and_one_seed_is_no_evidence() -> None:
     assert first.sentence == "one seed is no evidence: +20.0 points"
     limited = replace(recipe_of(single), claims=[Claim.above("a not far below b", "p", "a", ["b"], limit=-0.02)])
     (allowed,) = verdicts(limited, Results({"p": single}), "paper")
-    assert allowed.sentence == "one seed is no evidence: +20.0 points"  # the difference itself, whatever is allowed
+    assert allowed.sentence == "one seed is no evidence: +20.0 points (limit −2)"  # the difference itself
 
 
 def test_figures_that_are_not_finite_are_called_so() -> None:
@@ -339,7 +340,7 @@ def test_a_comparison_with_few_seeds_is_the_least_sure_and_makes_nothing_firm() 
 def test_intervals_in_a_sentence_say_which_of_them_are_wider() -> None:
     mixed = verdict_of((0, 2, 4), (0, -2, -4))
     assert mixed.sentence.endswith(
-        "(3 seeds, 95 % intervals, those with a mean below zero at 95 % for all 2 comparisons together)"
+        "(3 seeds, 95 % intervals, those against the claim at 95 % for all 2 comparisons together)"
     )
 
 
@@ -383,9 +384,9 @@ def test_figures_of_a_difference_have_the_same_decimals(
         (
             (0.02, 0.02, 0.02),
             "tied",
-            "equal in every seed: 2.0 [2.0, 2.0] points (at most 2) (3 seeds, 95 % interval)",
+            "at its limit in every seed: 2.0 [2.0, 2.0] points (at most 2) (3 seeds, 95 % interval)",
         ),
-        ((0.01,), "not judged", "one seed is no evidence: +1.0 points"),
+        ((0.01,), "not judged", "one seed is no evidence: 1.0 points (at most 2)"),
     ],
 )
 def test_what_may_be_at_most_so_much(sizes: tuple[float, ...], status: str, sentence: str) -> None:
@@ -398,6 +399,87 @@ def test_what_may_be_at_most_so_much(sizes: tuple[float, ...], status: str, sent
     if verdict.margin is not None:
         assert verdict.margin.mean == pytest.approx(2 - 100 * sum(sizes) / 3)
         assert margin_text(verdict) in sentence
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_limit_is_known_to_the_claim_that_speaks_of_it(name: str) -> None:
+    """So that what was measured is shown beside it, and a claim made a question keeps it."""
+    claims = [claim for claim in load_recipe(name).claims if isinstance(claim, Claim)]
+    for claim in claims:
+        if " limit of ours" in claim.text or "at most" in claim.text:
+            assert claim.limit != 0, claim.text
+    assert not {claim.text for claim in claims if "margin to" in claim.text}
+
+
+def test_a_claim_as_a_question_is_judged_in_the_same_way() -> None:
+    claim = Claim(
+        "they hardly differ", lambda results: {"": {}}, "%", 1.0, "Table 1", main=True, limit=2.0, at_most=True
+    )
+    question = claim.as_question("another reading")
+    assert question == Question("they hardly differ, another reading", claim.margins, "%", 1.0, limit=2.0, at_most=True)
+
+
+def test_two_methods_that_differ_in_nothing_but_seeds_are_alike() -> None:
+    """Differences of either sign: their size would be two points on average, their mean is zero."""
+    by_seed = dict(enumerate((0.02, -0.02, 0.02, -0.02, 0.02, -0.02, 0.02, -0.02, 0.02, -0.02)))
+    cases = either_way(by_seed, "more", "less")
+    assert cases["less"][0] == -0.02
+    claim = Claim("they hardly differ", lambda results: cases, limit=0.01, at_most=True)
+    (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[claim]), Results({"p": MEASURED}), "small")
+    assert verdict.status == "undecided"  # ± 1.5 points
+    assert "holds in 0 of 2 comparisons; open: 0 [−1.5, 1.5] points" in verdict.sentence
+    assert " for more; " in verdict.sentence
+    wide = replace(claim, limit=0.02)
+    (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[wide]), Results({"p": MEASURED}), "small")
+    assert verdict.status == "reproduced"
+
+
+def test_a_rival_with_other_seeds_takes_no_contradiction_away() -> None:
+    measured: Measurements = {
+        "a": {"personal.accuracy": {0: 0.5, 1: 0.51, 2: 0.5}},
+        "b": {"personal.accuracy": {0: 0.9, 1: 0.91, 2: 0.9}},
+        "c": {"personal.accuracy": {7: 0.1, 8: 0.1}},
+    }
+    for one, status in (("a", "contradicted"), ("b", "not judged")):
+        claim = Claim.above("above the others", "p", one, [row for row in "abc" if row != one])
+        (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
+        assert verdict.status == status
+    assert verdict.sentence == NO_COMMON_SEED
+
+
+def test_infinite_figures_of_either_sign_are_not_finite() -> None:
+    claim = Claim("a above b", lambda results: {"b": {0: math.inf, 1: -math.inf}})
+    (verdict,) = verdicts(replace(recipe_of(MEASURED), claims=[claim]), Results({"p": MEASURED}), "small")
+    assert (verdict.status, verdict.sentence.partition(":")[0]) == ("not judged", "not all figures are finite")
+
+
+@pytest.mark.parametrize(
+    ("margin", "limit", "text"),
+    [
+        ((0.0, 0.0, 0.0), 0.055, "0.055 [0.055, 0.055] (at most 0.055)"),
+        ((0.01, 0.01, 0.01), 1.01, "1.00 [1.00, 1.00] (at most 1.01)"),
+        ((9.43, 9.28, 9.58), 10.0, "0.57 [0.42, 0.72] (at most 10)"),
+    ],
+)
+def test_what_lies_at_its_limit_does_not_look_beyond_it(
+    margin: tuple[float, float, float], limit: float, text: str
+) -> None:
+    assert interval_text(Interval(*margin, n=3), "", limit, at_most=True) == text
+
+
+def test_a_second_draw_had_two_chances() -> None:
+    """Firm once, and no longer if it was drawn often enough; "by chance" counts every draw."""
+    sure = replace(verdict_of(five(4.0)), claim="sure")
+    assert firm_verdicts([sure]) == [sure]
+    drawn = replace(sure, draws=100)
+    assert firm_verdicts([drawn]) == []
+    assert by_chance([sure, drawn]) == pytest.approx(0.025 * 101)
+    assert certainty(replace(sure, draws=2)) == "95 % in draw 2"
+    assert certainty(sure) == "95 %"
+    claim = Claim.above("a above b", "p", "a", ["b"])
+    recipe = replace(recipe_of(MEASURED), claims=[claim])
+    (verdict,) = verdicts(recipe, Results({"p": MEASURED}), "small", draws={"p": 3, "q": 9})
+    assert verdict.draws == 3
 
 
 def test_floating_point_decides_nothing() -> None:
@@ -553,8 +635,9 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
         "| Ditto | 1 | 0 | 0 | 0 |",
     ]
     assert summary_sentences(records)[0] == (
-        "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. In the published "
-        "settings, 0 hold, 1 does not, 0 are unknown; 2 had less data, fewer rounds or smaller networks."
+        "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. With the "
+        "published settings and data, 0 hold, 1 does not, 0 are unknown; 2 had less data, fewer rounds or "
+        "smaller networks."
     )
 
 
@@ -921,8 +1004,11 @@ def test_what_self_fls_algorithms_send() -> None:
     measured: Measurements = {row: {"bytes": {0: both}, "bytes_up": {0: up}} for row, (both, up) in sent.items()}
     openings = ("Algorithm 1 sends", "With Algorithm 2 clients send", "With Algorithm 2 twice")
     claims = [claim_of("selffl-algorithms", opening) for opening in openings]
-    margins = [claim.margins(Results({"letters": measured}))["Letters"] for claim in claims]
-    assert margins == [{0: pytest.approx(margin)} for margin in (1.0, 0.05, 0.4)]
+    margins = [claim.margins(Results({"letters": measured})) for claim in claims]
+    assert margins[0]["Letters"] == {0: pytest.approx(1.0)}
+    for cases, beyond in zip(margins[1:], (0.05, -0.4), strict=True):
+        assert cases["Letters, more than twice"] == {0: pytest.approx(beyond)}
+        assert cases["Letters, less than twice"] == {0: pytest.approx(-beyond)}
     assert [(claim.limit, claim.at_most) for claim in claims] == [(1.01, True), (0.1, True), (0.1, True)]
 
 
@@ -954,11 +1040,10 @@ def test_femnist_is_used_where_it_is_to_be_had() -> None:
     assert optional == {"femnist": {"name": "femnist", "characters": "lower", "first": 10}, "writers": "femnist"}
 
 
-def test_other_data_at_the_scale_paper_are_called_that_in_the_index(tmp_path: Path) -> None:
+def test_other_data_are_called_that_in_the_index(tmp_path: Path) -> None:
     """By the parts that a claim asks for, and are remembered by the published record."""
     plain = recipe_of(MEASURED)
-    foreign = replace(plain, stand_ins={"paper": "other letters"})
-    partly = replace(foreign, original_data=("p",))
+    foreign, partly = (replace(plain, other_data=(part,)) for part in ("p", "q"))
     for name, recipe, word in (
         ("a", plain, "paper"), ("b", foreign, "paper, other data"), ("c", partly, "paper"),
     ):  # fmt: skip
@@ -967,13 +1052,14 @@ def test_other_data_at_the_scale_paper_are_called_that_in_the_index(tmp_path: Pa
         assert f"| 3 | 95 % | {word} |" in index
         (record,) = read_records(tmp_path / name, ["toy"])
         assert any(verdict.other_data for verdict in record.verdicts) == (word != "paper")
-    assert not foreign.has_other_data("p", "small")
 
 
-@pytest.mark.parametrize("name", ["selffl-femnist", "selffl-users", "selffl-algorithms"])
-def test_parts_on_the_papers_own_data_are_parts(name: str) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_parts_on_other_data_are_parts(name: str) -> None:
+    """Where claims look for their figures; and a recipe that replaces the paper's data even at its scale says where."""
     recipe = load_recipe(name)
-    assert set(recipe.original_data) < {part.name for part in recipe.parts("paper")}
+    assert set(recipe.other_data) <= {home(part) for scale in SCALES for part in recipe.parts(scale)}
+    assert recipe.other_data or "paper" not in recipe.stand_ins
 
 
 def test_other_data_of_an_older_record_are_those_of_all_its_claims(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ def test_a_diverged_model_shows_in_the_loss() -> None:
         ({"loss": 99.0, "accuracy": 0.1}, False),
         ({"loss": 101.0, "accuracy": 0.9}, True),
         ({"loss": 1e9}, False),  # in a unit of its own
-        ({"loss": 1e4, "r2": -1e4}, False),  # clients that lie far apart
-        ({"loss": 1e7, "r2": -1e7}, True),
+        ({"loss": 1e4, "rmse": 1e9}, False),  # in the target's unit; the loss is in standard deviations
+        ({"loss": 1e7, "rmse": 1e-3}, True),
+        ({"loss": 2.0, "rmse": 3.0, "r2": -1e9}, False),  # targets that hardly vary inside a client
     ],
 )
 def test_models_that_ran_away(metrics: dict[str, float], expected: bool) -> None:

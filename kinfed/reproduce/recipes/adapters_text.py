@@ -135,5 +135,6 @@ RECIPE = Recipe(
         "8 reviews: nothing has converged. Differences between seeds are those of start and batches; reviews are "
         "the same.",
     },
+    other_data=(PART,),
     aliases=ALIASES,
 )

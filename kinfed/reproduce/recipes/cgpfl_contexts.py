@@ -60,12 +60,12 @@ def parts(scale: Scale) -> list[RunPart]:
     ]
 
 
-def _half_as_large(part: str, metric: str) -> Margins:
-    """1/√4 less the metric with K = 4 in units of that with K = 1."""
+def _in_units_of_one_context(part: str, metric: str) -> Margins:
+    """The metric with K = 4 in units of that with K = 1."""
 
     def margins(results: Results) -> dict[str, BySeed]:
         one, four = (results.get(part, row, metric) for row in ("cgpfl-1", TABLE_CGPFL))
-        return {"": {seed: 0.5 - four[seed] / one[seed] for seed in one.keys() & four.keys()}}
+        return {"": {seed: four[seed] / one[seed] for seed in one.keys() & four.keys()}}
 
     return margins
 
@@ -192,9 +192,11 @@ RECIPE = Recipe(
             Question(
                 f"{quantity} with K = 4 at most 1/√4 of those with K = 1, as the rates of Remark 4.1 suggest (bounds, "
                 f"which need not be met), {heading}",
-                _half_as_large(part, metric),
+                _in_units_of_one_context(part, metric),
                 "of the value with K = 1",
                 1.0,
+                limit=0.5,
+                at_most=True,
             )
             for part, heading in PARTS.items()
             for metric, quantity in QUANTITIES.items()

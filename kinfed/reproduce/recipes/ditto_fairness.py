@@ -78,5 +78,6 @@ RECIPE = Recipe(
         "q-FFL counts by its one model, as a fair baseline of the paper does.",
     ],
     stand_ins=LETTERS_STAND_INS,
+    other_data=(PART,),
     aliases={FAIR: ("qffl", "server"), "fedavg_model": ("fedavg", "server")},
 )

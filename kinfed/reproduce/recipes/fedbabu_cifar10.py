@@ -61,4 +61,5 @@ RECIPE = Recipe(
         "FedBABU fine-tunes for 20 steps before it is judged; FedAvg’s clients keep the model of their last training.",
     ],
     stand_ins={"smoke": SMOKE_IMAGES, "small": SMALL_IMAGES, "paper": "CIFAR-10 in place of CIFAR-100."},
+    other_data=(PART,),
 )

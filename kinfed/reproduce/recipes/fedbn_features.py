@@ -89,5 +89,6 @@ RECIPE = Recipe(
         "small": "8,000 of 60,000 images, a ResNet-18 of a sixteenth of the width, 24 rounds of 5 steps with momentum "
         "0.9: far from converged.",
     },
+    other_data=tuple(PARTS),
     aliases=ALIASES,
 )

@@ -20,7 +20,7 @@ from kinfed.reproduce import (
     Untestable,
     difference,
 )
-from kinfed.reproduce.recipe import ACCURACY, FEDFOMO, BySeed, RecipeFigure, Scale
+from kinfed.reproduce.recipe import ACCURACY, FEDFOMO, BySeed, RecipeFigure, Scale, either_way
 from kinfed.reproduce.recipe_figures import line_chart
 from kinfed.reproduce.recipes.common_fedfomo import EMBEDDINGS, FEW_STEPS, NETWORK, SMOKE_STAND_IN, latent_settings
 from kinfed.reproduce.studies.kinship import kinship
@@ -71,7 +71,7 @@ def _indifferent_to_epsilon(results: Results) -> Mapping[str, BySeed]:
         / (spread * len(MODELS))
         for seed in sorted(set.intersection(*map(set, curves.values())))
     }
-    return {"a gain": gains, "a loss": {seed: -gain for seed, gain in gains.items()}}
+    return either_way(gains, "a gain", "a loss")
 
 
 def _without_exploration(results: Results) -> Mapping[str, BySeed]:

@@ -139,11 +139,12 @@ def _ahead_in_rank(results: Results) -> Mapping[str, BySeed]:
 
 
 def _few_hurt(part: str) -> Question:
-    def margins(results: Results) -> Mapping[str, BySeed]:
-        hurt = results.get(part, "kin", HURT)
-        return {"5 %": {seed: ALLOWED_HURT - share for seed, share in hurt.items()}} if hurt else {}
-
-    return Question(f"Kin hurts fewer than 5 % of the clients: {FEDERATIONS[part][0]}", margins)
+    return Question(
+        f"Kin hurts fewer than 5 % of the clients: {FEDERATIONS[part][0]}",
+        lambda results: {"": results.get(part, "kin", HURT)},
+        limit=ALLOWED_HURT,
+        at_most=True,
+    )
 
 
 def headline(part: str) -> str:

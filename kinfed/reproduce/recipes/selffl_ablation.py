@@ -88,5 +88,6 @@ RECIPE = Recipe(
         "without; the verdict on the paper's claim is of those with it, which its Section 4 has throughout."
     ],
     stand_ins=LETTERS_STAND_INS,
+    other_data=("letters",),
     method_figures=[("letters", "selffl")],
 )

@@ -184,7 +184,7 @@ RECIPE = Recipe(
         "Users with few test examples decide the worst tenth; the paper's 0 % for FedAvg is of that kind.",
     ],
     stand_ins=LETTERS_STAND_INS,
-    original_data=tuple(ON_FEMNIST),
+    other_data=("steps-20", "steps-40", "rounds-1000"),
     aliases=ALIASES,
     method_figures=[("steps-20", "selffl")],
 )

@@ -82,7 +82,7 @@ RECIPE = Recipe(
             "With C = 0.02 Self-FL converges more slowly than FedAvg and Ditto, global models",
             "active-2",
             "selffl",
-            ["fedavg", "ditto"],
+            [ONE_MODEL, "ditto"],
             "server.accuracy",
             lower_is_better=True,
             place="Appendix E.5, Figure 9",
@@ -98,7 +98,7 @@ RECIPE = Recipe(
             "Self-FL above all baselines, MNIST, worst 10 %", "active-10", "selffl", RIVALS, "personal.worst10"
         ),
         Question.above(
-            "Self-FL's global model above FedAvg's, MNIST", "active-10", "selffl", ["fedavg"], "server.accuracy"
+            "Self-FL's global model above FedAvg's, MNIST", "active-10", "selffl", [ONE_MODEL], "server.accuracy"
         ),
         Question.above(
             "Self-FL above smoothing alone, MNIST, personal models",

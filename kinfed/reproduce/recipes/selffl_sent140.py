@@ -15,7 +15,7 @@ from kinfed.reproduce import (
     Untestable,
     difference,
 )
-from kinfed.reproduce.recipe import ACCURACY, SELF_FL, BySeed, Scale
+from kinfed.reproduce.recipe import ACCURACY, SELF_FL, BySeed, Scale, either_way
 from kinfed.reproduce.recipes.common_selffl import COMPARED, SEEDS, TRAINING_ACCURACY, named, training_accuracy
 
 METHODS = named(*COMPARED)
@@ -48,10 +48,13 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def saturated(results: Results) -> dict[str, BySeed]:
-    """By how much a method's test accuracy has changed since the warm start."""
+    """By how much a method's test accuracy has risen, or fallen, since the warm start."""
     start = results.get("scratch", "fedavg", ACCURACY)
-    changes = {row: difference(results.get("warm", row, ACCURACY), start) for row in ("fedavg", *RIVALS, "selffl")}
-    return {row: {seed: abs(change) for seed, change in by_seed.items()} for row, by_seed in changes.items()}
+    cases: dict[str, BySeed] = {}
+    for row in ("fedavg", *RIVALS, "selffl"):
+        change = difference(results.get("warm", row, ACCURACY), start)
+        cases |= either_way(change, f"{METHODS[row]} rises", f"{METHODS[row]} falls")
+    return cases
 
 
 FIGURES = {
@@ -126,5 +129,6 @@ RECIPE = Recipe(
         "λ = 2 for pFedMe: with the usual 15 its steps overshoot at this learning rate.",
     ],
     stand_ins={"smoke": BIASED, "small": BIASED},
+    other_data=("trial-scratch", "trial-warm"),
     method_figures=[("warm", "selffl"), ("trial-warm", "selffl")],
 )

@@ -86,5 +86,6 @@ RECIPE = Recipe(
         "NeurIPS version says the opposite of its own formula.",
     ],
     stand_ins=LETTERS_STAND_INS,
+    other_data=("letters",),
     figures=figures,
 )

@@ -123,7 +123,7 @@ RECIPE = Recipe(
         "small": "16x8 letters in place of FEMNIST; MNIST with 300 clients and 150 rounds instead of 1,000 and 200.",
         "paper": "16x8 letters in place of FEMNIST.",
     },
-    original_data=("mnist",),
+    other_data=("letters",),
     aliases=ALIASES,
     figures=figures,
 )
