@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
-from kinfed.reproduce.recipe import CGPFL, Scale
+from collections.abc import Mapping
+from typing import Any
+
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart, difference
+from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Scale
 from kinfed.reproduce.recipes.common_cgpfl import (
     ALGORITHMS,
     ALIASES,
@@ -20,6 +23,8 @@ from kinfed.reproduce.recipes.common_cgpfl import (
 )
 
 PART, HEADING = "cifar10-cnn", "CIFAR-10 CNN"
+# At the scale small, whose common rate is twice the paper's, Per-FedAvg diverges; this is the paper's rate.
+SLOW: dict[str, dict[str, Any]] = {"perfedavg_hf-slow": {"method": "perfedavg_hf", "lr": 0.03}}
 
 
 def parts(scale: Scale) -> list[RunPart]:
@@ -32,7 +37,22 @@ def parts(scale: Scale) -> list[RunPart]:
     fewer = {"model": "cnn_tutorial", "clients": 20, "rounds": 16, "lr": 0.06}  # lr λ < 1, and λ goes up to 15
     fewer |= {"seeds": CIFAR10_SETTINGS["seeds"][:3]}
     settings = {**CIFAR10_SETTINGS, "dataset": "cifar10", **fewer, "eval_every": 4}
-    return [RunPart(PART, {**settings, "algorithms": methods})]
+    return [
+        RunPart(PART, {**settings, "algorithms": methods}),
+        RunPart(f"{PART}-slow", {**settings, "algorithms": SLOW}, merge_into=PART),
+    ]
+
+
+def above_competitors(text: str, row: str, *, main: bool = False) -> Claim:
+    """Above each of them; above Per-FedAvg at the lower rate, where that was run."""
+
+    def margins(results: Results) -> Mapping[str, BySeed]:
+        slow = {label.removesuffix("-slow"): label for label in SLOW if label in results.parts.get(PART, {})}
+        rivals = [slow.get(rival, rival) for rival in RIVALS]
+        own = results.get(PART, row, ACCURACY)
+        return {rival: difference(own, results.get(PART, rival, ACCURACY)) for rival in rivals}
+
+    return Claim(text, margins, place="Section 5.2, Table 1", main=main)
 
 
 RECIPE = Recipe(
@@ -45,21 +65,14 @@ RECIPE = Recipe(
     tables=[
         ResultTable(
             "Test accuracy (%)",
-            METHODS,
+            METHODS | {"perfedavg_hf-slow": "Per-FedAvg (HF), rate 0.03"},
             [ResultColumn(HEADING, PART, digits=2), ResultColumn("Worst 10 %", PART, "personal.worst10")],
             {key: number for key, number in TABLE_1.items() if key[1] == HEADING},
         ),
     ],
     claims=[
-        Claim.above(
-            "CGPFL-Heur above all competitors, CIFAR-10",
-            PART,
-            "cgpfl_heur",
-            RIVALS,
-            place="Section 5.2, Table 1",
-            main=True,
-        ),
-        Claim.above("CGPFL (K=4) above all competitors, CIFAR-10", PART, "cgpfl", RIVALS, place="Section 5.2, Table 1"),
+        above_competitors("CGPFL-Heur above all competitors, CIFAR-10", "cgpfl_heur", main=True),
+        above_competitors("CGPFL (K=4) above all competitors, CIFAR-10", "cgpfl"),
         Question.above("CGPFL-Heur above CGPFL (K=4), CIFAR-10", PART, "cgpfl_heur", ["cgpfl"]),
         Question.above("CGPFL-Heur above pFedMe with its own λ", PART, "cgpfl_heur", ["pfedme-15"]),
         Question.above(
@@ -72,6 +85,8 @@ RECIPE = Recipe(
         IFCA_NOTE,
         "All methods share learning rate, batches and numbers of local steps; pFedMe and CGPFL take S = 5 gradients "
         "per batch.",
+        "At the scale small Per-FedAvg diverges with two of three seeds at the common rate of 0.06; it is compared at the "
+        "paper’s 0.03, the first lower rate that was tried.",
         "The sizes of the paper's two convolutions are not given; see kinfed list models.",
     ],
     stand_ins={
