@@ -85,8 +85,8 @@ RECIPE = Recipe(
         IFCA_NOTE,
         "All methods share learning rate, batches and numbers of local steps; pFedMe and CGPFL take S = 5 gradients "
         "per batch.",
-        "At the scale small Per-FedAvg diverges with two of three seeds at the common rate of 0.06; it is compared at the "
-        "paper’s 0.03, the first lower rate that was tried.",
+        "At the scale small Per-FedAvg diverges with two of three seeds at the common rate of 0.06. It is compared at "
+        "the paper’s 0.03, the first lower rate that was tried.",
         "The sizes of the paper's two convolutions are not given; see kinfed list models.",
     ],
     stand_ins={
