@@ -210,6 +210,16 @@ def test_own_figures_draw_what_was_measured():
     assert (level["name"], level["y"]) == ("local training", [40.0, 40.0])
 
 
+def test_the_best_rivals_have_the_papers_work_too() -> None:
+    """Run apart, on the same clients in the same way: but for the methods, every setting is that of the others."""
+    parts = {part.name: part for part in load_recipe("fedfomo-work").parts("small")}
+    rivals, others = parts["augmented-rivals"], parts["augmented"]
+    assert rivals.merge_into == "augmented"
+    assert {**rivals.settings, "algorithms": None} == {**others.settings, "algorithms": None}
+    assert list(rivals.settings["algorithms"]) == ["perfedavg", "pfedme"]
+    assert "steps" not in rivals.settings["algorithms"]["pfedme"]
+
+
 def test_the_effect_of_epsilon_is_the_slope_over_all_of_it():
     """With M = 2 accuracy rises by 0.01 from each ε to the next, 0.03 in all; with M = 5 and 10 it zigzags, by which
     the line through (0, 0.02, 0, 0.02) rises by 3 · 0.004: on average (0.03 + 0.012 + 0.012) / 3 = 0.018."""
