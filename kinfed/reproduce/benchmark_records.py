@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from kinfed.core import storage
 from kinfed.core.spreadsheet import unescape_formula
 from kinfed.errors import StorageError
-from kinfed.report.statistics import Interval, student_quantile
+from kinfed.report.statistics import MOST_SEEDS, Interval, student_quantile
 from kinfed.report.tables import csv_text
 from kinfed.reproduce.judge import verdicts
 from kinfed.reproduce.measure import Reproduction
@@ -270,7 +271,22 @@ def _read_part(path: Path, name: str, facts: Mapping[str, Any], measured: Measur
 
 def _read_verdicts(entries: Sequence[Mapping[str, Any]]) -> tuple[Verdict, ...]:
     margins = (None if entry["margin"] is None else Interval(**entry["margin"]) for entry in entries)
-    return tuple(Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
+    read = (Verdict(**{**entry, "margin": margin}) for entry, margin in zip(entries, margins, strict=True))
+    return tuple(
+        replace(
+            verdict, sentence=_with_present_outlook(verdict.sentence), outlook=_with_present_outlook(verdict.outlook)
+        )
+        for verdict in read
+    )
+
+
+def _with_present_outlook(text: str) -> str:
+    """Older verdicts looked for more than MOST_SEEDS seeds."""
+
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if int(found[1].replace(",", "")) <= MOST_SEEDS else f"not even {MOST_SEEDS} seeds would decide"
+
+    return re.sub(r"(?:about|not even) ([\d,]+) seeds would decide", shown, text)
 
 
 def _for_all_comparisons(verdict: Verdict) -> Verdict:

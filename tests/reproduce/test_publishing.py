@@ -280,6 +280,21 @@ def test_lost_figures_are_told(tmp_path: Path) -> None:
         publish([], tmp_path / "docs", {"toy": TOY})
 
 
+def test_older_outlooks_end_where_present_ones_do(tmp_path: Path) -> None:
+    for text, shown in (
+        ("about 107 seeds would decide", "not even 100 seeds would decide"),
+        ("not even 1,000 seeds would decide", "not even 100 seeds would decide"),
+        ("about 12 seeds would decide", "about 12 seeds would decide"),
+    ):
+        write_format_1(tmp_path / text, "a above b")
+        path = tmp_path / text / "verdicts" / "toy.json"
+        values = json.loads(path.read_text("utf-8"))
+        values["verdicts"][0] |= {"sentence": f"+1.0 points; {text} (3 seeds)", "outlook": text}
+        path.write_text(json.dumps(values), "utf-8")
+        (verdict, *_) = BenchmarkRecord.read(path).verdicts
+        assert (verdict.sentence, verdict.outlook) == (f"+1.0 points; {shown} (3 seeds)", shown)
+
+
 def test_which_record_of_a_part_is_kept() -> None:
     """That with the present settings; then that with several seeds; then the newer; then that to be published."""
 
