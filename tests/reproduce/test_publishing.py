@@ -271,6 +271,22 @@ def test_a_verdict_without_figures_shows_its_difference_beside_the_limit(tmp_pat
     (record,) = read_records(tmp_path, ["toy"])
     assert record.verdicts[0].limit == pytest.approx(-0.5)
     assert "(limit −0." in (tmp_path / "README.md").read_text("utf-8")
+    assert record.verdicts[0].sentence == "yes, +9.5 [+4.5, +14.5] points (limit −0.5) (3 seeds, 95 % interval)"
+
+
+def test_seeds_drawn_again_are_counted_and_fewer_of_them_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the record, by every claim that asks for the part, and in the index."""
+    docs = tmp_path / "docs"
+    publish([measured(tmp_path / "one", TOY)], docs, {"toy": TOY})
+    assert not caplog.messages
+    for number, seeds in enumerate(([5, 6, 7, 8], [9, 10])):
+        publish([measured(tmp_path / str(number), TOY, "p", seeds=seeds)], docs, {"toy": TOY})
+        publish([], docs, {"toy": TOY})  # and once more, with nothing new
+        judged = by_claim(docs)
+        assert judged["a above b"].draws == number + 2
+        assert judged["a above b elsewhere"].draws == 1
+        assert f"in draw {number + 2}" in (docs / "README.md").read_text("utf-8")
+    assert caplog.messages == ["toy: p now has 2 seeds, and had 4"]
 
 
 def test_lost_figures_are_told(tmp_path: Path) -> None:

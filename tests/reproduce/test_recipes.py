@@ -434,6 +434,39 @@ def test_two_methods_that_differ_in_nothing_but_seeds_are_alike() -> None:
     assert verdict.status == "reproduced"
 
 
+def test_the_draws_of_a_part_are_those_of_its_methods_run_apart_too() -> None:
+    digits: dict[str, Any] = {"rounds": 1, "algorithms": "fedavg"}
+    parts = [RunPart("p", digits), RunPart("more", {**digits, "algorithms": "ditto"}, merge_into="p")]
+    recipe = replace(recipe_of(MEASURED), parts=lambda scale: parts)
+    for draws in ((3, 1), (1, 3)):
+        records = {
+            part.name: PartRecord(MEASURED, settings_hash(part), "", 0.0, None, draw)
+            for part, draw in zip(parts, draws, strict=True)
+        }
+        assert Reproduction(recipe, "small", records).draws == {"p": 3}
+
+
+def test_cgpfl_is_compared_with_a_rival_that_did_not_diverge() -> None:
+    """At the lower rate, where that was run."""
+    values = {"personal.accuracy": {0: 0.4, 1: 0.41}, "server.accuracy": {0: 0.2, 1: 0.21}}
+    rows = ["fedavg", "ifca-kmeans", "l2sgd", "apfl", "pfedme", "ditto"]
+    own: Measurements = {"cgpfl_heur": {"personal.accuracy": {0: 0.5, 1: 0.51}}} | {row: values for row in rows}
+    claim = claim_of("cgpfl-cifar10", "CGPFL-Heur above all competitors")
+    aliases = {"fedavg_global": ("fedavg", "server")}
+    fast, slow = {"perfedavg_hf": values | {"diverged": {0: 1.0}}}, {"perfedavg_hf-slow": values}
+    for rivals, expected in ((fast, "perfedavg_hf"), (fast | slow, "perfedavg_hf-slow")):
+        margins = claim.margins(Results({"cifar10-cnn": own | rivals}, aliases))
+        assert len(margins) == 7
+        assert {rival for rival in margins if rival.startswith("perfedavg")} == {expected}
+
+
+def test_a_row_without_figures_is_no_row_with_other_seeds() -> None:
+    measured: Measurements = {**MEASURED, "c": {}}
+    claim = Claim.above("a above b and c", "p", "a", ["b", "c"])
+    (verdict,) = verdicts(replace(recipe_of(measured), claims=[claim]), Results({"p": measured}), "small")
+    assert verdict.outlook == "1 of 2 comparisons were not run"
+
+
 def test_a_rival_with_other_seeds_takes_no_contradiction_away() -> None:
     measured: Measurements = {
         "a": {"personal.accuracy": {0: 0.5, 1: 0.51, 2: 0.5}},
@@ -638,6 +671,10 @@ def test_the_index_begins_with_the_papers_main_claims() -> None:
         "Of 4 main claims of the papers, 2 hold, 1 does not, 0 are unknown, and 1 was not measured. With the "
         "published settings and data, 0 hold, 1 does not, 0 are unknown; 2 had less data, fewer rounds or "
         "smaller networks."
+    )
+    letters = [replace(records[0], verdicts=tuple(replace(v, other_data=True) for v in first)), *records[1:]]
+    assert summary_sentences(letters)[0].endswith(
+        "0 hold, 0 do not, 0 are unknown; 1 had another data set, and 2 less data, fewer rounds or smaller networks."
     )
 
 
