@@ -132,9 +132,9 @@ class Algorithm(Generic[Server, Client, Down, Up]):
     def __post_init__(self) -> None:
         check_options(self)
         if self.finetune_lr is not None and not self.finetune:
-            raise ConfigError("finetune_lr is the rate of fine-tuning steps, of which there are none; set finetune too")
+            raise ConfigError("finetune_lr is the rate of fine-tuning steps, but finetune is 0; set finetune too")
         if self.knn_share is not None and not self.knn:
-            raise ConfigError("knn_share is the share of nearest neighbours, of which there are none; set knn too")
+            raise ConfigError("knn_share is the share of nearest neighbours, but knn is 0; set knn too")
 
     # ---- written by all ----
 
@@ -222,8 +222,8 @@ def check_algorithm_settings(algorithm: AnyAlgorithm, task: Task, population: Po
         )
     if "needs public data" in algorithm.traits and population.pool is None:
         raise ConfigError(
-            f"{type(algorithm).__name__} learns from what models say of public examples, and the federation has "
-            "none; run it with --public 0.1, or give it federation.with_public(0.1, seed)"
+            f"{type(algorithm).__name__} learns from predictions on public examples, and the federation has none; run "
+            "it with --public 0.1, or give it federation.with_public(0.1, seed)"
         )
     if "no example weights" in algorithm.traits and population.weighs_examples:
         raise ConfigError(
@@ -306,8 +306,8 @@ def _with_neighbours(
     name, theta = next(iter(by_name.items()))
     if theta.shape[1] != task.num_params:
         raise ConfigError(
-            f"knn: nearest neighbours go beside one plain model; those of {type(algorithm).__name__} are more; "
-            "set knn to 0 for this method"
+            "knn: nearest neighbours can only be combined with one plain model per client, and "
+            f"{type(algorithm).__name__} has more than that; set knn to 0 for this method"
         )
     rows = with_neighbours(task, theta, data, algorithm.knn, share=algorithm.knn_share, capacity=algorithm.knn_capacity)
     return {**by_name, name: rows, WITHOUT_NEIGHBOURS: theta}

@@ -83,8 +83,8 @@ class FedEx(Algorithm[Server, Tree, Down, Up]):
         first = variants[0]
         if first.training.optimizer_state == "kept":
             raise ConfigError(
-                "clients change settings from round to round, and moments of local optimizers belong to one; use "
-                "optimizer_state = reset to tune while training"
+                "clients change settings from round to round, and the moments of a local optimizer are valid for one "
+                "setting only; use optimizer_state = reset to tune while training"
             )
         return cls(first.training, variants=variants, finetune=first.finetune, finetune_lr=first.finetune_lr)
 

@@ -49,7 +49,7 @@ class BoardServer(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int = PORT) -> None:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder; give the one that runs are in, such as runs")
+            raise ConfigError(f"{folder} is no folder; give the folder that contains your runs, such as runs")
         self.folder = folder
         self._found: tuple[float, dict[str, RunEntry]] = (0.0, {})
         try:

@@ -99,7 +99,7 @@ def budget(folder: VaultFolder = DEFAULT) -> None:
 
     pages = {books.client: books.read() for books in Vault(folder).booked_clients()}
     if not pages:
-        say(f"the vault {folder.expanduser()} has been asked nothing private")
+        say(f"the vault {folder.expanduser()} has not answered any private request yet")
         return
     table = Table("client", "run", "answers", "epsilon", box=None, padding=(0, 2, 0, 0), show_edge=False)
     for client, page in pages.items():

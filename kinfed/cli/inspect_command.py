@@ -58,7 +58,10 @@ def list_(
         return
     if what == "models":
         console.print(_model_table())
-        say("path: how gradients are computed; after the stroke in most runs (fused), in small steps (batched)")
+        say(
+            "path: how gradients are computed; where two are given, the second is used in most runs (fused) or for "
+            "small steps (batched)"
+        )
         return
     for kind in (what,) if what else kinds:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))

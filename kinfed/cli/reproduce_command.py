@@ -44,8 +44,8 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper again: our numbers beside theirs, a verdict per claim, a page with figures.
 
-    Stopped, the same command goes on where it was. With --publish alone, nothing is run: what lies in --out is joined
-    with what was published."""
+    If it is stopped, the same command continues where it left off. With --publish alone, nothing is run: the results
+    in --out are joined with those already published."""
     from kinfed.reproduce import publishing
     from kinfed.reproduce.benchmark_index import write_site
     from kinfed.reproduce.recipe import SCALES
@@ -77,7 +77,7 @@ def reproduce(
         say(f"index    {write_site(publishing.find_reproductions(out, recipes.values(), [scale]), out)}")
     if publish is not None:
         if not runs_something and not out.exists() and out != REPRODUCTIONS:
-            raise ConfigError(f"--out {out} does not exist: nothing to publish there; leave it out to judge anew alone")
+            raise ConfigError(f"--out {out} does not exist: nothing to publish there; to only judge again, omit --out")
         asked = recipes.values() if name is None else [recipes[name]]
         scales = [scale] if runs_something else publishing.PUBLISHED_SCALES
         measured = publishing.find_reproductions(out, asked, scales)
@@ -143,7 +143,7 @@ def _all_recipes(
 
 
 def _stopped() -> None:
-    say("stopped; what is done is saved. The same command goes on.")
+    say("stopped; what is done is saved. Run the same command again to continue.")
     raise typer.Exit(130) from None
 
 

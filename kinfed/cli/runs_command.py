@@ -45,7 +45,7 @@ def runs(
             print(json.dumps({**about, "best": best, "settings": dict(run.settings)}))
         return
     if not chosen:
-        say(f"none of the {len(every)} runs in {folder} is like that" if every else f"there are no runs in {folder}")
+        say(f"none of the {len(every)} runs in {folder} match" if every else f"there are no runs in {folder}")
         return
     title = Text(f"{len(chosen)} of {len(every)} runs in {folder}")
     table = Table(title=title, title_justify="left", title_style="dim", box=SIMPLE)

@@ -156,7 +156,7 @@ def status(
         say(f"epsilon  {spent} ({limit})")
     if config.user_privacy is not None:
         hidden = "known at the first evaluation" if progress.user_epsilon is None else f"{progress.user_epsilon:.4g}"
-        say(f"epsilon  {hidden} of whole clients, for whoever sees the server's models")
+        say(f"epsilon  {hidden} (user level: per client, against anyone who sees the server's models)")
     table = Table("client", "connected", "last seen", "last answer", "awaited since", "last error", box=None,
                   padding=(0, 2, 0, 0), show_edge=False)  # fmt: skip
     for name, client in current.clients.items():

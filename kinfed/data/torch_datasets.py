@@ -55,7 +55,7 @@ def _read(dataset: Dataset[Any], client: Any) -> tuple[np.ndarray[Any, Any], np.
     """x [n, ...] and y [n]."""
     if isinstance(dataset, TensorDataset):
         if len(dataset.tensors) != 2:
-            raise DataError(f"the data set of client {client} has {len(dataset.tensors)} tensors; wanted are x and y")
+            raise DataError(f"the data set of client {client} has {len(dataset.tensors)} tensors; give two, x and y")
         x, y = (tensor.detach().cpu().numpy() for tensor in dataset.tensors)
         return x, y
     items = list(dataset) if isinstance(dataset, IterableDataset) else [dataset[i] for i in range(_size(dataset))]

@@ -236,7 +236,7 @@ class Exchange:
             if not is_signed(header, greeted.nonce, greeted.node):
                 raise MessageError(f"its greeting as {name} is not signed with the key that it names")
             if known is None and self.only_known:
-                raise MessageError(f"it says that it is {name}, of which the folder of keys has no {name}.pub")
+                raise MessageError(f"it says that it is {name}, but the folder of keys has no {name}.pub")
             if known not in (None, greeting.key):
                 raise MessageError(
                     f"it says that it is {name}, with key {fingerprint(greeting.key)}; {name} belongs to key "

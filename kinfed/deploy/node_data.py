@@ -179,7 +179,7 @@ def _check_weights(node: NodeSettings, deployment: Deployment) -> None:
     """Refuse weights of rows where they could not be what they say."""
     if "no example weights" in deployment.algorithm.traits:
         raise ConfigError(
-            f"{node.client} has weights of rows, and the local steps of {deployment.method} know none; leave them out"
+            f"{node.client} has weights of rows, which {deployment.method}'s local steps do not use; leave them out"
         )
     if deployment.run.privacy is not None:
         raise ConfigError(

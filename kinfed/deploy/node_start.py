@@ -29,8 +29,8 @@ from kinfed.errors import ConfigError, StorageError
 
 RESTART_SECONDS = 15.0
 _ENDED = (
-    "Where it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
-    "takes the former node with this key for alive, which lasts about a minute"
+    "If it says 'Failed to activate', its key is not registered (flwr supernode register), or the superlink still "
+    "believes that the former node with this key is alive, which lasts about a minute"
 )
 _KEYS = ("server", "ca", "key", "node")
 
@@ -54,7 +54,7 @@ class NodeFile:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
         if unknown := sorted(table.keys() - set(_KEYS)):
-            raise ConfigError(f"{path}: a node's file says {', '.join(_KEYS)}, and not {unknown[0]!r}")
+            raise ConfigError(f"{path}: a node's file may contain {', '.join(_KEYS)}, but not {unknown[0]!r}")
         if not isinstance(table.get("server"), str) or not isinstance(table.get("node"), dict):
             raise ConfigError(f'{path} needs server = "host:port" and a table [node] with client and data')
         folder = path.resolve().parent

@@ -103,8 +103,8 @@ class PrivateQuestion(PlainQuestion):
         answer = self.entry.answer(self.kind, self.digest)
         if answer is None:
             raise Refused(
-                f"{self.settings.client} has answered this question before and keeps the answer no more; to compute "
-                "it anew would tell more than epsilon says"
+                f"{self.settings.client} has answered this question before and no longer has the answer; computing "
+                "it again would reveal more than epsilon says"
             )
         return answer
 

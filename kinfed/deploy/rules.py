@@ -123,7 +123,7 @@ class NodeRules:
         if deployment.scaling != STANDARD:
             raise Refused(f"the run does not declare a common scaling, so {client} gives no sums of features")
         if self.require_secure_aggregation:
-            raise Refused(f"{client} sends nothing but in secure sums, and sums of features are exact and its own")
+            raise Refused(f"{client} sends data in secure sums only, and sums of its features would be unmasked")
         private = deployment.run.privacy is not None or self.demands_privacy
         if private and not self.sums:
             raise Refused(

@@ -76,7 +76,7 @@ class SecureSession:
         if round <= self._state.masked_round:
             raise Refused(
                 f"{self.owner.name} has masked an update of round {self._state.masked_round} already, and round "
-                f"{round} is asked for: in two sums of one update a single client could show; the round is lost"
+                f"{round} is asked for: the same update in two sums could expose a single client; the round is lost"
             )
 
     def open(self, round: int, vector: Tensor) -> Packet:

@@ -151,8 +151,8 @@ def _num_rounds(deployment: Deployment, folder: RunFolder, loop: Loop, say: Say)
     repeated = loop.user_level.spent - folder.checkpoints.newest_round(f"{deployment.method}-{deployment.seed}")
     if repeated:
         say(
-            f"{repeated} noisy sum(s) were let out by rounds that did not end; the run has {rounds - repeated} rounds, "
-            f"so that no more than {rounds} are let out, which user_epsilon is planned for"
+            f"{repeated} noisy sum(s) were released by rounds that did not finish; the run has {rounds - repeated} "
+            f"rounds, so that no more than {rounds} sums are released, the number that user_epsilon was planned for"
         )
     return rounds - repeated
 
@@ -208,8 +208,8 @@ def _make_budget(deployment: Deployment, roster: Roster, task: Task, say: Say) -
     profile = privacy_profile(algorithm, count)
     if profile is None or profile.per_round is None:
         raise ConfigError(
-            f"{label} has no largest number of gradients per round; what a client that does not answer was asked "
-            "could not be counted. Bound its local steps, such as l_max"
+            f"{label} sets no limit on the gradients per round, so the privacy spent by a client that does not answer "
+            "could not be counted; limit its local steps, for example with l_max"
         )
     if "needs validation" in algorithm.traits and not bool((roster.counts[:, 1] > 0).all()):
         raise ConfigError(f"{label} judges models on validation examples, and a client has none")

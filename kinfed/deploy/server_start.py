@@ -19,7 +19,7 @@ from kinfed.errors import StorageError
 
 RESTART_SECONDS = 3.0
 _ENDED = (
-    "Where it says that the address is in use, another one listens there. Runs under way have ended: start them again"
+    "If it says that the address is in use, another process listens there. Current runs have ended: start them again"
 )
 
 

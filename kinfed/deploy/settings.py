@@ -121,8 +121,8 @@ class Deployment(BaseModel):
             )
         if values.get("compress"):
             raise ConfigError(
-                "compress: nodes send their updates as they are, and the server compares each with what the method's "
-                "must look like, which codes do not; leave it out (simulations take it)"
+                "compress: nodes send their updates as they are, because the server checks that each has the form the "
+                "method expects, which compressed updates do not; leave it out (it is for simulations)"
             )
         if unknown := sorted(values.keys() - set(SETTINGS)):
             raise unknown_name("setting of the deployment", unknown[0], SETTINGS)
@@ -164,8 +164,8 @@ class Deployment(BaseModel):
         rule = self.run.class_weights
         if rule == BALANCED:
             raise ConfigError(
-                "class_weights = balanced is by the numbers of rows of every class at all clients, which no node "
-                "tells; give the weights, such as class_weights = sick=5,well=1, or by_client"
+                "class_weights = balanced needs the number of rows of every class at all clients, which nodes do not "
+                "reveal; give the weights, such as class_weights = sick=5,well=1, or by_client"
             )
         if rule == BY_CLIENT and self.run.privacy is not None:
             raise ConfigError(
@@ -185,12 +185,12 @@ class Deployment(BaseModel):
             return
         if self.quorum:
             raise ConfigError(
-                "quorum: under user-level privacy a round counts whoever answers, or its model would tell whether one "
-                "client more did; leave out quorum or the user_ settings"
+                "quorum: under user-level privacy a round must use every answer, or its model would reveal whether one "
+                "more client answered; leave out quorum or the user_ settings"
             )
         if self.scaling == STANDARD:
             raise ConfigError(
-                'user-level epsilon does not cover what columns become, which scaling = "standard" learns from exact '
+                'user-level epsilon does not cover the column statistics that scaling = "standard" learns from exact '
                 'sums of every client; use scaling = "none" or a number'
             )
         if privacy.quantile is not None and self.run.secure_sum:

@@ -37,8 +37,8 @@ START_SECONDS = 120.0  # for the superlink to listen, and for each of Flower's c
 SILENCE_SECONDS = 60.0  # without a sign of the server's part, after which Flower is asked whether it lives
 STARTS_ANEW = (
     "Flower has not started the server's part of the run yet. Its program must report within 30 s of being started; "
-    "on a machine that is too busy for that Flower starts it anew, again and again. End other work: the run then "
-    "begins by itself"
+    "if the machine is too busy for that, Flower keeps restarting it. Stop other work on the machine, and the run "
+    "will start by itself"
 )
 HOST = "127.0.0.1"
 Say = Callable[[str], None]
@@ -186,7 +186,7 @@ class LocalTrial:
             say(STARTS_ANEW)
         if "finished" in text:
             raise PoolError(
-                f"the server's part of the run has ended without a word; {processes.log_path('superlink')} says:\n"
+                f"the server's part of the run ended without saying why; {processes.log_path('superlink')} says:\n"
                 + processes.tail("superlink")
             )
 

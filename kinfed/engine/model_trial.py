@@ -47,15 +47,15 @@ def try_model(task: ModuleTask, example: Tensor, outputs: int | None = None) -> 
     if not _close(z, again, tolerance):
         raise ModelError(
             "the model gives something else when it is called again on the same examples: it draws random numbers "
-            "outside of torch (random, numpy), or keeps something from call to call in no float32 buffer; draw with "
-            "torch.rand or torch.randn, and keep what must last in a float32 buffer (register_buffer)"
+            "outside of torch (random, numpy), or keeps state between calls outside of float32 buffers; draw with "
+            "torch.rand or torch.randn, and keep such state in a float32 buffer (register_buffer)"
         )
     z = _output(task, example, training=False)
     _check_output(z, len(example), outputs, "in evaluation")
     if task.classifies and _are_probabilities(z):
         raise ModelError(
             "the model gives probabilities, which are 0 or more and add up to 1 for every example; leave out the "
-            "softmax at its end: the loss takes logits, and would train probabilities badly without a word"
+            "softmax at its end: the loss expects logits; with probabilities training would silently go badly"
         )
     _output(task, example, training=False)
     _check_python_state(task, example, training=False)

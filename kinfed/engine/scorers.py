@@ -119,7 +119,7 @@ def _value(name: str, judged: Judged, warning: Literal["ignore", "error"] = "ign
         except TypeError:
             if judged.weight is None:
                 raise
-            raise ConfigError(f"metric {name} knows no weights of rows; leave these out, or choose another") from None
+            raise ConfigError(f"metric {name} takes no weights of rows; leave them out, or choose another") from None
 
 
 @cache

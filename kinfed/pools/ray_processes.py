@@ -204,15 +204,15 @@ def describe_worker(worker: Any) -> str:
         sign: SignOfLife = ray.get(worker.sign_of_life.remote(), timeout=SIGN_SECONDS)
     except exceptions.GetTimeoutError:
         return (
-            f"has given no sign of life within {SIGN_SECONDS:g} s: its machine is overloaded or cut off. It is waited "
-            "for, and replaced where Ray finds that it is gone"
+            f"has given no sign of life within {SIGN_SECONDS:g} s: its machine is overloaded or cut off. kinfed "
+            "keeps waiting, and replaces the worker if Ray finds that it is gone"
         )
     except GONE:
         return "has ended; another takes its place"
     where = f"(process {sign.process} on {sign.machine})"
     if not sign.doing:
-        return f"{where} lives and has nothing to do: its answer is on the way"
-    return f"{where} {sign.doing} since {sign.seconds:.0f} s, in which it computed for {sign.processor:.0f} s"
+        return f"{where} is alive and idle: its answer is on the way"
+    return f"{where} {sign.doing}, for {sign.seconds:.0f} s so far ({sign.processor:.0f} s of computing)"
 
 
 def send_tensors_as_bytes() -> None:

@@ -53,7 +53,7 @@ class Privacy:
         for name, (low, high) in _COMPUTABLE.items():
             value = getattr(self, name)
             if value and not low <= value <= high:
-                raise ConfigError(f"dp_{name} = {value:g} is out of what can be computed with: {low:g} to {high:g}")
+                raise ConfigError(f"dp_{name} = {value:g} is outside of what can be computed: {low:g} to {high:g}")
         if not 0 < self.delta < 1:
             raise ConfigError(f"dp_delta is a chance in (0, 1), well below one over the examples; got {self.delta}")
         if self.noise == 0 and self.budget is not None:
@@ -121,8 +121,8 @@ class Privacy:
         most = int(count.max())
         if self.delta * most >= 1:
             yield (
-                f"{label}: delta {self.delta:g} is not below 1/{most}: to publish one of a client's examples at random "
-                "would count as private; choose a smaller dp_delta"
+                f"{label}: delta {self.delta:g} is not below 1/{most}, so large that even publishing one of a client's "
+                "examples at random would count as private; choose a smaller dp_delta"
             )
 
 

@@ -22,8 +22,8 @@ _COMPUTABLE = {
 }  # fmt: skip
 
 NO_ROBUST_RULE = (
-    "user-level privacy counts on a sum that one client moves by the clipping norm at most, which holds for no robust "
-    "rule; leave out robust (clipping withstands hostile clients, too) or the user_ settings"
+    "user-level privacy needs a sum that one client changes by the clipping norm at most, which no robust rule "
+    "guarantees; leave out robust (clipping also limits hostile clients) or the user_ settings"
 )
 
 
@@ -88,8 +88,8 @@ class UserPrivacy:
             yield f"{label}: user-level privacy weighs all clients the same, whatever their numbers of examples"
         if self.delta * num_clients >= 1:
             yield (
-                f"{label}: user_delta {self.delta:g} is not below 1/{num_clients}: to publish one client's data at "
-                "random would count as private; choose a smaller one"
+                f"{label}: user_delta {self.delta:g} is not below 1/{num_clients}, so large that even publishing one "
+                "client's data at random would count as private; choose a smaller user_delta"
             )
         if sampling.replaces:
             yield (

@@ -230,7 +230,7 @@ def cautions(comparison: Comparison) -> list[str]:
         notes.append(f"The averages do not rest on the same seeds ({seeds}); differences use shared seeds only.")
     if not comparison.same_final_round:
         rounds = ", ".join(f"{method.label} {method.final_round}" for method in comparison.methods)
-        notes.append(f"The methods stand at different rounds ({rounds}), so no best is marked.")
+        notes.append(f"The methods have reached different rounds ({rounds}), so no best is marked.")
     return notes
 
 

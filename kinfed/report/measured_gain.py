@@ -24,8 +24,8 @@ def measured_gain(folder: Path, algorithm: str | None = None, limit: int = 40) -
     values = gains(comparison, method)
     if not values:
         raise ConfigError(
-            f"{folder} has no finished run of local beside {method.algorithm} with the same clients; who gains is seen "
-            "against training alone: add local to the algorithms"
+            f"{folder} has no finished run of local with the same clients as {method.algorithm}; gains are measured "
+            "against training alone, so add local to the algorithms"
         )
     s, style = summarize_gains(client_gains(values)), comparison.style
     table = sites_table(method, values, style, comparison.baselines, most=len(values))

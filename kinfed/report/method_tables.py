@@ -234,7 +234,7 @@ def leads_table(
     rows: list[list[TableCell | str]] = []
     for method, lead in leads:
         if lead is None:
-            rows.append([method_cell(method), *4 * ["–"], "not to be judged: too few seeds"])
+            rows.append([method_cell(method), *4 * ["–"], "cannot say: too few seeds"])
             continue
         rows.append(
             [

@@ -166,8 +166,8 @@ def one_class_sentence(comparison: Comparison) -> str:
         return ""
     return (
         f"Always predicting a client's own most frequent class is right in {format_number(100 * reached.mean, 1)} % of "
-        "test examples, so that accuracies are to be read against that; AUROC and balanced accuracy, below, tell more "
-        "of the rarer classes."
+        "test examples, so compare accuracies with that; AUROC and balanced accuracy, below, say more about the rarer "
+        "classes."
     )
 
 
@@ -199,7 +199,7 @@ def _ranking(comparison: Comparison) -> str:
     level = _level(values[first], metric)
     start = f"{labels[first]} has the {'lowest' if lower else 'highest'} {comparison.style.noun} of {models}, {level}"
     if not comparison.same_final_round:
-        return start + ", but the methods stand at different rounds, so this is no verdict."
+        return start + ", but the methods have reached different rounds, so this is no verdict."
     if not comparison.same_seeds and clear_winner(values, lower) != first:
         return start + ", but the methods do not rest on the same seeds, so this is no verdict."
     if seeds_of(comparison) < 2:
@@ -276,5 +276,5 @@ def other_data(comparisons: list[Comparison]) -> str:
     names = [", ".join(run.label for run in comparison.runs) for comparison in comparisons]
     return (
         f"These runs do not share their data, so their figures must not be compared: {' | '.join(names)}. "
-        "Each stands in its own part below."
+        "Each has its own section below."
     )

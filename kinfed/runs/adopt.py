@@ -130,7 +130,7 @@ def adopt(
         )
     if "needs public data" in method.traits:
         raise ConfigError(
-            f"{label} talks about public examples, which who joins after the run does not hold; adopt from another "
+            f"{label} uses public examples, which a client that joins after the run does not have; adopt from another "
             "method, or run again with that client"
         )
     _check_fits(run, newcomer)
@@ -200,7 +200,7 @@ def with_newcomer(run: EndedRun, label: str, method: AnyAlgorithm, task: Task, g
         other = method.init_server(task, run.population(1, len(run.groups) - 1)).named()
         if any(not torch.equal(tensor, other[name]) for name, tensor in after.items()):
             raise ConfigError(
-                f"{label} tells clients apart by group; say which one the newcomer is of: {', '.join(run.groups)}"
+                f"{label} tells clients apart by group; say which group the newcomer is in: {', '.join(run.groups)}"
             )
     server = run.server(label, method, task)
     return server.like({name: _grown(name, old, before[name], after[name]) for name, old in server.named().items()})
@@ -210,7 +210,10 @@ def _grown(name: str, tensor: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """`tensor`, longer by one along every axis along which `after` is longer than `before`: the axes of clients."""
     grows = [new - old for new, old in zip(after.shape, before.shape, strict=True)]
     if not set(grows) <= {0, 1}:
-        raise ConfigError(f"the method's {name} has no row of its own for a client, so a newcomer finds no place in it")
+        raise ConfigError(
+            f"the method's {name} does not have one row per client, so a newcomer cannot be added; adopt from another "
+            "method"
+        )
     for axis in [axis for axis, more in enumerate(grows) if more]:
         row = after.narrow(axis, after.shape[axis] - 1, 1)
         for other in range(tensor.dim()):

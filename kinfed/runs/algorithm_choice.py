@@ -57,7 +57,7 @@ def _from_list(items: Any) -> dict[str, Any]:
                 raise ValueError("a method is listed twice; give variants labels of their own: weak=ditto,strong=ditto")
             choices[label] = {METHOD: method or label} | ({} if item in named else {OPTIONAL: True})
     if unknown := excluded - choices.keys():
-        raise ValueError(f"{', '.join(sorted(unknown))} cannot be left out of what is not listed")
+        raise ValueError(f"{', '.join(sorted(unknown))} cannot be left out, because it is not listed")
     return {label: choice for label, choice in choices.items() if label not in excluded}
 
 

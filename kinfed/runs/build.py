@@ -47,7 +47,7 @@ def build_federation(config: RunConfig, seed: int, fold: int = 0) -> Federation:
     if is_table(name) or (names_columns and columns.keys() <= {"columns", "task"}):
         source_options |= columns
     else:
-        _refuse(columns, f"columns belong to a table of your own, and {name!r} is none")
+        _refuse(columns, f"it is for a table of your own, and {name!r} is not one")
     source = load_source(name, config.data, seed, source_options)
     partition = partition_name(config)
     clients = config.clients if partition == "column" else config.clients or DEFAULT_CLIENTS

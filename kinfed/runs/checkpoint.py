@@ -130,7 +130,7 @@ class Checkpoints:
             for field, expected in (("label", label), ("round", round)):
                 if document[field] != expected:
                     raise CheckpointError(
-                        f"checkpoint {path} is of {field} {document[field]}, and stands in the place of {expected}: "
+                        f"checkpoint {path} is of {field} {document[field]}, but is stored as {expected}: "
                         "it was copied or renamed"
                     )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -90,8 +90,8 @@ class EndedRun(ABC):
         groups = self.description.groups
         if groups is not None and self.description.listed is not None:
             raise ConfigError(
-                f"{self.name} says the groups of a sample of its clients only (eval_clients), and newcomers need "
-                "those of all; run without eval_clients"
+                f"{self.name} recorded the groups of a sample of its clients only (eval_clients), but newcomers need "
+                "the groups of all; run without eval_clients"
             )
         return Population(
             self.num_clients + newcomers,
@@ -170,7 +170,9 @@ class RunInMemory(EndedRun):
                 raise ConfigError(f"the run of {label} kept no server (save_models = false, folds, or it has a folder)")
             states[label] = method.server_state
         if result.config.warm_start or result.config.pretrain:
-            raise ConfigError("newcomers need where the run began; give it a folder (out) and adopt from there")
+            raise ConfigError(
+                "newcomers need the models that the run started from; run it with a folder (out) and adopt from that"
+            )
         number = result.config.seeds[0] if seed is None else seed
         return cls(result.config, number, describe(result.federations[number]), states)
 

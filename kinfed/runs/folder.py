@@ -182,8 +182,8 @@ class RunFolder:
         changes = differences(history[-1], now, names=("before", "now"))
         if decisive := [change for change in changes if change.startswith(_DECISIVE_PACKAGES)]:
             self.version_change = (
-                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); what follows may differ in "
-                "its last digits, or more, from a run in one go"
+                f"{self.path} was run with other versions so far ({'; '.join(decisive)}); from here on, results may "
+                "differ, in the last digits or more, from those of an uninterrupted run"
             )
         if history[-1] != now:
             storage.write_json(self._config_path, envelope | {"continued": [*history[1:], now]}, sort_keys=False)

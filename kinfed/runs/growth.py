@@ -84,7 +84,7 @@ def growth_differences(
     before, now = dict(there["config"]), dict(config)
     changes = []
     if now["rounds"] < before["rounds"]:
-        changes.append(f"rounds: {before['rounds']} there, {now['rounds']} now, and a run only grows")
+        changes.append(f"rounds: {before['rounds']} there, {now['rounds']} now, but rounds can only be added")
     for label, choice in before["algorithms"].items():
         if (other := now["algorithms"].get(label)) != choice:
             changes += [f"{label}.{change}" for change in differences(choice, other or {})]
@@ -97,8 +97,8 @@ def growth_differences(
     changes += [f"other {name}" for name in sorted(digests.keys() & contents.keys()) if digests[name] != contents[name]]
     if not changes and (FUSED_CONTENT in digests) != (FUSED_CONTENT in contents):
         changes.append(
-            f"gradients were computed by the backend {backend}, and a run of this size takes another one; to stay with "
-            f"it: --backend {backend}"
+            f"gradients were computed by the backend {backend}, and a run of this size would use another one; to "
+            f"keep the first: --backend {backend}"
         )
     return changes
 
@@ -125,8 +125,8 @@ def refuse_changes(before: RunConfig, digests: Mapping[str, str], now: RunInputs
         clients = now.federation(seed).num_clients
         if not torch.equal(_evaluated(before, seed, clients), _evaluated(config, seed, clients)):
             raise ConfigError(
-                "eval_clients: the sample of evaluated clients is drawn from those whom the rounds call, and with "
-                f"{config.rounds} rounds it is another than with {before.rounds}; choose another folder with --out"
+                "eval_clients: the sample of evaluated clients is drawn from the clients that the rounds call, and it "
+                f"is not the same with {config.rounds} rounds as with {before.rounds}; choose another folder with --out"
             )
 
 
@@ -138,7 +138,7 @@ def _refuse_other_shares(then: RunInputs, now: RunInputs) -> None:
         if was != becomes:
             raise ConfigError(
                 f"the new methods need {name} examples, a share of {becomes:g} of the training rows instead of "
-                f"{was:g}: those of the folder would have been trained on other rows. Run all of them in a new folder"
+                f"{was:g}: the methods in the folder were trained on other rows. Run all methods in a new folder"
             )
 
 

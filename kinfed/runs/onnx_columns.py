@@ -35,7 +35,7 @@ def with_columns(network: ModelProto, learnt: TablePreprocessing) -> ModelProto:
     columns = ColumnGraph(learnt, features)
     names = [one.name for one in (*columns.inputs, *model.graph.output)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ModelError(f"an ONNX graph has one thing called {twice[0]!r}, and a column is called so; rename it")
+        raise ModelError(f"names in an ONNX graph must be unique, and the column {twice[0]!r} repeats one; rename it")
     nodes = [*columns.nodes, *model.graph.node]
     del model.graph.input[:], model.graph.node[:]
     model.graph.input.extend(columns.inputs)

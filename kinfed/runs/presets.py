@@ -123,6 +123,6 @@ def _check_plain_sgd(preset: str, label: str, settings: Mapping[str, Any]) -> No
     if optimizer != "sgd" or momentum:
         rule = f"momentum = {momentum:g}" if optimizer == "sgd" else f"optimizer = {optimizer}"
         raise ConfigError(
-            f"preset {preset} has learning rates of plain SGD, and {label} has {rule}; give lr yourself, or leave out "
-            "one of the two"
+            f"the learning rates of preset {preset} are for plain SGD, but {label} has {rule}; set lr yourself, or "
+            "leave out one of the two"
         )

@@ -139,7 +139,7 @@ class RunFiles:
     def final_state(self, name: str, last: int) -> dict[str, Tensor]:
         """The checkpoint of a part of the run after its last round."""
         if self.settings.get("folds") is not None:
-            raise ConfigError(f"{self.path} is a cross-validation, of which no model goes on; run without folds")
+            raise ConfigError(f"{self.path} is a cross-validation, whose models cannot be continued; run without folds")
         own, earlier = self.envelope["fingerprint"], self.earlier_fingerprints
         snapshot = Checkpoints(self.path / "checkpoints", own, earlier=earlier).latest(name)
         if snapshot is None or snapshot.round < last:

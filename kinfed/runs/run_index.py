@@ -70,7 +70,7 @@ def find_runs(folder: Path | str) -> list[RunEntry]:
     """All runs below a folder, or that folder itself, the newest first."""
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"{root} is no folder; give the one that runs are in, such as runs")
+        raise ConfigError(f"{root} is no folder; give the folder that contains your runs, such as runs")
     return sorted((_entry(path, root) for path in _run_folders(root)), key=lambda entry: -entry.changed)
 
 

@@ -60,8 +60,8 @@ def _note_on_sample(inputs: RunInputs, seed: int) -> str:
     if ids is None:
         return ""
     return (
-        f"figures, clients.csv and saved models are of a fixed sample of {len(ids):,} of {clients:,} clients, "
-        "drawn from those whom the rounds call (and from others where these are too few), the same for all methods"
+        f"figures, clients.csv and saved models cover a fixed sample of {len(ids):,} of {clients:,} clients, the same "
+        "for all methods; it is drawn from the clients that the rounds call (and from others if these are too few)"
     )
 
 
@@ -91,6 +91,6 @@ def _note_on_calls(inputs: RunInputs, num_clients: int) -> str:
     outside = f", and about {never:.0f} of {num_clients} never" if never >= 0.5 else ""
     return (
         f"participation {config.participation:g} in {config.rounds} rounds calls a client {calls:.1f} times on "
-        f"average{outside}; figures are of clients that took part. More rounds or a larger participation give "
-        "clients more training of their own"
+        f"average{outside}; figures cover only the clients that took part. With more rounds or a larger "
+        "participation, each client trains more often"
     )

@@ -92,8 +92,8 @@ def tune(
     config = config.model_copy(update={"validation": _validation(config)})
     if config.privacy is not None or config.user_privacy is not None:
         raise ConfigError(
-            "choosing among trials tells about clients' data, and no account is kept of that; tune without the dp_ and "
-            "user_ settings on data that may be used so, then run with them"
+            "choosing among trials reveals something about clients' data, and no account is kept of that; tune without "
+            "the dp_ and user_ settings, on data for which this is acceptable, then run with them"
         )
     experiment = Experiment(config, federation, model, should_stop=should_stop)
     config = experiment.inputs.config
@@ -155,7 +155,7 @@ def read_tuning(folder: Path) -> Started:
     settings = RunFiles(folder).settings
     if "while_training" in settings:
         raise ConfigError(
-            f"{folder} is tuned while training; repeat its command, --while-training and all, with --resume"
+            f"{folder} was tuned while training; repeat its whole command, including --while-training, with --resume"
         )
     if "search" not in settings:
         raise ConfigError(f"{folder} holds a run, not a tuning; give the --out of kinfed tune")

@@ -115,7 +115,7 @@ def _checked(config: RunConfig, configurations: int) -> RunConfig:
         raise ConfigError(f"tuning while training chooses among two configurations at least; got {configurations}")
     if config.privacy is not None or config.user_privacy is not None or config.secure is not None:
         raise ConfigError(
-            "every client's validation loss leaves it in every round, which no noise covers and no sum hides; tune "
+            "every client's validation loss leaves it in every round, without noise and outside secure sums; tune "
             "without the dp_, user_ and secure_ settings"
         )
     if config.staleness_rule is not None or config.folds is not None:

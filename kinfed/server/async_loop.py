@@ -96,8 +96,8 @@ class AsyncLoop(Loop):
         )  # fmt: skip
         if schedule.stragglers or schedule.sampling != "fixed":
             raise ConfigError(
-                "asynchronous rounds have no stragglers and no Poisson sampling: the clock says who is slow, and as "
-                "many clients are at work at any time; leave out stragglers and sampling"
+                "asynchronous rounds have no stragglers and no Poisson sampling: the clock determines who is slow, and "
+                "the number of clients at work is always the same; leave out stragglers and sampling"
             )
         self.rule = rule
         self._changes = changes
@@ -110,8 +110,8 @@ class AsyncLoop(Loop):
             models = algorithm.server_models(self.server)
             if models is None or len(models.models) != 1:
                 raise ConfigError(
-                    f"FedAsync mixes a client's model into the server's one, and {type(algorithm).__name__} has none; "
-                    "use --mode fedbuff"
+                    f"FedAsync mixes a client's model into the server's single model, and {type(algorithm).__name__} "
+                    "has none; use --mode fedbuff"
                 )
 
     @one_thread()

@@ -272,7 +272,7 @@ class Loop:
             raise CheckpointError("the checkpoint does not say which clients of this run have taken part")
         if (self.clock is None) != (_NOW not in tensors):
             raise CheckpointError(
-                "the checkpoint is of a run without a clock, and this one has one, or the other way round"
+                "only one of the checkpoint and this run has a simulated clock; resume with the same clock and mode"
             )
         self.now = float(tensors.get(_NOW, torch.zeros(())))
         self.took_part = took_part.clone()

@@ -168,7 +168,7 @@ def check_robust(rule: Rule, algorithm: AnyAlgorithm, called: int) -> None:
     if called < rule.least:
         raise ConfigError(
             f"{type(rule).__name__} with these options needs {rule.least} updates in a round, and {called} clients are "
-            "called; raise participation or lower what the rule is to withstand"
+            "called; raise participation, or set the rule to withstand fewer hostile clients"
         )
 
 

@@ -155,7 +155,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-lear
 
     def _choose(self, source: Any) -> FittedModels:
         if self.options:
-            raise ValueError('options are those of one method; with algorithm="auto" there is none they could be for')
+            raise ValueError('options are those of one method; name it instead of algorithm="auto", or leave them out')
         settings = FitSettings(
             models=self.model, trials=self.trials, folds=self.folds, rounds=self.rounds, steps=self.steps,
             metric=self.metric, class_weights=self._class_weights, seed=self._seed,

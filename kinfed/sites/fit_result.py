@@ -113,7 +113,7 @@ class FitResult:
     def site(self, name: str) -> SiteRecord:
         if name not in self._by_name:
             error = unknown_name("site", name, self._by_name)
-            raise ConfigError(f"{error}. One that was not there takes the server's model: name no site")
+            raise ConfigError(f"{error}. A new site uses the server's model: leave the name out")
         return self._by_name[name]
 
     def contender(self, name: str) -> ContenderRecord:

@@ -28,8 +28,8 @@ def assign_folds(data: Federation, folds: int, seed: int) -> Tensor:
     fold = fold_numbers(data.train, folds, data.labels, name_keys(rng.root(seed, "fit-folds"), data.names))
     if not bool((fold >= 0).any()):
         raise DataError(
-            f"none of the {data.num_clients} sites has two training rows, so that there is nothing to choose by; give "
-            "more rows, or another client_column if that one names rows and not sites"
+            f"none of the {data.num_clients} sites has two training rows, so methods cannot be compared; give more "
+            "rows, or another client_column if this one identifies rows rather than sites"
         )
     return fold
 

@@ -83,7 +83,7 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
     few = [f"{site.site} ({site.test_rows})" for site in result.sites if 0 < site.test_rows < FEW_ROWS]
     if few:
         sentences.append(
-            f"Fewer than {FEW_ROWS} test rows stand behind the figures of {some(few)}: read them with their intervals."
+            f"The figures of {some(few)} come from fewer than {FEW_ROWS} test rows: read them with their intervals."
         )
     rare = [
         f"{site.site} ({site.rare_rows} of class {site.rare_class})" for site in result.sites
@@ -91,7 +91,7 @@ def cautions(result: FitResult, words: Wording) -> list[str]:
     ]  # fmt: skip
     if rare:
         sentences.append(
-            f"Fewer than {FEW_OF_A_CLASS} test rows are of one of the classes at {some(rare)}: figures rest on these."
+            f"One class has fewer than {FEW_OF_A_CLASS} test rows at {some(rare)}, and the figures depend on them."
         )
     useless = [site.site for site in result.sites if words.no_model(site)]
     if useless:

@@ -198,16 +198,16 @@ class Wording:
         if len(self.result.sites) == 1:
             return ""
         if name == ALONE:
-            return "With labelled rows of its own it does best alone, by what validation rows say of these sites."
+            return "If it has labelled rows, it should train alone: by validation rows, that is best for these sites."
         if name == ONE_MODEL:
             return "That is also what serves these sites best on average, by their validation rows."
-        return f"With labelled rows of its own it gets one by what serves these best on average, {self.title(name)}:"
+        return f"If it has labelled rows, it can train its own model as works best here on average, {self.title(name)}:"
 
     def overall(self) -> str:
         sites, gain = self.result.sites, self.result.overall
         moved = [site for site in sites if site.chosen != ALONE]
         if len(sites) == 1:
-            return "There is one site, so that there is nobody to learn with: it has the best of its own models."
+            return "There is only one site and nobody to learn with: it uses the best of its own models."
         if not moved:
             return f"All {len(sites)} sites are best served alone, by their validation rows."
         head = f"{len(moved)} of {len(sites)} sites take a model that learns with the others"
@@ -224,7 +224,7 @@ class Wording:
         proof = f"the gain is clear at {len(better)}" + (f" ({some(better, 5)})" if better else "")
         proof += f", and {len(worse)} are clearly worse off ({some(worse, 5)})" if worse else ""
         expected = round(BEYOND * len(moved))
-        return f"{proof}; of so many sites about {expected} on either side look so by chance" if expected else proof
+        return f"{proof}; by chance alone, about {expected} on either side would look clear" if expected else proof
 
     def _mean(self, gain: Estimate) -> str:
         """The mean gain over sites, and what follows from it."""
@@ -237,7 +237,7 @@ class Wording:
             )
         if (gain.value or 0.0) > 0:
             return f"{figure}: on average, learning with the others helps."
-        return f"{figure}: on average, sites do better alone, though their validation rows had spoken for the others."
+        return f"{figure}: on average, sites do better alone, although their validation rows suggested otherwise."
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

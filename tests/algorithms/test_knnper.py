@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused() -> None:
     assert "features of its examples" in profile.impossible
     with (
         by_hand(make_algorithm("fedem", TRAINING, {"knn": 2}), model=deep) as loop,
-        pytest.raises(Exception, match="beside one plain model; those of FedEM are more"),
+        pytest.raises(Exception, match="one plain model per client, and FedEM has more"),
     ):
         loop.evaluate()
     population = tiny_federation().population(0)

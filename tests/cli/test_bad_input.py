@@ -145,7 +145,7 @@ def test_escaped_texts_come_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"noise": 1e-320}, "dp_noise = 9.99989e-321 is out of what can be computed with: 0.01 to 1e"),
+        ({"noise": 1e-320}, "dp_noise = 9.99989e-321 is outside of what can be computed: 0.01 to 1e"),
         ({"noise": 1e300}, "dp_noise"),
         ({"epsilon": 1e-320}, "dp_epsilon"),
         ({"epsilon": 1e300}, "dp_epsilon"),

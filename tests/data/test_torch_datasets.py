@@ -72,7 +72,7 @@ def test_images_keep_their_bytes() -> None:
         ({"a": Pairs([(torch.zeros(3), 0), (torch.zeros(2), 0)])}, None, "examples of client a should all have one"),
         ({"a": Pairs([{"x": 1, "y": 0}])}, None, r"should give pairs \(x, y\); it gives dict"),
         ({"a": Pairs([(object(), 0)])}, None, "client a has object"),
-        ({"a": TensorDataset(torch.zeros(3, 2))}, None, "has 1 tensors; wanted are x and y"),
+        ({"a": TensorDataset(torch.zeros(3, 2))}, None, "has 1 tensors; give two, x and y"),
     ],
 )
 def test_what_is_no_data_set_of_examples(train: Any, test: Any, message: str) -> None:

@@ -157,7 +157,7 @@ def test_the_same_question_gets_the_same_answer_and_costs_nothing(config: dict[s
     assert torch.equal(delta(first), delta(again))
     assert len(books(config).read().answers) == 1
     ask(config, model=0.1)
-    with pytest.raises(Refused, match="has answered this question before and keeps the answer no more"):
+    with pytest.raises(Refused, match="has answered this question before and no longer has the answer"):
         ask(config)
     assert len(books(config).read().answers) == 2
 
@@ -402,7 +402,7 @@ def test_the_command_shows_budget_and_rules(config: dict[str, Any]) -> None:
     def show() -> str:
         return CliRunner().invoke(app, ["vault", "budget", "--vault", config["vault"]], terminal_width=200).output
 
-    assert "nothing private" in show()
+    assert "not answered any private request" in show()
     config |= {"epsilon": "1", "methods": "fedavg"}
     ask(config)
     ask(config, round=2)

@@ -174,7 +174,7 @@ def test_rows_and_classes_count_as_in_a_simulation(tmp_path: Path, rule: str) ->
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"class-weights": "balanced"}, "which no node tells"),
+        ({"class-weights": "balanced"}, "which nodes do not reveal"),
         ({"class-weights": "by_client", "dp-noise": 1.0, "scaling": "none"}, "depend on the client's other examples"),
         ({"class-weights": "ill=2"}, "unknown class in class_weights 'ill'"),
         ({"class-weights": "by_client", "target": "29,10"}, "without classes"),
@@ -187,7 +187,7 @@ def test_class_weights_that_nodes_cannot_have(settings: dict[str, Any], reason: 
 
 
 def test_weights_of_rows_that_cannot_be_meant(tmp_path: Path) -> None:
-    for settings, reason in (({"method": "mocha"}, "local steps of mocha know none"),
+    for settings, reason in (({"method": "mocha"}, "mocha's local steps do not use"),
                              ({"dp-noise": 1.0, "scaling": "none"}, "weight of a row would depend")):  # fmt: skip
         nodes = weighted_net(tmp_path)
         with pytest.raises(ConfigError, match=reason):

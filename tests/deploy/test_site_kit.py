@@ -105,7 +105,7 @@ def test_a_kit_that_cannot_be_made(certs: Path, client: str, server: str, said: 
         ("server = ", "not valid TOML"),
         ("[node]\nclient = 'a'\ndata = 'x.csv'", "needs server"),
         ("server = 'h:1'", "needs server"),
-        ("server = 'h:1'\nport = 3\n[node]\nclient = 'a'\ndata = 'x.csv'", "and not 'port'"),
+        ("server = 'h:1'\nport = 3\n[node]\nclient = 'a'\ndata = 'x.csv'", "but not 'port'"),
         ("server = 'h:1'\nca = 'no.crt'\n[node]\nclient = 'a'\ndata = 'x.csv'", "is no file"),
         ("server = 'h:1'\nca = 'node.toml'\n[node]\nclient = 'a'\ndata = 'x.csv'", "only one of ca and key"),
         ("server = 'h:1'\n[node]\nclient = 'a'", "does not say its data"),

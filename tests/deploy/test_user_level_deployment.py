@@ -187,7 +187,7 @@ def test_a_promised_epsilon_holds_although_rounds_are_repeated(tmp_path: Path, m
     assert summary(folder)["rounds"] == 3
     assert summary(folder)["epsilon"] <= 4.0
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
-    assert any("the run has 2 rounds, so that no more than 3 are let out" in line for line in net.log)
+    assert any("the run has 2 rounds, so that no more than 3 sums are released" in line for line in net.log)
 
 
 def test_without_its_books_a_run_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +233,10 @@ def test_both_kinds_of_privacy_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"scaling": "standard"}, "does not cover what columns become"),
-        ({"quorum": 2}, "a round counts whoever answers"),
+        ({"scaling": "standard"}, "does not cover the column statistics"),
+        ({"quorum": 2}, "a round must use every answer"),
         ({"secure_sum": True, "user_quantile": 0.5}, "does not see; give user_clip alone"),
-        ({"robust": "median"}, "holds for no robust rule"),
+        ({"robust": "median"}, "which no robust rule guarantees"),
         ({"method": "fedfomo", "options": "models=2"}, "noise on the sum of updates would not hide a client"),
         ({"method": "selffl"}, "would not hide a client"),
     ],

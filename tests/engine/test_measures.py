@@ -200,7 +200,7 @@ def test_a_row_of_weight_two_is_two_rows(classes: int) -> None:
 
 def test_scorers_without_weights_say_so() -> None:
     data = replace(judged(0), weight=np.ones(sum(SIZES)))
-    with pytest.raises(ConfigError, match="neg_max_error knows no weights of rows"):
+    with pytest.raises(ConfigError, match="neg_max_error takes no weights of rows"):
         MEASURES["neg_max_error"].sums(data)
 
 

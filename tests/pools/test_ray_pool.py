@@ -361,7 +361,7 @@ def test_a_long_silence_says_which_worker_does_what(
         monkeypatch.setattr(slot, "say", say)
     finished(loop, rounds=1)
     line = re.compile(
-        r"waiting for Ray worker \d, which \(process \d+ on \S+\) trains \d clients in round 1 since \d+ s"
+        r"waiting for Ray worker \d, which \(process \d+ on \S+\) trains \d clients in round 1, for \d+ s so far"
     )
     assert line.match(said[0]), said
 

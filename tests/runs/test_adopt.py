@@ -319,7 +319,7 @@ def test_what_does_not_run_over_clients_stays() -> None:
 
 
 def test_state_without_a_row_for_a_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no row of its own"):
+    with pytest.raises(ConfigError, match="does not have one row per client"):
         _grown("head", torch.zeros(6), torch.zeros(6), torch.zeros(8))
 
 
@@ -448,7 +448,7 @@ def test_bad_requests(in_order: Path, from_table: Path) -> None:
         adopt(in_order, newcomer(), model=tiny)
     with pytest.raises(ConfigError, match="no algorithm 'cgpf'"):
         adopted(in_order, "cgpf")
-    with pytest.raises(ConfigError, match="fedmd talks about public examples"):
+    with pytest.raises(ConfigError, match="fedmd uses public examples"):
         adopted(in_order, "fedmd")
     with pytest.raises(ConfigError, match="no seed '8'"):
         adopted(in_order, "cgpfl", seed=8)
@@ -498,7 +498,7 @@ def test_groups_matter_where_the_method_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert adopted(folder, "fedavg").place == ""
     with pytest.raises(
-        ConfigError, match="tells clients apart by group; say which one the newcomer is of: phone, watch"
+        ConfigError, match="tells clients apart by group; say which group the newcomer is in: phone, watch"
     ):
         adopted(folder, "selffl_cluster")
     with pytest.raises(ConfigError, match="no group 'clock'; it has phone, watch"):

@@ -259,8 +259,8 @@ def test_damage_of_all_snapshots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "round", "said"),
     [
-        ("local-0", 3, "is of label ditto-0, and stands in the place of local-0"),
-        (LABEL, 4, "is of round 3, and stands"),
+        ("local-0", 3, "is of label ditto-0, but is stored as local-0"),
+        (LABEL, 4, "is of round 3, but is stored"),
     ],
 )
 def test_a_snapshot_in_the_place_of_another_is_refused(tmp_path: Path, label: str, round: int, said: str) -> None:

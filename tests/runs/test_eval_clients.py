@@ -49,7 +49,7 @@ def test_the_folder_holds_the_sample_and_says_so(sampled: tuple[kinfed.RunResult
 def test_the_page_says_whom_it_is_of(sampled: tuple[kinfed.RunResult, Path], tmp_path: Path) -> None:
     page = build([sampled[1]], tmp_path / "page.html").read_text()
     assert "In a sample of 4 of 12 clients" in page
-    assert "are of a fixed sample of 4 of 12 clients" in page
+    assert "cover a fixed sample of 4 of 12 clients" in page
 
 
 def test_training_is_that_of_a_run_without_a_sample(sampled: tuple[kinfed.RunResult, Path]) -> None:

@@ -131,7 +131,7 @@ def test_warm_starts_and_asynchronous_rounds_grow(data: Federation, tmp_path: Pa
     ("more", "message"),
     [
         ({"lr": 0.3}, r"cannot grow into this run \(lr: 0.05 there, 0.3 now\)"),
-        ({"rounds": 2}, "rounds: 3 there, 2 now, and a run only grows"),
+        ({"rounds": 2}, "rounds: 3 there, 2 now, but rounds can only be added"),
         ({"algorithms": {"fedavg": {"weights": "equal"}}}, "fedavg.weights: absent there"),
         ({"algorithms": {"local": "ditto"}}, 'local.method: "local" there, "ditto" now'),
         ({"algorithms": "fedfomo"}, "need validation examples, a share of 0.2 of the training rows instead of 0"),

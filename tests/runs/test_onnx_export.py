@@ -93,7 +93,7 @@ def test_a_runtime_without_torch_says_the_same_of_raw_rows(
 def test_a_column_called_as_the_answer_is_refused(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     table = {"site": ["a", "b"] * 20, "probabilities": draw.normal(size=40).tolist(), "ill": ["no", "yes"] * 20}
-    with pytest.raises(ModelError, match="one thing called 'probabilities', and a column is called so"):
+    with pytest.raises(ModelError, match="the column 'probabilities' repeats one"):
         write_onnx(fitted(table, "ill", "mlr"), tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
 

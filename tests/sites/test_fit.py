@@ -457,7 +457,7 @@ def test_who_is_clearly_worse_off_is_named_too(result: FitResult) -> None:
     up, down, open_ = (0.2, 0.1, 0.3), (-0.2, -0.3, -0.1), (0.0, -0.1, 0.1)
     assert "; at no single site is the difference beyond chance." in with_gains(open_, open_)
     assert "; the gain is clear at 1 (s0), and 1 are clearly worse off (s1)." in with_gains(up, down, open_)
-    assert "; of so many sites about 1 on either side look so by chance." in with_gains(up, *[open_] * 39)
+    assert "; by chance alone, about 1 on either side would look clear." in with_gains(up, *[open_] * 39)
     assert Wording(result).interval(Estimate(*up)) == "95 % interval +10.0 to +30.0"
 
 

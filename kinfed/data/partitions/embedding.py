@@ -57,7 +57,7 @@ class Embedder:
     def __call__(self, features: Features, labels: Tensor, num_classes: int, held_out: Tensor) -> Embedding:
         """Embeds all examples. Rows marked in held_out [N] bool are embedded but not learned from."""
         if features.is_tokens:
-            raise ConfigError("tokens are not numbers that an embedding could start from; use another partition")
+            raise ConfigError("the examples are tokens, which this partition cannot embed; use another one")
         if self.kind == "pca":
             everything = lambda rows: features.gather(rows).flatten(1)  # noqa: E731
             return Embedding(principal_components(everything, len(features), self.components))

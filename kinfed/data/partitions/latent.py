@@ -124,7 +124,7 @@ class Latent(Partition):
             label = torch.from_numpy(model.fit_predict(stored["x"].numpy())).to(torch.int64)
         kinds = len(torch.unique(label))
         if kinds < self.groups:
-            raise ConfigError(f"{source.name} has only {kinds} kinds of examples; use so many groups at most")
+            raise ConfigError(f"{source.name} has only {kinds} kinds of examples; use at most that many groups")
         return {"label": label, "accuracy": stored["accuracy"]}
 
 

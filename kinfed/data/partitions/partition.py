@@ -48,7 +48,7 @@ def make_federation(
     if isinstance(partition, str):
         rule = make_options(PARTITIONS[partition].options, options or {}, f"partition {partition}")
     elif options:
-        raise ConfigError(f"partition {partition.name} is an object that has its options; got more: {options}")
+        raise ConfigError(f"partition {partition.name} is an object that has its options already; leave out {options}")
     else:
         rule = partition
     if num_clients is not None and not 1 <= num_clients <= len(source):

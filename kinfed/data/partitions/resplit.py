@@ -71,8 +71,8 @@ def fold_of_federation(data: Federation, folds: int, fold: int, seed: int) -> Fe
     learnt = data.preprocessing
     if (learnt is not None and not learnt.learns_nothing) or data.features.mean is not None:
         raise ConfigError(
-            "folds: the scales of this federation's features were learnt from its training rows, among which a fold "
-            "has test rows; give the table or the data set instead, or arrays with standardize = false"
+            "folds: the scales of this federation's features were learnt from its training rows, some of which a fold "
+            "uses for testing; give the table or the data set instead, or arrays with standardize = false"
         )
     owned = data.train.joined(data.test).ascending()
     keys = name_keys(rng.root(seed, "folds"), data.names)

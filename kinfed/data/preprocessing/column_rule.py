@@ -93,7 +93,9 @@ def _kind(name: str, column: ColumnStatistics, sites: int) -> tuple[Kind, str]:
         if all_differ and column.whole and _IDENTIFIER_NAME.search(name):
             return "skip", f"all {present:,} values differ, and the name says so: an identifier"
         if all_differ and column.whole and _runs_on(column):
-            return "skip", f"all {present:,} values differ and run on: a running number (if not, declare {name}=number)"
+            return "skip", (
+                f"all {present:,} values differ and are consecutive: a running number (if not, declare {name}=number)"
+            )
         return "number", CODES if _may_be_codes(column, sites) else "numbers"
     if column.dates + column.date_texts == present:
         return "date", "texts that are dates"

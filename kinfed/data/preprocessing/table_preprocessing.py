@@ -169,7 +169,7 @@ class TablePreprocessing:
         if needed:
             raise DataError(
                 f"{where} lacks {len(needed)} of the models' {len(self.columns)} columns: {', '.join(needed[:5])}. No "
-                "training row lacked them, so models do not know what their absence means; add them (single cells may "
+                "training row lacked them, so the models cannot handle rows without them; add them (single cells may "
                 "be empty)"
             )
         empty = Cells("empty", np.full(rows, np.nan))

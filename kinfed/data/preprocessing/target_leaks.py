@@ -46,8 +46,8 @@ def leak_note(columns: list[Encoding], raw: Array, target: Array, problem: Probl
     names = ", ".join(suspects[:5]) + (", ..." if len(suspects) > 5 else "")
     head = "a column" if len(suspects) == 1 else "columns, each of"
     return (
-        f"{head} which tells almost all of the target by itself: {names}. What is not known before the outcome gives "
-        f"it away; leave it out (--columns {','.join(f'{name}=skip' for name in suspects[:5])})"
+        f"{head} which tells almost all of the target by itself: {names}. Leave out what is known only after the "
+        f"outcome (--columns {','.join(f'{name}=skip' for name in suspects[:5])})"
     )
 
 

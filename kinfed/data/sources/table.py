@@ -150,8 +150,8 @@ def _check_classes(target: Target, column: str, path: str) -> None:
         return
     if len(names) < 2:
         raise DataError(
-            f"column {column} of {path} holds one class only ({names[0]}), and there are at least two to tell apart; "
-            "give rows of another, or choose another label_column"
+            f"column {column} of {path} holds one class only ({names[0]}), and a classifier needs at least two; "
+            "give rows of another class, or choose another label_column"
         )
     if len(names) > MANY_CLASSES and rows < 2 * len(names):
         raise DataError(

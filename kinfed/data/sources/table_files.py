@@ -56,7 +56,7 @@ def _read_csv(path: Path) -> pa.Table:
         separator = _separator(path)
         table = pa.csv.read_csv(path, parse_options=pa.csv.ParseOptions(delimiter=separator), convert_options=missing)
     except (OSError, pa.ArrowException) as error:
-        remedy = ". Every line has as many cells as the first; a text with a separator in it stands in quotes"
+        remedy = ". Every line needs as many cells as the first; put texts that contain the separator in quotes"
         raise DataError(f"cannot read {path} as CSV: {error}{remedy if 'Expected' in str(error) else ''}") from error
     for place, field in enumerate(table.schema):
         if pa.types.is_binary(field.type):

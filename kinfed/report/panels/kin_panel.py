@@ -80,8 +80,8 @@ def shares(method: Method) -> Panel | None:
     if judged:
         helped, hurt = sum(a.is_helped for a in judged), sum(a.is_hurt for a in judged)
         text += (
-            f" Beyond what the size of their test sets leaves to chance, {helped} of {plural(len(judged), 'client')} "
-            f"gain and {hurt} lose against training alone."
+            f" {helped} of {plural(len(judged), 'client')} gain and {hurt} lose against training alone by more than "
+            "chance explains, given the size of their test sets."
         )
     return Panel("Alone, together, or with one’s kin", text + seed_note(method, seed), (_bars(method, ordered),))
 
@@ -151,7 +151,7 @@ def _gains(method: Method, seed: int) -> dict[str, Interval]:
 def _found_groups(method: Method, seed: int, has_groups: bool) -> str:
     groups = _last(method, "groups", seed)
     if has_groups and isinstance(groups, int):
-        return f"Clients were found to be of {plural(groups, 'group')}, whose models proved better than one for all."
+        return f"Clients were divided into {plural(groups, 'group')}, whose models proved better than one for all."
     return "No groups proved better than one model for all."
 
 

@@ -36,8 +36,8 @@ def _sentence(last: Sequence[dict[str, Any]], clients: Sequence[ClientResult]) -
         if clients:
             text += f"; the mean over clients is {fmean(client.values['epsilon'] for client in clients):.3g}"
         text += (
-            ". This covers every gradient of a client’s training examples in all rounds, against whoever sees all that "
-            "the client sent, and its model."
+            ". This covers every gradient of a client’s training examples in all rounds, against anyone who sees "
+            "everything the client sent, and its model."
         )
     if refused := max(int(entry["refused"]) for entry in last):
         text += f" {_clients(refused)} had to stop early to stay within the budget."

@@ -81,8 +81,8 @@ def decisions(method: Method) -> Panel | None:
     if len(method.complete_trials) > 1:
         text += " Clients of all seeds are counted."
     text += (
-        " The gain is what the method believes, in times of the client’s variance, not what was measured; where "
-        "clients differ much it believes too much. “Who is helped, who is hurt” has the measured one."
+        " The gain is the method’s own estimate, in multiples of the client’s variance, not a measurement; where "
+        "clients differ a lot, it is too high. “Who is helped, who is hurt” shows the measured gain."
     )
     figures = (_histogram(method, ordered, last), _trajectory(method, by_round), _believed_gain(method, ordered))
     return Panel("Who learns alone, who from all", text, figures)
