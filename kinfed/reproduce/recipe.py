@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from kinfed.errors import ConfigError, unknown_name
@@ -241,18 +242,22 @@ class Claim:
         metric: str = ACCURACY,
         *,
         limit: float = 0.0,
+        instead: Mapping[str, str] = MappingProxyType({}),
         lower_is_better: bool = False,
         unit: str = "points",
         factor: float = 100.0,
         place: str = "",
         main: bool = False,
     ) -> Self:
-        """`row` is better than every rival, by at least `limit` (in stored units)."""
-        others = tuple(rivals)
+        """`row` is better than every rival, by at least `limit` (in stored units). `instead` names rows that take a
+        rival's place where they were run: the same method with settings that suit it better."""
+        named = tuple(rivals)
 
         def margins(results: Results) -> Mapping[str, BySeed]:
             own = results.get(part, row, metric)
             sign = -1.0 if lower_is_better else 1.0
+            run = results.parts.get(part, {})
+            others = [instead[rival] if instead.get(rival) in run else rival for rival in named]
             measured = {other: results.get(part, other, metric) for other in others}
             return {
                 other: {seed: sign * gap for seed, gap in difference(own, values).items()}

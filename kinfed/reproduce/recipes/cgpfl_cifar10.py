@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, Results, ResultTable, RunPart, difference
-from kinfed.reproduce.recipe import ACCURACY, CGPFL, BySeed, Scale
+from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
+from kinfed.reproduce.recipe import CGPFL, Scale
 from kinfed.reproduce.recipes.common_cgpfl import (
     ALGORITHMS,
     ALIASES,
@@ -44,15 +43,8 @@ def parts(scale: Scale) -> list[RunPart]:
 
 
 def above_competitors(text: str, row: str, *, main: bool = False) -> Claim:
-    """Above each of them; above Per-FedAvg at the lower rate, where that was run."""
-
-    def margins(results: Results) -> Mapping[str, BySeed]:
-        slow = {label.removesuffix("-slow"): label for label in SLOW if label in results.parts.get(PART, {})}
-        rivals = [slow.get(rival, rival) for rival in RIVALS]
-        own = results.get(PART, row, ACCURACY)
-        return {rival: difference(own, results.get(PART, rival, ACCURACY)) for rival in rivals}
-
-    return Claim(text, margins, place="Section 5.2, Table 1", main=main)
+    slow = {"perfedavg_hf": "perfedavg_hf-slow"}
+    return Claim.above(text, PART, row, RIVALS, instead=slow, place="Section 5.2, Table 1", main=main)
 
 
 RECIPE = Recipe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kinfed.reproduce import Claim, Question, Recipe, ResultColumn, ResultTable, RunPart
 from kinfed.reproduce.recipe import FEDFOMO, Scale
@@ -27,7 +28,9 @@ from kinfed.reproduce.recipes.fedfomo_pathological import TABLE_1, column_settin
 MAIN = ("local", "fedavg", "perfedavg", "pfedme", "fedfomo-5", "fedfomo-10")
 SMALL = ("local", "fedavg", "fedfomo-5")
 RIVALS = ("perfedavg", "pfedme")  # the paper's two best in this column; pFedMe takes five gradients on a batch
-ROWS = {label: METHODS[label] for label in MAIN}
+# Per-FedAvg hardly learns with so many steps at the common rate of 0.1.
+SLOW: dict[str, dict[str, Any]] = {"perfedavg-slow": {"method": "perfedavg", "lr": 0.02}}
+ROWS = {label: METHODS[label] for label in MAIN} | {"perfedavg-slow": "Per-FedAvg, rate 0.02"}
 HEADINGS = {"augmented": "Crops and flips", "plain": "Images as they are"}
 SMALL_ROUNDS, EMBEDDING_EPOCHS = 4, 3
 TWO_CLASSES, TWO_CLASSES_HEADING = "mnist-15", "MNIST, 15 clients"
@@ -51,6 +54,7 @@ def parts(scale: Scale) -> list[RunPart]:
         if scale == "small":
             rivals = settings | {"algorithms": method_options(RIVALS, "paper")}
             plan.append(RunPart(f"{name}-rivals", rivals, latent_metrics, merge_into=name))
+            plan.append(RunPart(f"{name}-slow", settings | {"algorithms": SLOW}, latent_metrics, merge_into=name))
     if scale == "small":
         mnist = column_settings("mnist-15", "paper")
         methods = {label: mnist["algorithms"][label] for label in SMALL}
@@ -60,9 +64,10 @@ def parts(scale: Scale) -> list[RunPart]:
 
 def _claim_or_question(text: str, part: str, rivals: Sequence[str]) -> Claim:
     """The paper’s claim with crops and flips, as its released code has them; a question of ours without."""
+    slow = {"perfedavg": "perfedavg-slow"}
     if part == "augmented":
-        return Claim.above(text, part, "fedfomo-5", rivals, SCORED, place=PLACE, main=True)
-    return Question.above(text, part, "fedfomo-5", rivals, SCORED)
+        return Claim.above(text, part, "fedfomo-5", rivals, SCORED, instead=slow, place=PLACE, main=True)
+    return Question.above(text, part, "fedfomo-5", rivals, SCORED, instead=slow)
 
 
 def _claims(part: str, heading: str) -> list[Claim]:
@@ -165,7 +170,8 @@ RECIPE = Recipe(
         "Of the paper’s eleven methods: training alone, the average, the two best rivals of its column and FedFomo; at "
         "the scale paper FedFomo with ten models, too.",
         "The text says nothing of augmentation; the released code crops and flips.",
-        "Rates and thresholds as in fedfomo-latent.",
+        "Rates and thresholds as in fedfomo-latent. At the scale small Per-FedAvg hardly learns at the common rate of "
+        "0.1 (31, 11 and 15 % with three seeds); it is compared at 0.02, the first lower rate that was tried.",
     ],
     stand_ins={
         "smoke": SMOKE_STAND_IN,
