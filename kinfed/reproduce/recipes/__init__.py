@@ -94,7 +94,7 @@ MINUTES: dict[str, float] = {
     "fedfomo-privacy": 11,
     "fedfomo-validation": 14,
     "fedfomo-weights": 13,
-    "fedfomo-work": 140,
+    "fedfomo-work": 120,
     "cgpfl-cifar10": 35,
     "cgpfl-contexts": 26,
     "cgpfl-heur": 10,
