@@ -97,11 +97,11 @@ def verdicts(
             continue
         watched = WatchedResults(results.parts, results.aliases)
         verdict = _judge(claim, row_names, watched, gaps)
-        asked = {part for part, _ in watched.asked}
+        parts = {part for part, _ in watched.asked}
         verdict = replace(
             verdict,
-            other_data=not asked.isdisjoint(recipe.other_data),
-            draws=max((draws.get(part, 1) for part in asked), default=1),
+            other_data=not parts.isdisjoint(recipe.other_data),
+            draws=max((draws.get(part, 1) for part in parts), default=1),
         )
         if scale == "smoke" and verdict.status != "not judged":
             trial = f"only a trial of the code: {verdict.sentence}"
@@ -165,13 +165,10 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         return unjudged
     comparisons = Comparisons(margins)
     names = row_names if len(by_rival) > 1 else None
+    link = "for" if claim.at_most else "against"
     intervals = comparisons.intervals
     if len(intervals) < len(margins):
-        means = _join(
-            {rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()},
-            names,
-            "for" if claim.at_most else "against",
-        )
+        means = _join({rival: _mean_text(by_seed, claim) for rival, by_seed in margins.items()}, names, link)
         one_seed = any(len(by_seed) == 1 for by_seed in margins.values())
         reason = "one seed is no evidence" if one_seed else "not all figures are finite"
         return replace(unjudged, sentence=f"{reason}: {means}")
@@ -187,7 +184,7 @@ def _judge(claim: Claim, row_names: Mapping[str, str], watched: WatchedResults, 
         outlook = _seeds_text(comparisons, against)
     shown = {rival: _in_shown_units(intervals[rival], claim.factor) for rival in against}
     texts = {r: interval_text(margin, claim.unit, limit, at_most=claim.at_most) for r, margin in shown.items()}
-    figures = _join(texts, names, "for" if claim.at_most else "against")
+    figures = _join(texts, names, link)
     rival = _deciding(status, comparisons, against)
     return Verdict(
         claim.text,

@@ -504,9 +504,9 @@ def test_a_second_draw_had_two_chances() -> None:
     """Firm once, and no longer if it was drawn often enough; "by chance" counts every draw."""
     sure = replace(verdict_of(five(4.0)), claim="sure")
     assert firm_verdicts([sure]) == [sure]
-    drawn = replace(sure, draws=100)
-    assert firm_verdicts([drawn]) == []
-    assert by_chance([sure, drawn]) == pytest.approx(0.025 * 101)
+    lucky = replace(sure, draws=100)
+    assert firm_verdicts([lucky]) == []
+    assert by_chance([sure, lucky]) == pytest.approx(0.025 * 101)
     assert certainty(replace(sure, draws=2)) == "95 % in draw 2"
     assert certainty(sure) == "95 %"
     claim = Claim.above("a above b", "p", "a", ["b"])
