@@ -315,10 +315,10 @@ def differences(wanted: Mapping[str, Any], got: Mapping[str, Any], exact: bool) 
                 same = not numbers or all(map(_near, old, new))
             if not same:
                 yield f"{cell}: {what}: {old} -> {new}"
-    for cell in cells():
-        if cell.equal_to and {cell.name, cell.equal_to} <= got.keys():
-            whole, again = _results(got[cell.equal_to]), _results(got[cell.name])
-            yield from (f"{cell.name}: {what} is not that of {cell.equal_to}" for what in _unequal(whole, again))
+    for twin in cells():
+        if twin.equal_to and {twin.name, twin.equal_to} <= got.keys():
+            whole, again = _results(got[twin.equal_to]), _results(got[twin.name])
+            yield from (f"{twin.name}: {what} is not that of {twin.equal_to}" for what in _unequal(whole, again))
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:
